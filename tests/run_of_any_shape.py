@@ -1,8 +1,11 @@
 """Finished runs of any number of groups and clusters, made up without training: their frames, files and page."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +15,8 @@ from shoal.config.schema import Config, parse_config
 from shoal.metrics.summary import parse_summary
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_view import RunView, with_limits
+from shoal.reports.table import Table
 from shoal.runs.result import report_of
 from shoal.simulation.outcome import CLIENT_COLUMNS
 
@@ -125,6 +130,26 @@ def frames_of(groups: list[str], clusters: int, risks: bool = True) -> dict[str,
 def usual_page() -> str:
     """The page of groups a and b and two clusters, drawn once for the tests that only read it."""
     return html_of(["a", "b"], 2)
+
+
+def view_of(groups: list[str], clusters: int, summary: Mapping[str, Any] | None = None, **given: Any) -> RunView:
+    """What tables are made of; ``given`` are fields of the description, or ``clients``."""
+    clients = given.pop("clients", clients_of(groups, clusters))
+    run = replace(RunDescription.of(config_of(groups, clusters)), **given)
+    flat = summary_of(groups, clusters) if summary is None else summary
+    return RunView(run, parse_summary(flat), rounds_of(groups, clusters), with_limits(clients, run.attack))
+
+
+def texts_of(table: Table | None) -> dict[str, tuple[str, ...]]:
+    """The texts of a table's cells, by those of the first."""
+    assert table is not None
+    return {row.cells[0].text: tuple(cell.text for cell in row.cells[1:]) for row in table.rows}
+
+
+def meanings_of(table: Table | None) -> dict[str, str]:
+    """The small texts of a table's first cells, by their texts."""
+    assert table is not None
+    return {row.cells[0].text: row.cells[0].small for row in table.rows}
 
 
 def html_of(groups: list[str], clusters: int) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.audit.gate import Gate, gates_of
+from shoal.audit.audit import Gate, parse_gates
 from shoal.core.errors import InputError
 
 AUDIT = {
@@ -18,20 +18,20 @@ AUDIT = {
 
 
 def test_the_upper_end_counts():
-    assert Gate.of("auc <= 0.9").broken_by(AUDIT) == {}
-    assert Gate.of("auc <= 0.85").broken_by(AUDIT) == {"attacks.loss.minority.auc": 0.9}
-    assert Gate.of("auc<0.9").broken_by(AUDIT) == {"attacks.loss.minority.auc": 0.9}
-    assert set(Gate.of("auc <= 0.1").broken_by(AUDIT)) == {"attacks.lira.all.auc", "attacks.loss.minority.auc"}
+    assert parse_gates(["auc <= 0.9"])[0].broken_by(AUDIT) == {}
+    assert parse_gates(["auc <= 0.85"])[0].broken_by(AUDIT) == {"attacks.loss.minority.auc": 0.9}
+    assert parse_gates(["auc<0.9"])[0].broken_by(AUDIT) == {"attacks.loss.minority.auc": 0.9}
+    assert set(parse_gates(["auc <= 0.1"])[0].broken_by(AUDIT)) == {"attacks.lira.all.auc", "attacks.loss.minority.auc"}
 
 
 def test_one_key_is_limited_alone():
-    assert Gate.of("attacks.lira.all.auc <= 0.8").broken_by(AUDIT) == {}
-    assert Gate.of("attacks.lira.all.auc < 0.8").broken_by(AUDIT) == {"attacks.lira.all.auc": 0.8}
+    assert parse_gates(["attacks.lira.all.auc <= 0.8"])[0].broken_by(AUDIT) == {}
+    assert parse_gates(["attacks.lira.all.auc < 0.8"])[0].broken_by(AUDIT) == {"attacks.lira.all.auc": 0.8}
 
 
 def test_the_lower_bound_on_epsilon_breaks_a_gate_itself():
-    assert Gate.of("empirical_epsilon <= 1.5").broken_by(AUDIT) == {}
-    assert Gate.of("empirical_epsilon <= 1").broken_by(AUDIT) == {"empirical_epsilon": 1.5}
+    assert parse_gates(["empirical_epsilon <= 1.5"])[0].broken_by(AUDIT) == {}
+    assert parse_gates(["empirical_epsilon <= 1"])[0].broken_by(AUDIT) == {"empirical_epsilon": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def test_the_lower_bound_on_epsilon_breaks_a_gate_itself():
 )
 def test_an_expression_that_is_none_is_one_sentence(expression, sentence):
     with pytest.raises(InputError) as error:
-        Gate.of(expression)
+        parse_gates([expression])
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_gates_are_a_list():
-    assert gates_of(["auc <= 0.9"]) == [Gate("auc", 0.9)]
+    assert parse_gates(["auc <= 0.9"]) == [Gate("auc", 0.9)]
     with pytest.raises(InputError, match=r"'gates' must be a list, such as \['accuracy <= 0\.6'\]; got 'auc <= 0\.9'"):
-        gates_of("auc <= 0.9")
+        parse_gates("auc <= 0.9")
 
 
 def test_a_gate_on_what_was_not_measured_does_not_hold_silently():
     with pytest.raises(InputError, match=r"'tpr_at_fpr_0\.001' was not measured"):
-        Gate.of("tpr_at_fpr_0.001 <= 0.5").broken_by(AUDIT)
+        parse_gates(["tpr_at_fpr_0.001 <= 0.5"])[0].broken_by(AUDIT)
     with pytest.raises(InputError, match="no such attack or group"):
-        Gate.of("attacks.lira.elsewhere.auc <= 0.5").broken_by(AUDIT)
+        parse_gates(["attacks.lira.elsewhere.auc <= 0.5"])[0].broken_by(AUDIT)

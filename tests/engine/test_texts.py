@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from full_simulation import simulate_with
+from sgd_by_hand import CLOSE, by_hand, starts_of, trained
 from shoal import FedAvg, Group, Partition, RedTeam, Stream, TextDataset, draw_preferences, partition_dataset, simulate
 from shoal.config.build import build
 from shoal.config.schema import parse_config
@@ -54,51 +55,19 @@ def gru() -> Model:
     return create_model("gru", TextShape(VOCABULARY, 3))
 
 
-def trained(model: Model, federation: Federation, **settings) -> Tensor:
-    """(N, P): where every client's training ends."""
-    randomness = LOCAL.randomness(federation.clients, federation.ids, Stream(2))
-    start = model.init(Stream(1))[None]
-    ends = torch.empty(len(federation), model.layout.size)
-    with Engine(model, **settings) as engine:
-        ready = engine.prepare(federation)
-        which = torch.zeros(len(federation), dtype=torch.int64)
-        for owners, rows in engine.train(start, which, ready.clients, randomness, LOCAL):
-            ends[owners] = rows
-    return ends
-
-
-def by_hand(model: Model, federation: Federation) -> Tensor:
-    """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
-    randomness = LOCAL.randomness(federation.clients, federation.ids, Stream(2))
-    ends = []
-    for i in range(len(federation)):
-        network = model.network()
-        network.load_state_dict(model.state_dict(model.init(Stream(1))))
-        optimizer = torch.optim.SGD(network.parameters(), lr=LOCAL.learning_rate)
-        rows = federation.clients.owned(i)
-        for order in randomness.orders[i]:
-            for batch in rows[order[: len(rows)]].split(4):
-                optimizer.zero_grad()
-                outputs = network(federation.clients.x[batch])
-                nn.functional.cross_entropy(outputs, federation.clients.y[batch]).backward()
-                optimizer.step()
-        ends.append(model.layout.pack(dict(network.named_parameters())))
-    return torch.stack(ends).detach()
-
-
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_training_on_words_is_sgd(federation, backend, monkeypatch):
     model = Model(Bag)
-    expected = by_hand(model, federation)
-    torch.testing.assert_close(trained(model, federation, backend=backend), expected, rtol=1e-4, atol=1e-6)
+    expected = by_hand(model, federation, LOCAL)
+    torch.testing.assert_close(trained(model, federation, LOCAL, backend=backend), expected, **CLOSE)
     monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
-    torch.testing.assert_close(trained(model, federation, backend=backend), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(trained(model, federation, LOCAL, backend=backend), expected, **CLOSE)
 
 
 def test_training_a_gru_is_sgd_and_moves_only_the_words_that_are_read(federation, gru):
-    ends = trained(gru, federation)
-    torch.testing.assert_close(ends, by_hand(gru, federation), rtol=1e-4, atol=1e-6)
-    moved = gru.layout.views(ends - gru.init(Stream(1)))["embedding.weight"].abs().amax(dim=2) > 0
+    ends = trained(gru, federation, LOCAL)
+    torch.testing.assert_close(ends, by_hand(gru, federation, LOCAL), **CLOSE)
+    moved = gru.layout.views(ends - starts_of(gru, federation))["embedding.weight"].abs().amax(dim=2) > 0
     for i, row in enumerate(moved):
         words = federation.clients.x[federation.clients.owned(i)].unique()
         assert torch.equal(row.nonzero().flatten(), words[words > 0])
@@ -106,7 +75,7 @@ def test_training_a_gru_is_sgd_and_moves_only_the_words_that_are_read(federation
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_words_stay_whole_numbers_whatever_the_precision(federation, precision, backend):
+def test_words_stay_integers_in_every_precision(federation, precision, backend):
     """3,000 and 2,999 are one number in bfloat16; they must not be one word."""
     model = Model(Bag)
     with Engine(model, precision=precision, backend=backend) as engine:
@@ -117,19 +86,19 @@ def test_words_stay_whole_numbers_whatever_the_precision(federation, precision, 
         pair = torch.tensor([[VOCABULARY], [VOCABULARY - 1]])
         first, second = engine.outputs(model.init(Stream(0)), pair)
         assert not torch.equal(first, second)
-    ends = trained(model, federation, precision=precision, backend=backend)
-    moved = model.layout.views(ends - model.init(Stream(1)))["embedding.weight"].abs().amax(dim=2) > 0
+    ends = trained(model, federation, LOCAL, precision=precision, backend=backend)
+    moved = model.layout.views(ends - starts_of(model, federation))["embedding.weight"].abs().amax(dim=2) > 0
     words = federation.clients.x[federation.clients.owned(0)].unique()
     assert set(moved[0].nonzero().flatten().tolist()) <= set(words.tolist())
 
 
 def test_a_gru_in_bfloat16_is_close_to_one_in_float32(federation, gru):
-    rough, exact = trained(gru, federation, precision="bf16"), trained(gru, federation)
-    start = gru.init(Stream(1))
+    rough, exact = trained(gru, federation, LOCAL, precision="bf16"), trained(gru, federation, LOCAL)
+    start = starts_of(gru, federation)
     assert (rough - exact).norm() < 0.1 * (exact - start).norm()
 
 
-def test_two_threads_give_a_gru_s_federation_bit_for_bit_what_one_gives(federation, gru):
+def test_threads_change_no_bit_of_a_gru_s_federation(federation, gru):
     done = [
         simulate_with(federation, gru, FedAvg(), LOCAL, rounds=2, threads=threads, red_team=RedTeam(every=1))
         for threads in (1, 2)
@@ -145,7 +114,7 @@ def test_a_gru_is_trained_by_the_loop(gru):
         Engine(gru, backend="vmap")
 
 
-def test_words_that_the_network_does_not_know_are_refused(federation):
+def test_words_outside_the_vocabulary_are_refused(federation):
     small = create_model("gru", TextShape(20, 3))
     with pytest.raises(InputError, match=r"the model cannot take examples of shape \(9,\)"):
         simulate(federation, small, FedAvg(), LOCAL, rounds=1)
@@ -160,7 +129,7 @@ def numbered(count: int) -> TextDataset:
     return TextDataset("numbers", torch.stack([number // 10, number % 10], dim=1) + 1, 11, number % 2, count, 2)
 
 
-def test_texts_are_dealt_out_as_they_are():
+def test_texts_are_partitioned_unchanged():
     given = numbered(60)
     preferences = draw_preferences(4, (0.5, 0.8), 0.5, Stream(0))
     plan = Partition(clients=4, examples_per_client=10, shadow_examples=5, test_examples=8, dirichlet_alpha=1.0)
@@ -180,7 +149,7 @@ def test_groups_that_shift_texts_are_refused(shift):
         plan.check(numbered(60), [Group("all", 1.0, **shift)])
 
 
-def test_too_few_texts_are_called_texts():
+def test_too_few_texts_are_refused():
     with pytest.raises(InputError, match=r"needs 33 texts \(.*\), but numbers has 9"):
         Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8).check(
             numbered(9), [Group("all", 1.0)]
@@ -217,14 +186,14 @@ def test_a_run_on_texts_ends_in_a_report_without_samples(tmp_path):
     assert b"data:image/png;base64," not in page
 
 
-def test_a_text_run_s_decided_configuration_says_only_what_the_network_uses():
+def test_the_resolved_configuration_of_texts_has_only_used_settings():
     decided, simulation = build(settings(hidden=7, filters=[1, 2, 3]))
     assert (decided.model.classes, decided.model.hidden, decided.model.filters) == (5, None, None)
     assert decided.engine.backend == "loop"
     assert simulation.federation.clients.x.dtype == torch.int64
 
 
-def test_a_network_of_images_on_texts_is_refused():
+def test_an_image_network_refuses_texts():
     with pytest.raises(
         InputError, match=r"\[model\]: model 'mlp' takes images, but the data are texts; 'gru' takes those"
     ):

@@ -19,12 +19,15 @@ from run_of_any_shape import (
     clients_of,
     config_of,
     frames_of,
+    meanings_of,
     report_text,
     roc_of,
     rounds_of,
     samples_of,
     summary_of,
+    texts_of,
     usual_page,
+    view_of,
 )
 from shoal.config.schema import Config
 from shoal.config.toml_files import parse
@@ -45,8 +48,9 @@ from shoal.property.property_figures import (
     running_auc,
     tsne_maps,
 )
-from shoal.property.property_section import PropertySection, property_section
+from shoal.property.property_section import property_section
 from shoal.property.update_table import property_summary
+from shoal.reports.page import Section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_tables import overall, seconds
@@ -107,14 +111,14 @@ def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, 
     return out
 
 
-def section_of(summary: Summary, updates: pd.DataFrame, clusters: int = 2, **attack: object) -> PropertySection:
+def section_of(summary: Summary, updates: pd.DataFrame, clusters: int = 2, **attack: object) -> Section:
     config = attacked(**attack)
     assert config.property_attack is not None
     return property_section(config.property_attack, config.data.task, summary, updates, clusters)
 
 
 def cells(summary: Summary, updates: pd.DataFrame, clusters: int = 2) -> dict[str, tuple[str, ...]]:
-    return {row.name: row.cells for row in section_of(summary, updates, clusters).table.rows}
+    return texts_of(section_of(summary, updates, clusters).table)
 
 
 def script():
@@ -139,7 +143,7 @@ def test_table_shows_the_metrics_of_all_models_and_of_each() -> None:
     made = summary_with(2, found)
     shown = cells(made, found)
     assert shown["Updates"] == ("40", "20", "20")
-    assert shown["… with the property"] == ("4", "0", "4")
+    assert shown["Updates with the property"] == ("4", "0", "4")
     assert shown["AUC"] == (f"{made.overall['property.auc']:.3f}", DASH, f"{made.by_cluster[1]['property_auc']:.3f}")
     own = found[found["cluster"] == 1]
     control = np.mean([roc_auc_score(own["present"], own[f"control.{i}"]) for i in range(3)])
@@ -158,7 +162,7 @@ def test_standard_deviation_of_guessing_is_that_of_all_orders() -> None:
 
 def test_metrics_that_are_missing_are_dashes() -> None:
     shown = cells(Summary(), updates_of().head(0))
-    assert shown.pop("Updates") == shown.pop("… with the property") == ("0",) * 3
+    assert shown.pop("Updates") == shown.pop("Updates with the property") == ("0",) * 3
     assert shown.pop("Cosine of consecutive updates") == (f"{DASH} ± {DASH}",) * 3
     assert {cell for line in shown.values() for cell in line} == {DASH, ""}
 
@@ -345,19 +349,21 @@ def test_verdict_gains_a_sentence(found: dict, told: str | None) -> None:
 
 
 def test_epsilon_is_shown_with_its_delta_and_what_it_is_of() -> None:
-    line = overall({"epsilon": 9.23, "delta": 1e-5}).rows[-1]
-    assert line.cells == ("9.230",)
-    for word in ("delta = 1e-05", "not of which model they choose"):
-        assert word in line.meaning
-    without_noise = overall({"delta": 1e-5}).rows[-1]
-    assert without_noise.cells == (DASH,)
-    assert "nothing is guaranteed" in without_noise.meaning
-    assert "Epsilon" not in [each.name for each in overall({}).rows]
+    name = "Epsilon, largest of the clients"
+    private, without_noise, plain = (
+        overall(view_of(GROUPS, 2, more)) for more in ({"epsilon": 9.23, "delta": 1e-5}, {"delta": 1e-5}, {})
+    )
+    assert texts_of(private)[name] == ("9.230",)
+    assert "delta = 1e-05" in meanings_of(private)[name]
+    assert "not of which model they choose" in meanings_of(private)[name]
+    assert texts_of(without_noise)[name] == (DASH,)
+    assert "nothing is guaranteed" in meanings_of(without_noise)[name]
+    assert name not in texts_of(plain)
 
 
 def test_time_of_the_attack_is_shown_where_there_is_one() -> None:
-    assert "Property attack" not in [line.name for line in seconds({}).rows]
-    assert ("2.0 s",) in [line.cells for line in seconds({"seconds.property_attack": 2.0}).rows]
+    assert "Time, property attack" not in texts_of(seconds({}))
+    assert texts_of(seconds({"seconds.property_attack": 2.0}))["Time, property attack"] == ("2.0 s",)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Reference federations: the attacked run again, with half of the records exchanged and nothing else."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,8 +179,9 @@ def test_the_population_is_scored_by_the_model_that_the_same_clients_use(attacke
 
 def test_a_run_with_a_property_attack_is_refused(attacked):
     run, engine = attacked()
+    nobody = SimpleNamespace(clients=torch.empty(0), start=dict, train=dict)
     with pytest.raises(InputError, match="cannot replay a run with a property attack"):
-        AttackedRun.of(replace(run.simulation, malicious_clients=object()), run.state, [], engine)
+        AttackedRun.of(replace(run.simulation, malicious_clients=nobody), run.state, [], engine)
 
 
 def test_the_population_is_no_larger_than_it_says(attacked, monkeypatch):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from audit_of_any_shape import attack_row, audit_of
+from shoal.reports.audit.audit_epsilon import epsilon_sentences, exceeds_stated, stated_epsilon, violation_warning
 from shoal.reports.audit.audit_verdict import verdict
-from shoal.reports.audit.epsilon import epsilon_sentences, exceeds_stated, loud_sentence, stated_epsilon
 from shoal.reports.audit.findings import findings
 from shoal.reports.estimate import Estimate, Outcome
 
@@ -117,7 +117,7 @@ def test_an_empirical_epsilon_above_a_stated_one_that_it_can_be_compared_with_is
 ) -> None:
     audit = audit_of()
     assert exceeds_stated(audit, stated) == loud
-    assert bool(loud_sentence(audit, stated)) == loud
+    assert bool(violation_warning(audit, stated)) == loud
     text = " ".join(epsilon_sentences(audit, stated))
     assert ("cannot be compared" in text) == (stated.get("delta", 0) > audit.delta)
     assert ("The stated epsilon is" in text) == ("epsilon" in stated)

@@ -6,13 +6,12 @@ import numpy as np
 import pandas as pd
 
 from html_page import page_of
-from run_of_any_shape import config_of, frames_of, summary_of, usual_page
-from shoal.audit.canary_metrics import CANARY_COLUMNS
+from run_of_any_shape import config_of, frames_of, meanings_of, summary_of, texts_of, usual_page
+from shoal.audit.canaries import CANARY_COLUMNS
 from shoal.core.formats import DASH
 from shoal.metrics.summary import parse_summary
 from shoal.reports.run.canary_section import canary_section
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.recorded_updates import RecordedUpdates
+from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.reports.run.run_page import run_page
 from unrendered import unrendered_figures
 
@@ -32,7 +31,7 @@ def table(members=40, others=50):
 
 
 def cells(metrics, canaries):
-    return {row.name: row.cells for row in canary_section(metrics, canaries).table.rows}
+    return texts_of(canary_section(metrics, canaries).table)
 
 
 def test_each_figure_stands_with_its_interval():
@@ -45,7 +44,7 @@ def test_each_figure_stands_with_its_interval():
         "Exposure": ("0.205", "0.140 to 0.270"),
         "Epsilon, lower bound": ("1.250", "1.250 or more"),
     }
-    rates = {row.name: row.meaning for row in canary_section(METRICS, table()).table.rows}
+    rates = meanings_of(canary_section(METRICS, table()).table)
     assert "at least 100 left-out canaries are needed, 50 are there" in rates["TPR at 1 % FPR"]
     assert "are needed" not in rates["TPR at 10 % FPR"]
 

@@ -7,15 +7,16 @@ import pandas as pd
 import pytest
 
 from html_page import page_of
-from run_of_any_shape import clients_of, config_of, finished, frames_of, report_text, summary_of
+from run_of_any_shape import clients_of, config_of, finished, frames_of, report_text, summary_of, view_of
 from shoal.core.formats import DASH
 from shoal.metrics.summary import flatten, parse_summary
-from shoal.reports.run.client_table import ClientTable, client_table
+from shoal.reports.run.client_table import client_table
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.limits import with_limits
 from shoal.reports.run.privacy_figures import violations
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_verdict import limits
+from shoal.reports.run.run_view import with_limits
+from shoal.reports.table import Table
 
 GROUPS = ["a", "b"]
 
@@ -36,13 +37,16 @@ def many(count: int, over: int) -> pd.DataFrame:
     return frame.assign(client=ids, threshold=0.6, mia=np.where(ids < over, 0.61 + ids / 1e4, 0.5), violated=ids < over)
 
 
-def column(table: ClientTable, head: str) -> list[str]:
-    at = [each for each, _ in table.heads].index(head)
-    return [cells[at].text for _, cells in table.rows]
+def table_of(clients: pd.DataFrame, attack: str = "shadow") -> Table:
+    return client_table(view_of(GROUPS, 2, clients=clients, attack=attack))
+
+
+def column(table: Table, head: str) -> list[str]:
+    return table.frame()[head].tolist()
 
 
 def test_rows_are_sorted_by_how_far_the_limit_is_exceeded_and_name_the_attack() -> None:
-    table = client_table(with_intervals(), "shadow")
+    table = table_of(with_intervals())
     assert column(table, "client") == ["0", "1", "2", "3", "4", "5"]
     assert column(table, "limit is") == ["exceeded", "above, not certain", "within", "within", "within", DASH]
     assert column(table, "over by") == [
@@ -55,40 +59,38 @@ def test_rows_are_sorted_by_how_far_the_limit_is_exceeded_and_name_the_attack() 
     ]
     assert column(table, "attack") == ["lira", "loss", "loss", "shadow", "shadow", DASH]
     assert column(table, "exposure, low end")[0] == "0.650"
-    assert table.heads[table.sorted_by] == ("over by", True)
-    assert [over for over, _ in table.rows] == [True, *[False] * 5]
+    assert table.sorted_by is not None
+    assert table.columns[table.sorted_by].head == "over by"
+    assert [row.style for row in table.rows] == ["over", *[""] * 5]
 
 
 def test_an_older_file_is_read_by_the_configured_attack_and_its_point_estimate() -> None:
     frame = clients_of(GROUPS, 2).sample(frac=1.0, random_state=0)
-    table = client_table(frame, "loss-threshold")
+    table = table_of(frame, "loss-threshold")
     by_margin = (frame["mia"] - frame["threshold"]).sort_values(ascending=False, kind="stable").index
     assert column(table, "client") == [str(i) for i in by_margin]
     assert set(column(table, "attack")) == {"loss-threshold"}
     assert column(table, "limit is").count("exceeded") == frame["violated"].sum() == 1
     assert "above, not certain" not in column(table, "limit is")
-    assert "exposure, low end" not in dict(table.heads)
-    assert "epsilon" not in dict(table.heads)
-    assert "without an interval" in table.note
+    assert not {"exposure, low end", "epsilon"} & set(table.frame())
+    assert "without an interval" in table.caption
 
 
 def test_numbers_sort_as_numbers_also_where_they_are_undefined_or_infinite() -> None:
-    table = client_table(with_intervals().assign(epsilon=[np.inf, 2.5, 2.5, 2.5, 2.5, np.nan]), "shadow")
-    at = [head for head, _ in table.heads].index("epsilon")
-    cells = [cells[at] for _, cells in table.rows]
-    assert [(each.text, each.number) for each in (cells[0], cells[1], cells[5])] == [
-        ("\N{INFINITY}", "Infinity"), ("2.500", "2.5"), (DASH, ""),
-    ]  # fmt: skip
+    table = table_of(with_intervals().assign(epsilon=[np.inf, 2.5, 2.5, 2.5, 2.5, np.nan]))
+    texts, numbers = column(table, "epsilon"), table.frame(lambda cell: cell.sort)["epsilon"].tolist()
+    assert [texts[i] for i in (0, 1, 5)] == ["\N{INFINITY}", "2.500", DASH]
+    assert [numbers[i] for i in (0, 1, 5)] == ["Infinity", "2.5", ""]
 
 
 @pytest.mark.parametrize(("count", "over", "rows"), [(200, 3, 200), (201, 3, 3), (201, 0, 0), (3000, 1500, 1000)])
 def test_of_many_clients_only_those_over_their_limit_have_a_row(count: int, over: int, rows: int) -> None:
-    table = client_table(many(count, over), "shadow")
+    table = table_of(many(count, over))
     assert len(table.rows) == rows
     assert column(table, "client")[:2] == [str(over - 1), str(over - 2)][:rows]
-    assert ("in clients.csv" in table.note) == (rows < count)
-    assert ("no limit is exceeded" in table.note) == (over == 0)
-    assert ("of them the first 1,000" in table.note) == (rows < over)
+    assert ("in clients.csv" in table.caption) == (rows < count)
+    assert ("no limit is exceeded" in table.caption) == (over == 0)
+    assert ("of them the first 1,000" in table.caption) == (rows < over)
 
 
 @pytest.mark.usefixtures("_unrendered_figures")
@@ -126,7 +128,7 @@ def test_verdict_and_headline_say_both_numbers() -> None:
     assert said.startswith("The limits of 1 of 6 clients are exceeded at 95 % confidence")
     assert said.endswith("by the point estimate of the configured attack, 3 are")
     page = page_of(run_page(RunDescription.of(config_of(GROUPS, 2)), summary, {}, **frames_of(GROUPS, 2)))
-    assert "Limits exceeded 1 of 6 clients, certain by the 95 % interval; 3 by the point estimate" in page.text
+    assert "Limits exceeded 1 of 6 clients, at 95 % confidence; 3 by the point estimate" in page.text
 
 
 def test_an_older_verdict_has_the_one_number() -> None:

@@ -105,7 +105,7 @@ def test_steered_noise_and_randomised_answers_are_named():
 def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
     figure = coordinator_section(
         LAW, rounds_of({"augmentation": STRENGTHS, "l2": [[0.0, 0.0]] * 4, "price": STRENGTHS}, SHARES)
-    ).figure
+    ).figures[0]
     for text in (
         "Risk as told to clients: balanced accuracy of the attack", "Share of the members who are over their limit",
         "Augmentation: share of its full strength", "Price of the model, in nats of loss", "target (10.0 %)",

@@ -1,23 +1,22 @@
 """True positive rates at low false positive rates are numbers only where there are non-members enough for the rate."""
 
-import pandas as pd
 import pytest
 
-from run_of_any_shape import clients_of, config_of, frames_of, summary_of
+from run_of_any_shape import clients_of, config_of, frames_of, meanings_of, summary_of, texts_of, view_of
 from shoal.core.formats import DASH
 from shoal.metrics.summary import parse_summary
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
-from shoal.reports.run.run_tables import Table, TableRow, by_cluster, by_group
+from shoal.reports.run.run_tables import by_cluster, by_group
 
 GROUPS = ["a", "b"]
 KNOWN = {f"tpr_at_fpr_{rate}.{name}": 0.25 for rate in ("0.01", "0.001") for name in GROUPS}
 OF_CLUSTERS = {f"clusters.{k}.tpr_at_fpr_{rate}": 0.25 for rate in ("0.01", "0.001") for k in range(2)}
-SUMMARY = parse_summary(summary_of(GROUPS, 2) | KNOWN | OF_CLUSTERS)
+SUMMARY = summary_of(GROUPS, 2) | KNOWN | OF_CLUSTERS
 
 
-def row(table: Table, name: str) -> TableRow:
-    return next(each for each in table.rows if each.name == name)
+def non_members(a: int, b: int) -> dict[str, int]:
+    return {"non_members.a": a, "non_members.b": b}
 
 
 @pytest.mark.parametrize(
@@ -31,22 +30,21 @@ def row(table: Table, name: str) -> TableRow:
 def test_a_rate_below_three_non_members_is_a_dash(
     a: int, b: int, at_1_percent: tuple[str, str], at_01_percent: tuple[str, str]
 ) -> None:
-    table = by_group(SUMMARY, clients_of(GROUPS, 2), GROUPS, [], {"a": a, "b": b})
+    table = by_group(view_of(GROUPS, 2, SUMMARY | non_members(a, b)))
     for name, cells, rate in (("TPR at 1 % FPR", at_1_percent, "1 %"), ("TPR at 0.1 % FPR", at_01_percent, "0.1 %")):
-        found = row(table, name)
-        assert found.cells == cells
-        assert (f"Guessing: {rate}." in found.meaning) == (set(cells) != {DASH})
-        assert ("too few non-members" in found.meaning) == (DASH in cells)
-    assert ("3,000 are needed, 299 are there" in row(table, "TPR at 0.1 % FPR").meaning) == (a == 299)
+        assert texts_of(table)[name] == cells
+        assert (f"Guessing: {rate}." in meanings_of(table)[name]) == (set(cells) != {DASH})
+        assert ("too few non-members" in meanings_of(table)[name]) == (DASH in cells)
+    assert ("3,000 are needed, 299 are there" in meanings_of(table)["TPR at 0.1 % FPR"]) == (a == 299)
 
 
 def test_a_cluster_s_non_members_count_by_their_weights() -> None:
     """Cluster 0: nine examples of a to one of b, which weigh like 366 of 300 and 300; cluster 1: only b."""
-    clients = pd.DataFrame({"group": ["a", "b", "b"], "cluster": [0, 0, 1], "examples": [9, 1, 5], "violated": False})
-    few, enough = {"a": 245, "b": 245}, {"a": 246, "b": 300}
-    assert row(by_cluster(SUMMARY, clients, GROUPS, 2, few, estimated=True), "TPR at 1 % FPR").cells == (DASH, DASH)
-    shown = row(by_cluster(SUMMARY, clients, GROUPS, 2, enough, estimated=True), "TPR at 1 % FPR")
-    assert shown.cells == ("25.0 %", "25.0 %")
+    places = {"group": ["a", "b", "b"], "cluster": [0, 0, 1], "examples": [9, 1, 5]}
+    clients = clients_of(GROUPS, 2).head(3).assign(**places)
+    for a, b, cells in ((245, 245, (DASH, DASH)), (246, 300, ("25.0 %", "25.0 %"))):
+        table = by_cluster(view_of(GROUPS, 2, SUMMARY | non_members(a, b), clients=clients))
+        assert texts_of(table)["TPR at 1 % FPR"] == cells
 
 
 @pytest.mark.parametrize(("extra", "dashes"), [({}, True), ({"non_members.a": 300, "non_members.b": 300}, False)])

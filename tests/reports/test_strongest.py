@@ -2,7 +2,16 @@
 
 import pytest
 
-from run_of_any_shape import clients_of, config_of, frames_of, samples_of, summary_of, usual_page
+from run_of_any_shape import (
+    clients_of,
+    config_of,
+    frames_of,
+    samples_of,
+    summary_of,
+    texts_of,
+    usual_page,
+    view_of,
+)
 from shoal.config.schema import parse_config
 from shoal.core.formats import DASH
 from shoal.metrics.summary import parse_summary
@@ -10,7 +19,7 @@ from shoal.reports.run import run_tables
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.strongest import strongest_attacks
+from shoal.reports.run.run_view import strongest_attacks
 from shoal.reports.sweep.labels import Labels
 from unrendered import unrendered_figures
 
@@ -37,16 +46,15 @@ def test_the_verdict_names_the_strongest_attacks(summary):
 
 
 def test_a_table_has_every_attack_the_strongest_first(summary):
-    table = run_tables.by_attack(summary, ["a", "b"])
-    assert {row.name: row.cells for row in table.rows} == {
-        "Attack that decides": ("RMIA", "Offline LiRA"),
-        "Offline LiRA": (DASH, "0.564"),
-        "RMIA": ("0.562", "0.510"),
-        "Gap": ("0.520", DASH),
-    }
-    assert [row.name for row in table.rows] == ["Attack that decides", "Offline LiRA", "RMIA", "Gap"]
+    cells = texts_of(run_tables.by_attack(view_of(["a", "b"], 2, summary)))
+    assert [*cells.items()] == [
+        ("Attack that decides", ("RMIA", "Offline LiRA")),
+        ("Offline LiRA", (DASH, "0.564")),
+        ("RMIA", ("0.562", "0.510")),
+        ("Gap", ("0.520", DASH)),
+    ]
     assert strongest_attacks(summary) == {"a": "RMIA", "b": "offline LiRA"}
-    assert run_tables.by_attack(parse_summary(summary_of(["a"], 1)), ["a"]) is None
+    assert run_tables.by_attack(view_of(["a"], 1)) is None
 
 
 def test_the_page_says_how_many_reference_federations_were_asked(summary):
@@ -83,13 +91,13 @@ def test_sweeps_have_names_for_the_new_metrics():
 
 
 def test_times_of_reference_federations_are_shown_where_there_are_some():
-    rows = run_tables.seconds({"seconds.total": 60.0, "seconds.references": 30.0}).rows
-    assert "Time, reference federations" in [row.name for row in rows]
-    assert "Time, reference federations" not in [row.name for row in run_tables.seconds({"seconds.total": 60.0}).rows]
+    shown = [
+        texts_of(run_tables.seconds({"seconds.total": 60.0} | more)) for more in ({}, {"seconds.references": 30.0})
+    ]
+    assert ["Time, reference federations" in each for each in shown] == [False, True]
 
 
 def test_the_strongest_in_the_table_is_the_attack_that_decides_not_the_largest() -> None:
     given = {"mia.a": 0.55, "mia_by_rmia.a": 0.55, "mia_by_lira.a": 0.58}
-    table = run_tables.by_attack(parse_summary({**summary_of(["a"], 1), **given}), ["a"])
-    assert table is not None
-    assert table.rows[0].cells == ("RMIA",)
+    cells = texts_of(run_tables.by_attack(view_of(["a"], 1, summary_of(["a"], 1) | given)))
+    assert cells["Attack that decides"] == ("RMIA",)

@@ -25,8 +25,8 @@ from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure
 from shoal.reports.sweep.sweep_metrics import format_estimate
 from shoal.reports.sweep.sweep_page import sweep_page
-from shoal.reports.sweep.sweep_tables import SweepTable, sweep_table
-from shoal.reports.sweep.table_formats import escape, latex, markdown, table_csv
+from shoal.reports.sweep.sweep_tables import sweep_table
+from shoal.reports.table import Cell, Table, escape, latex, markdown, table_csv
 
 SHARE = "data.groups.minority.share"
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], SHARE: [0.1, 0.3, 0.5]}
@@ -50,18 +50,30 @@ def results_of(axes: Axes = AXES, seeds: list[int] = SEEDS) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table_of(results: pd.DataFrame | None = None, seeds: list[int] = SEEDS, **given: Any) -> SweepTable:
+def table_of(results: pd.DataFrame | None = None, seeds: list[int] = SEEDS, **given: Any) -> Table:
     spec = TableSpec(**({"y": ["accuracy.overall"], "rows": ["algorithm"], "columns": [SHARE]} | given))
     return sweep_table("t", spec, SeedStatistics(results_of() if results is None else results, AXES, seeds), LABELS)
 
 
-def cells_of(table: SweepTable) -> list[dict[str, Any]]:
+def stubs_of(table: Table) -> pd.DataFrame:
+    return table.frame().iloc[:, : table.stubs]
+
+
+def body_of(table: Table, value: Callable[[Cell], Any] = lambda cell: cell.text) -> pd.DataFrame:
+    return table.frame(value).iloc[:, table.stubs :]
+
+
+def best_of(table: Table) -> np.ndarray:
+    return body_of(table, lambda cell: cell.strong).to_numpy().astype(bool)
+
+
+def cells_of(table: Table) -> list[dict[str, Any]]:
     """Each cell's settings, ``key``, ``mean``, ``spread``, ``n``, ``text`` and ``best``, in reading order."""
-    cells = table.values.rename(columns={"sd": "spread", "ci": "spread"})
-    return cells.assign(text=table.texts.to_numpy().ravel(), best=table.best.ravel()).to_dict("records")
+    cells = pd.DataFrame(table.values).rename(columns={"sd": "spread", "ci": "spread"})
+    return cells.assign(text=body_of(table).to_numpy().ravel(), best=best_of(table).ravel()).to_dict("records")
 
 
-def estimates_of(table: SweepTable) -> list[tuple[float, ...]]:
+def estimates_of(table: Table) -> list[tuple[float, ...]]:
     return [(cell["mean"], cell["spread"], cell["n"]) for cell in cells_of(table)]
 
 
@@ -135,12 +147,12 @@ def test_fewer_seeds_say_how_many() -> None:
 
 
 def test_undefined_figures_are_missing_seeds() -> None:
-    assert [text == DASH for text in table_of(y=["mia.minority"]).texts.iloc[0]] == [False, False, True]
+    assert [text == DASH for text in body_of(table_of(y=["mia.minority"])).iloc[0]] == [False, False, True]
 
 
 def test_one_seed_stands_alone() -> None:
     table = table_of(seeds=[5])
-    assert table.texts.iloc[0].tolist() == [f"{metric('IFCA', float(s), 5):.3f}" for s in AXES[SHARE]]
+    assert body_of(table).iloc[0].tolist() == [f"{metric('IFCA', float(s), 5):.3f}" for s in AXES[SHARE]]
     assert "±" not in table.note
 
 
@@ -169,7 +181,7 @@ def test_signs() -> None:
 def test_best_is_bold_in_each_line_and_key() -> None:
     y = ["accuracy.overall", "violations.total"]
     for best, at in (("highest", 2), ("lowest", 0)):
-        assert table_of(y=y, y_in="rows", best=best).best.tolist() == [[i == at for i in range(3)]] * 4
+        assert best_of(table_of(y=y, y_in="rows", best=best)).tolist() == [[i == at for i in range(3)]] * 4
         for key, algorithm in product(y, AXES["algorithm"]):
             cells = cells_of(table_of(y=y, y_in="columns", best=best))
             line = [cell["best"] for cell in cells if (cell["key"], cell["algorithm"]) == (key, algorithm)]
@@ -179,28 +191,28 @@ def test_best_is_bold_in_each_line_and_key() -> None:
 def test_best_is_shared_needs_another_and_is_never_undefined() -> None:
     same = results_of()
     same["accuracy.overall"] = 0.5 + 1e-6 * same["seed"] + 1e-6 * same[SHARE]
-    assert table_of(same, best="highest").best.all()
-    assert not table_of(columns=[], where={SHARE: 0.1}, best="highest").best.any()
+    assert best_of(table_of(same, best="highest")).all()
+    assert not best_of(table_of(columns=[], where={SHARE: 0.1}, best="highest")).any()
     lonely = without(without(results_of(), "IFCA", 0.1, *SEEDS), "IFCA", 0.3, *SEEDS)
-    assert table_of(lonely, best="lowest").best.tolist() == [[False] * 3, [True, False, False]]
-    assert not table_of().best.any()
+    assert best_of(table_of(lonely, best="lowest")).tolist() == [[False] * 3, [True, False, False]]
+    assert not best_of(table_of()).any()
 
 
 def test_heads_say_what_stands_where() -> None:
     y = ["accuracy.overall", "mia.minority"]
     table = table_of(rows=[], columns=["algorithm", SHARE], y=y, y_in="columns")
-    assert table.stubs.shape == (1, 0)
-    assert table.texts.columns[:3].tolist() == [
+    assert stubs_of(table).shape == (1, 0)
+    assert body_of(table).columns[:3].tolist() == [
         "IFCA, 0.1: accuracy, all clients",
         "IFCA, 0.1: MIA accuracy, minority",
         "IFCA, 0.3: accuracy, all clients",
     ]
     assert table.over == "algorithm, share"
     table = table_of(rows=["algorithm", SHARE], columns=[], y=y)
-    assert table.stubs.columns.tolist() == ["algorithm", "share", "metric"]
-    assert table.texts.columns.tolist() == ["value"]
-    assert table.stubs.iloc[1].tolist() == ["IFCA", "0.1", "MIA accuracy, minority"]
-    assert table_of(columns=[], average=[SHARE]).texts.columns.tolist() == ["accuracy, all clients"]
+    assert stubs_of(table).columns.tolist() == ["algorithm", "share", "metric"]
+    assert body_of(table).columns.tolist() == ["value"]
+    assert stubs_of(table).iloc[1].tolist() == ["IFCA", "0.1", "MIA accuracy, minority"]
+    assert body_of(table_of(columns=[], average=[SHARE])).columns.tolist() == ["accuracy, all clients"]
 
 
 def test_cells_stand_under_their_heads() -> None:
@@ -208,7 +220,9 @@ def test_cells_stand_under_their_heads() -> None:
     for given in ({"rows": [SHARE], "columns": ["algorithm"]}, {"rows": [], "columns": [SHARE, "algorithm"]}):
         for y_in in ("columns", "rows"):
             table = table_of(**given, y=y, y_in=y_in)
-            places = [[*stubs, *re.split("[,:] ", head)] for stubs in table.stubs.to_numpy() for head in table.texts]
+            places = [
+                [*stubs, *re.split("[,:] ", head)] for stubs in stubs_of(table).to_numpy() for head in body_of(table)
+            ]
             for place, cell in zip(places, cells_of(table), strict=True):
                 assert {cell["algorithm"], str(cell[SHARE])} <= set(place)
                 assert LABELS.key(cell["key"]) in ", ".join(place)
@@ -235,12 +249,12 @@ def test_settings_of_several_types_stay_as_the_file_has_them() -> None:
         {"run": list("abcd"), "x": pd.Series(settings, dtype=object), "seed": 3, "gap.a": [0.1, 0.2, 0.3, 0.4]}
     )
     table = sweep_table("t", TableSpec(y=["gap.a"], rows=["x"]), SeedStatistics(results[::-1], axes, [3]), LABELS)
-    assert table.stubs["x"].tolist() == ["all", "2", "2.5", "true"]
-    assert table.texts.iloc[:, 0].tolist() == ["0.100", "0.200", "0.300", "0.400"]
+    assert stubs_of(table)["x"].tolist() == ["all", "2", "2.5", "true"]
+    assert body_of(table).iloc[:, 0].tolist() == ["0.100", "0.200", "0.300", "0.400"]
     assert [row["x"] for row in csv.DictReader(io.StringIO(table_csv(table)))] == ["all", "2", "2.5", "True"]
 
 
-def nasty_table() -> SweepTable:
+def nasty_table() -> Table:
     axes: Axes = {NASTY: ["[1]", "*", "a--b"], "m": [True, False]}
     rows = [
         {"run": f"{i}{seed}", NASTY: a, "m": b, "seed": seed, "mia.x_y": -float(i + seed) / 3}
@@ -332,7 +346,7 @@ def test_markdown_has_the_same_columns_in_every_row() -> None:
     assert re.fullmatch(r"\|:-+\|-+:\|-+:\|", lines[3])
     parts = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert {len(each) for each in parts} == {3}
-    assert len(parts) == 1 + len(table.texts)
+    assert len(parts) == 1 + len(body_of(table))
     assert re.sub(r"\\(.)", r"\1", parts[0][0].strip()) == NASTY
     assert parts[1][1].strip().startswith("**")
     assert lines[0].startswith("**")
@@ -369,7 +383,7 @@ class SweepPage(Page):
 def figure_of(name: str, spec: FigureSpec, *_: object) -> SweepFigure:
     """A figure that takes no time to draw."""
     inline = f'<svg role="img" aria-label="{name}"><g id="{name}-g"></g></svg>'
-    return SweepFigure(name, spec.title or name, spec.caption, inline, b"<svg/>", b"%PDF")
+    return SweepFigure(name, spec.title or name, spec.caption, inline, svg=b"<svg/>", pdf=b"%PDF")
 
 
 TABLES: dict[str, Any] = {"one": {"y": ["accuracy.overall"], "rows": ["algorithm"], "average": [SHARE], "title": NASTY}}
@@ -492,7 +506,7 @@ def test_a_metric_that_no_run_has_stops_no_sweep(
 def test_a_table_says_how_many_runs_have_no_value() -> None:
     """At the share 0.5 no seed of either algorithm has the MIA accuracy; no run has the TPR."""
     table = table_of(y=["accuracy.overall", "mia.minority", "tpr_at_fpr_0.01.minority"])
-    assert table.texts.iloc[-1].tolist() == [DASH] * 3
+    assert body_of(table).iloc[-1].tolist() == [DASH] * 3
     assert table.note.endswith(
         "MIA accuracy, minority: no value in 8 of its runs. TPR at 1 % FPR, minority: too few non-members in all runs."
     )
@@ -506,7 +520,7 @@ def test_page_of_one_run_without_axes() -> None:
     results = pd.DataFrame({"run": ["abc"], "seed": [7], "violations.total": [3.0]})
     statistics = SeedStatistics(results, {}, [7])
     table = sweep_table("t", TableSpec(y=["violations.total"]), statistics, LABELS)
-    assert table.texts.to_numpy().tolist() == [["3.0"]]
+    assert body_of(table).to_numpy().tolist() == [["3.0"]]
     assert table_csv(table) == "key,mean,sd,n\nviolations.total,3.0,,1\n"
     assert r"\begin{tabular}{r}" in latex(table)
     assert "| 3.0 |" in re.sub(" +", " ", markdown(table))

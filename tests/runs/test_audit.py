@@ -18,7 +18,6 @@ from shoal.attacks import Gap, ReferenceScores
 from shoal.audit import RedTeam
 from shoal.audit.audit import audit_records
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.score_file import read_scores
 from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.core.errors import InputError
@@ -27,6 +26,7 @@ from shoal.data import Federation
 from shoal.engine import LocalSGD
 from shoal.models import Model
 from shoal.replay.reference_federations import AttackedRun
+from shoal.runs.audit_files import read_scores
 from shoal.runs.audit_run import audit_run
 from shoal.runs.audits import audit_scores, audit_trace
 from shoal.runs.result import load

@@ -11,8 +11,7 @@ import torch
 from full_simulation import simulate_with
 from html_page import page_of
 from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load
-from shoal.audit.canary_metrics import CANARY_COLUMNS, CanaryExposure
-from shoal.audit.one_run_audit import one_run_audit
+from shoal.audit.canaries import CANARY_COLUMNS, canary_summary, one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
 from shoal.data.content import fingerprint
@@ -142,8 +141,7 @@ def test_a_directory_holds_one_simulation_with_its_canaries(mlp, planted, tmp_pa
 def test_figures_are_of_the_canaries_with_a_score():
     scores, member = np.arange(60.0), np.arange(60) >= 30
     scores[[0, 59]] = np.nan
-    table = pd.DataFrame({"score": scores, "member": member, "record": 0, "client": 0, "model": 0})
-    overall = CanaryExposure(table, 1e-6).measure(None).overall
+    overall = canary_summary(pd.DataFrame({"score": scores, "member": member}), 1e-6).overall
     assert overall["canaries.members"] == overall["canaries.non_members"] == 29
     assert overall["canaries.auc"] == overall["canaries.found"] == 1
     assert overall["canaries.epsilon_low"] == one_run_audit(scores, member, delta=1e-6).epsilon > 1

@@ -8,7 +8,7 @@ import pytest
 import shoal
 from audit_of_any_shape import audit_of
 from run_of_any_shape import ROUNDS, finished, report_text
-from shoal.audit.gate import Gate
+from shoal.audit.audit import Gate
 from shoal.config.schema import parse_config
 from shoal.reports.run.description import RunDescription
 from shoal.runs.audit_files import AboutAudited, write_audit

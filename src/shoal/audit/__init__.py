@@ -5,9 +5,9 @@ of records; nothing here trains a federation. May import `attacks` and below.
 """
 
 from shoal.audit.audit import Audit, audit_records
-from shoal.audit.measurement import Measurement
+from shoal.audit.canaries import OneRunAudit, one_run_audit
+from shoal.audit.measurement import FinishedTraining, Measurement, measurement
 from shoal.audit.model_scores import ModelScores
-from shoal.audit.one_run_audit import OneRunAudit, one_run_audit
 from shoal.audit.predictions import ModelOutputs, evaluate_models
 from shoal.audit.reconstruction_audit import ReconstructionAudit, audit_reconstruction
 from shoal.audit.record_exposure import record_exposure
@@ -20,6 +20,7 @@ __all__ = [
     "NEED_HOLDOUT",
     "Audit",
     "AuditRecords",
+    "FinishedTraining",
     "Measurement",
     "ModelOutputs",
     "ModelScores",
@@ -34,6 +35,7 @@ __all__ = [
     "evaluate_models",
     "leave_one_out_scores",
     "measure",
+    "measurement",
     "median_threshold",
     "one_run_audit",
     "record_exposure",

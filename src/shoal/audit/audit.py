@@ -1,7 +1,9 @@
-"""What attackers find in a trained federation: every attack's metrics, overall, by group, by model and by client."""
+"""An audit: every attack's metrics on all records, by group, model and client; and gates, limits on them."""
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from shoal.attacks import ReferenceAttack
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import RecordTable, measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
-from shoal.core.errors import require_instance
+from shoal.core.errors import InputError, described, nearest, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.metrics import MembershipMetrics, empirical_epsilon
@@ -219,3 +221,99 @@ def attack_row(
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):
             row[f"{metric}{end}"] = getattr(metrics, attribute)
     return row
+
+
+LOWER_BOUND = "empirical_epsilon"
+"""The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
+
+LIMITED = (*METRICS, LOWER_BOUND)
+"""What a gate can limit."""
+
+_FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit on the upper end of a figure's interval.
+
+    Args:
+        key: one of `LIMITED`, of every attack on every group; or one key of audit.json, such as
+            ``attacks.lira.minority.auc``.
+        limit: what it must not exceed.
+        strict: whether it must stay below ``limit``.
+    """
+
+    key: str
+    limit: float
+    strict: bool = False
+
+    def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
+        """The upper ends that break this gate, by key of audit.json; empty: it holds.
+
+        Raises:
+            InputError: nothing that it limits was measured.
+        """
+        uppers = {
+            key.removesuffix(".high"): float(value)
+            for key, value in audit.items()
+            if not isinstance(value, str) and self._limits(key)
+        }
+        require(
+            bool(uppers),
+            f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
+            "or no such attack or group",
+        )
+        return {
+            key: value for key, value in uppers.items() if value > self.limit or (self.strict and value == self.limit)
+        }
+
+    def _limits(self, key: str) -> bool:
+        if self.key == LOWER_BOUND:
+            return key == self.key
+        figure = key.removesuffix(".high")
+        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
+
+    def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
+        """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""
+        try:
+            broken = self.broken_by(audit)
+        except InputError as error:
+            return f"Gate {self}: {error}", False
+        if not broken:
+            return f"Gate {self}: holds", True
+        worst = max(broken, key=lambda key: broken[key])
+        more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
+        return f"Gate {self}: broken by {worst}, whose upper end is {broken[worst]:.3f}{more}", False
+
+    def __str__(self) -> str:
+        return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
+
+
+def parse_gates(expressions: Sequence[str]) -> list[Gate]:
+    """The gates that ``expressions`` state.
+
+    Raises:
+        InputError: no list, or one with an expression of another form or without a metric.
+
+    >>> parse_gates(["tpr_at_fpr_0.01 <= 0.05"])
+    [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]
+    """
+    listed = isinstance(expressions, Sequence) and not isinstance(expressions, str)
+    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {described(expressions)}")
+    return [_parse_gate(expression) for expression in expressions]
+
+
+def _parse_gate(expression: str) -> Gate:
+    form = "a gate has the form 'METRIC <= NUMBER', such as 'tpr_at_fpr_0.01 <= 0.05'"
+    parts = _FORM.fullmatch(expression) if isinstance(expression, str) else None
+    if parts is None:
+        raise InputError(f"{form}; got {described(expression)}")
+    try:
+        limit = float(parts["limit"])
+    except ValueError:
+        limit = nan
+    require(not isnan(limit), f"{form}; got the number '{parts['limit']}'")
+    key = parts["key"]
+    limitable = any(key == name or key.endswith(f".{name}") for name in LIMITED)
+    require(limitable, f"a gate cannot limit '{key}'; {nearest(key, LIMITED)}")
+    return Gate(key, limit, parts["sign"] == "<")

@@ -1,11 +1,11 @@
 """Measurements of a finished training: their interface and input, and those of accuracy, fairness and exposure.
 
-A metric of one's own is an object with ``name``, ``title`` and ``measure``; see `Measurement`.
+A metric of one's own is a function with the decorator `measurement`.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import nan
 from typing import Protocol, runtime_checkable
@@ -55,6 +55,7 @@ class FinishedTraining:
         losses: (N,), of each client's model on all its training examples.
         members: who trained which of the deployed models.
         attacks: what every attack says of them.
+        tables: what measurements give beside metrics, by the names of their files.
     """
 
     state: State
@@ -64,6 +65,7 @@ class FinishedTraining:
     losses: Tensor
     members: Membership
     attacks: FinalAttacks
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     __repr__ = one_line
 
     @property
@@ -125,22 +127,7 @@ class FinishedTraining:
 
 @runtime_checkable
 class Measurement(Protocol):
-    """A metric of a finished training, or several; `Result.summary` and `summary.json` have what it returns.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> from shoal.audit import Measurement
-        >>> from shoal.metrics.summary import Summary
-        >>> @dataclass(frozen=True)
-        ... class WorstClient:
-        ...     name: str = "worst_client"
-        ...     title: str = "Accuracy of the worst client"
-        ...     def measure(self, finished):
-        ...         return Summary(overall={self.name: float(finished.clients["accuracy"].min())})
-        ...
-        >>> isinstance(WorstClient(), Measurement)
-        True
-    """
+    """A metric of a finished training, or several; `measurement` makes one of a function."""
 
     @property
     def name(self) -> str:
@@ -152,46 +139,65 @@ class Measurement(Protocol):
         """What tables call it."""
         ...
 
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """Its metrics: of the whole run, by group or by cluster; what is NaN is left out."""
+    def measure(self, finished: FinishedTraining, /) -> Summary:
+        """Metrics of the whole run, by group or by cluster; those that are NaN are left out of `summary.json`."""
         ...
 
 
-class Accuracy:
+@dataclass(frozen=True)
+class _Function:
+    """A measurement that is a function."""
+
+    name: str
+    title: str
+    measure: Callable[[FinishedTraining], Summary]
+
+
+def measurement(name: str, title: str) -> Callable[[Callable[[FinishedTraining], Summary]], Measurement]:
+    """Decorate a function that measures a finished training, so that it is a `Measurement`.
+
+    Example:
+        >>> from shoal.audit import measurement
+        >>> from shoal.metrics.summary import Summary
+        >>> @measurement("worst_client", "Accuracy of the worst client")
+        ... def worst_client(finished):
+        ...     return Summary(overall={"worst_client": float(finished.clients["accuracy"].min())})
+        ...
+        >>> worst_client.title
+        'Accuracy of the worst client'
+    """
+    return lambda function: _Function(name, title, function)
+
+
+@measurement("accuracy", "Accuracy")
+def client_accuracy(finished: FinishedTraining) -> Summary:
     """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
-
-    name, title = "accuracy", "Accuracy"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        federation, clients, metric = finished.federation, finished.clients, finished.metric
-        group, cluster, everyone = federation.group.numpy(), clients["cluster"].to_numpy(), _accuracies(clients, metric)
-        present = set(clients["group"].unique())
-        groups = {name: clients[clients["group"] == name] for name in federation.groups if name in present}
-        clusters = {k: clients[cluster == k] for k in range(len(finished.state.models))}
-        return Summary(
-            overall={f"{name}.overall": everyone[name] for name in ("accuracy", "train_accuracy")}
-            | {
-                "violations.total": int(clients["violated"].sum()),
-                "exceeded.total": int(clients["exceeded"].sum()),
-                "thresholds_drawn": int(clients["threshold_drawn"].sum()),
-                "migrated": int(is_migrated(cluster, group).sum()),
-                "adjusted_rand_index": adjusted_rand_index(cluster, group),
-            },
-            by_group={
-                name: {
-                    **_accuracies(inside, metric),
-                    "violations": int(inside["violated"].sum()),
-                    "exceeded": int(inside["exceeded"].sum()),
-                    "exposure": float(inside["exposure"].mean()),
-                }
-                for name, inside in groups.items()
-            },
-            by_cluster={
-                k: {"clients": len(inside), "examples": int(inside["examples"].sum())} | _accuracies(inside, metric)
-                for k, inside in clusters.items()
-            },
-        )
+    federation, clients, metric = finished.federation, finished.clients, finished.metric
+    group, cluster = federation.group.numpy(), clients["cluster"].to_numpy()
+    groups = {federation.groups[g]: clients[group == g] for g in federation.groups_with_clients}
+    overall = {f"{name}.overall": value for name, value in _accuracies(clients, metric).items() if name != "gap"}
+    overall |= {
+        "violations.total": int(clients["violated"].sum()),
+        "exceeded.total": int(clients["exceeded"].sum()),
+        "thresholds_drawn": int(clients["threshold_drawn"].sum()),
+        "migrated": int(is_migrated(cluster, group).sum()),
+        "adjusted_rand_index": adjusted_rand_index(cluster, group),
+    }
+    by_group = {
+        name: {
+            **_accuracies(inside, metric),
+            "violations": int(inside["violated"].sum()),
+            "exceeded": int(inside["exceeded"].sum()),
+            "exposure": float(inside["exposure"].mean()),
+        }
+        for name, inside in groups.items()
+    }
+    clusters = {k: clients[cluster == k] for k in range(len(finished.state.models))}
+    by_cluster = {
+        k: {"clients": len(inside), "examples": int(inside["examples"].sum()), **_accuracies(inside, metric)}
+        for k, inside in clusters.items()
+    }
+    return Summary(overall=overall, by_group=by_group, by_cluster=by_cluster)
 
 
 def _accuracies(clients: pd.DataFrame, metric: Metric) -> dict[str, float]:
@@ -203,36 +209,33 @@ def _accuracies(clients: pd.DataFrame, metric: Metric) -> dict[str, float]:
     return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test) if metric is accuracy else nan}
 
 
-class GroupFairness:
+@measurement("fairness", "Fairness")
+def group_fairness(finished: FinishedTraining) -> Summary:
     """Fairness between groups, and the accuracy of naming one class; nothing in a regression."""
+    if finished.federation.classes is None:
+        return Summary()
+    # A share of examples, which says nothing beside another metric than accuracy.
+    guess = _most_frequent_class(finished.federation) if finished.metric is accuracy else {}
+    return Summary(overall=_differences(finished), by_group=guess)
 
-    name, title = "fairness", "Fairness"
 
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        if finished.federation.classes is None:
-            return Summary()
-        # A share of examples, which says nothing beside another metric than accuracy.
-        guess = _most_frequent_class(finished.federation) if finished.metric is accuracy else {}
-        return Summary(overall=self._differences(finished), by_group=guess)
-
-    def _differences(self, finished: FinishedTraining) -> Metrics:
-        """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
-        test, predicted = finished.federation.test, finished.predictions.predicted
-        group, model = finished.federation.group.numpy(), finished.deployed.model.numpy()
-        assert predicted is not None
-        columns: tuple[list[NDArray], ...] = ([], [], [], [])
-        for g in finished.federation.groups_with_clients:
-            rows = (test.group == g).numpy()
-            # With a model for each client there are N M / G of each kind: few bits, and repeated when they are joined.
-            actual = test.y.cpu().to(predicted.dtype).numpy()[rows]
-            for k in np.unique(model[group == g]):
-                share = np.broadcast_to(float((model[group == g] == k).mean()), len(actual))
-                number = np.broadcast_to(np.int32(g), len(actual))
-                for column, part in zip(columns, (predicted[k].numpy()[rows], actual, number, share), strict=True):
-                    column.append(part)
-        differences = fairness(*map(np.concatenate, columns))
-        return {f"fairness.{name}": value for name, value in asdict(differences).items()}
+def _differences(finished: FinishedTraining) -> Metrics:
+    """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
+    test, predicted = finished.federation.test, finished.predictions.predicted
+    group, model = finished.federation.group.numpy(), finished.deployed.model.numpy()
+    assert predicted is not None
+    columns: tuple[list[NDArray], ...] = ([], [], [], [])
+    for g in finished.federation.groups_with_clients:
+        rows = (test.group == g).numpy()
+        # With a model for each client there are N M / G of each kind: few bits, and repeated when they are joined.
+        actual = test.y.cpu().to(predicted.dtype).numpy()[rows]
+        for k in np.unique(model[group == g]):
+            share = np.broadcast_to(float((model[group == g] == k).mean()), len(actual))
+            number = np.broadcast_to(np.int32(g), len(actual))
+            for column, part in zip(columns, (predicted[k].numpy()[rows], actual, number, share), strict=True):
+                column.append(part)
+    differences = fairness(*map(np.concatenate, columns))
+    return {f"fairness.{name}": value for name, value in asdict(differences).items()}
 
 
 def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
@@ -253,42 +256,39 @@ def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
     return shares
 
 
-class GroupExposure:
+@measurement("mia", "Exposure of groups")
+def group_exposure(finished: FinishedTraining) -> Summary:
     """Each group with clients: its training examples against each kind of non-members.
 
     The configured attack says how exposed it is; with reference models, the `strongest` of all attacks on members and
     non-members of the group, and each of them beside it.
     """
+    federation, attacks = finished.federation, finished.attacks
+    if federation.classes is None:
+        _warn_of_one_answer(attacks.configured[0], federation)
+    by_group = {g: _of_group(g, attacks, federation) for g in federation.groups_with_clients}
+    if attacks.references is not None:
+        by_group = {g: {**metrics, **_decided(attacks.by_group[g])} for g, metrics in by_group.items()}
+    return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
 
-    name, title = "mia", "Exposure of groups"
 
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        federation, attacks = finished.federation, finished.attacks
-        if federation.classes is None:
-            _warn_of_one_answer(attacks.configured[0], federation)
-        by_group = {g: self._of_group(g, finished) for g in federation.groups_with_clients}
-        if attacks.references is not None:
-            by_group = {g: {**metrics, **_decided(attacks.by_group[g])} for g, metrics in by_group.items()}
-        return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
-
-    def _of_group(self, g: int, finished: FinishedTraining) -> Metrics:
-        scores, by_loss = finished.attacks.configured[0], finished.attacks.by_loss
-        own, population = (measure(scores.of_group(g, mix)) for mix in _mixes(g, finished.federation).values())
-        metrics = _attack_metrics(own) | _attack_metrics(population, "_population") | _interval("mia", own)
-        metrics |= {"members": own.members, "non_members": own.non_members}
-        if by_loss is not None:
-            threshold = measure(by_loss.of_group(g))
-            metrics |= {"loss_threshold": threshold.accuracy, "loss_threshold_auc": threshold.auc}
-            metrics |= _interval("loss_threshold", threshold)
-        for other, name in enumerate(finished.federation.groups):
-            if other != g:
-                mix = np.eye(len(finished.federation.groups))[other]
-                against = measure(scores.of_group(g, mix))
-                metrics |= {f"mia_against_{name}": against.accuracy, f"mia_auc_against_{name}": against.auc}
-                if by_loss is not None:
-                    metrics[f"loss_threshold_against_{name}"] = measure(by_loss.of_group(g, mix)).accuracy
-        return metrics
+def _of_group(g: int, attacks: FinalAttacks, federation: Federation) -> Metrics:
+    scores, by_loss = attacks.configured[0], attacks.by_loss
+    own, population = (measure(scores.of_group(g, mix)) for mix in _mixes(g, federation).values())
+    metrics = _attack_metrics(own) | _attack_metrics(population, "_population") | _interval("mia", own)
+    metrics |= {"members": own.members, "non_members": own.non_members}
+    if by_loss is not None:
+        threshold = measure(by_loss.of_group(g))
+        metrics |= {"loss_threshold": threshold.accuracy, "loss_threshold_auc": threshold.auc}
+        metrics |= _interval("loss_threshold", threshold)
+    for other, name in enumerate(federation.groups):
+        if other != g:
+            mix = np.eye(len(federation.groups))[other]
+            against = measure(scores.of_group(g, mix))
+            metrics |= {f"mia_against_{name}": against.accuracy, f"mia_auc_against_{name}": against.auc}
+            if by_loss is not None:
+                metrics[f"loss_threshold_against_{name}"] = measure(by_loss.of_group(g, mix)).accuracy
+    return metrics
 
 
 def _decided(attacks: ByAttack) -> Metrics:
@@ -339,83 +339,63 @@ def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
         )
 
 
-class ModelExposure:
+@measurement("mia", "Exposure of models")
+def model_exposure(finished: FinishedTraining) -> Summary:
     """Each cluster's model: its members against non-members of their groups and labels, and the last risk.
 
     Clients with models of their own are attacked on those; the clusters' models then by the configured attack.
     """
-
-    name, title = "mia", "Exposure of models"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        attacks, clusters = finished.attacks, dict[int, Metrics]()
-        shared = attacks.shared[0]
-        configured = attacks.references is None or is_personal(finished.deployed)
-        for k, risk in enumerate(finished.state.risks.tolist()):
-            by_attack = {} if configured else attacks.by_model[k]
-            own = measure(shared.of_model(k)) if configured else by_attack[strongest(by_attack)[0]]
-            population = measure(shared.of_model(k, population=True))
-            clusters[k] = {**_attack_metrics(own), **_attack_metrics(population, "_population"), "risk": risk}
-        return Summary(by_cluster=clusters)
+    attacks, clusters = finished.attacks, dict[int, Metrics]()
+    configured = attacks.references is None or is_personal(finished.deployed)
+    for k, risk in enumerate(finished.state.risks.tolist()):
+        by_attack = {} if configured else attacks.by_model[k]
+        own = measure(attacks.shared[0].of_model(k)) if configured else by_attack[strongest(by_attack)[0]]
+        population = measure(attacks.shared[0].of_model(k, population=True))
+        clusters[k] = {**_attack_metrics(own), **_attack_metrics(population, "_population"), "risk": risk}
+    return Summary(by_cluster=clusters)
 
 
-class RepeatedAttacks:
+@measurement("mia_mean", "Exposure over new shadow models")
+def repeated_attacks(finished: FinishedTraining) -> Summary:
     """Mean and standard deviation over an attack's fits of ``mia`` of each group and cluster; nothing of one fit."""
+    deployed, shared, federation = finished.attacks.configured, finished.attacks.shared, finished.federation
+    if len(deployed) == 1:
+        return Summary()
 
-    name, title = "mia_mean", "Exposure over new shadow models"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        deployed, shared, federation = finished.attacks.configured, finished.attacks.shared, finished.federation
-        if len(deployed) == 1:
-            return Summary()
-        return Summary(
-            by_group={
-                federation.groups[g]: self._over([measure(fit.of_group(g)) for fit in deployed])
-                for g in federation.groups_with_clients
-            },
-            by_cluster={
-                k: self._over([measure(fit.of_model(k)) for fit in shared]) for k in range(len(shared[0].margins))
-            },
-        )
-
-    def _over(self, fits: list[MembershipMetrics]) -> Metrics:
-        accuracies = [metrics.accuracy for metrics in fits]
+    def over(fits: Iterable[RecordTable]) -> Metrics:
+        accuracies = [measure(records).accuracy for records in fits]
         return {"mia_mean": float(np.mean(accuracies)), "mia_spread": float(np.std(accuracies, ddof=1))}
 
+    groups, clusters = federation.groups_with_clients, range(len(shared[0].margins))
+    return Summary(
+        by_group={federation.groups[g]: over(fit.of_group(g) for fit in deployed) for g in groups},
+        by_cluster={k: over(fit.of_model(k) for fit in shared) for k in clusters},
+    )
 
-class ShadowSetSizes:
+
+@measurement("shadow_examples", "Examples of each shadow model")
+def shadow_examples(finished: FinishedTraining) -> Summary:
     """How many examples each cluster's shadow models train on, which half the shadow set limits."""
-
-    name, title = "shadow_examples", "Examples of each shadow model"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        if not finished.attacks.used_shadow_models:
-            return Summary()
-        state, federation, shadows = finished.state, finished.federation, finished.red_team.shadow_models
-        sizes = {k: shadows.size_of(state, federation, k) for k in range(len(state.models))}
-        examples = {k: int(federation.clients.sizes[state.assignment == k].sum()) for k in sizes}
-        small = [str(k) for k in sizes if shadows.size == "cluster" and sizes[k] < examples[k]]
-        if small:
-            LOG.warning(
-                "the shadow set is too small for cluster %s: shadow models train on half of it, fewer examples than "
-                "the cluster has, so its risk and exposure are estimated as if it were smaller",
-                ", ".join(small),
-            )
-        return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})
+    if not finished.attacks.used_shadow_models:
+        return Summary()
+    state, federation, shadows = finished.state, finished.federation, finished.red_team.shadow_models
+    sizes = {k: shadows.size_of(state, federation, k) for k in range(len(state.models))}
+    examples = {k: int(federation.clients.sizes[state.assignment == k].sum()) for k in sizes}
+    small = [str(k) for k in sizes if shadows.size == "cluster" and sizes[k] < examples[k]]
+    if small:
+        LOG.warning(
+            "the shadow set is too small for cluster %s: shadow models train on half of it, fewer examples than the "
+            "cluster has, so its risk and exposure are estimated as if it were smaller",
+            ", ".join(small),
+        )
+    return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})
 
 
-class ReferenceCount:
+@measurement("references", "Reference models")
+def reference_models(finished: FinishedTraining) -> Summary:
     """The number of reference models of a run; nothing without."""
-
-    name, title = "references", "Reference models"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        references = finished.attacks.references
-        return Summary() if references is None else Summary(overall={"references": references.references})
+    references = finished.attacks.references
+    return Summary() if references is None else Summary(overall={"references": references.references})
 
 
 def roc_curves(scores: ModelScores) -> pd.DataFrame:

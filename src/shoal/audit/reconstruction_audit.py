@@ -7,13 +7,21 @@ which anybody has without solving anything, has one too. The recorded updates ar
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from shoal.attacks import UpdateScores
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
+from shoal.attacks.updates.source_inference import client_groups
+from shoal.core.errors import InputError
 from shoal.core.representation import one_line
 from shoal.engine import RoundUpdates
+from shoal.metrics import mean_interval
+
+RECONSTRUCTION = "reconstruction"
+"""Its key in audit.json."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,16 +35,6 @@ class ReconstructionAudit:
         resolution: (N,) float64, see `ReconstructedUpdates`.
         explained: see `ReconstructedUpdates`.
         rounds: number of rounds with the models before and after them.
-
-    Example:
-        >>> import torch
-        >>> from shoal.audit import audit_reconstruction
-        >>> from shoal.engine import RoundUpdates
-        >>> clients, models = torch.tensor([0, 1]), torch.cumsum(torch.full((3, 1, 2), 0.5), dim=0)
-        >>> rounds = [RoundUpdates(t, clients, torch.zeros_like(clients), models[t], torch.eye(2)) for t in range(3)]
-        >>> found = audit_reconstruction(rounds, {0: 10, 1: 10})
-        >>> found.rounds, found.resolution.round(decimals=2), (found.cosine - found.baseline).round(decimals=2)
-        (2, tensor([0.5000, 0.5000], dtype=torch.float64), tensor([0., 0.], dtype=torch.float64))
     """
 
     clients: Tensor
@@ -111,3 +109,34 @@ def _explaining(moves: Tensor, assignment: Tensor, clients: Tensor, sizes: Tenso
         return equal
     weighed = reconstruct_updates(moves, assignment, clients, sizes)
     return weighed if weighed.explained > equal.explained + 1e-6 else equal
+
+
+def reconstruction_metrics(
+    scores: UpdateScores, rounds: Iterable[RoundUpdates]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The keys and values of audit.json, over all clients and by group; or why there are none.
+
+    Means over clients with intervals over them (Student's t), which take clients as independent: they are of the same
+    moves. ``gain`` is the cosine minus that of the mean move, of each client.
+
+    Args:
+        scores: of the same rounds: how many records each client has, and of which group they are.
+        rounds: recorded, in order.
+    """
+    owned = np.bincount(scores.client[scores.client >= 0], minlength=len(scores.clients))
+    try:
+        found = audit_reconstruction(rounds, dict(zip(scores.clients.tolist(), owned.tolist(), strict=True)))
+    except InputError as error:
+        return {}, {RECONSTRUCTION: str(error)}
+    group = client_groups(scores)[np.searchsorted(scores.clients, found.clients.numpy())]
+    flat = {"explained": found.explained, "rounds": float(found.rounds)}
+    scopes = {"all": group >= 0, **{scores.groups[g]: group == g for g in np.unique(group[group >= 0])}}
+    cosine, baseline = found.cosine.numpy(), found.baseline.numpy()
+    for name, which in scopes.items():
+        for metric, values in (("cosine", cosine), ("baseline", baseline), ("gain", cosine - baseline)):
+            low, high = mean_interval(values[which])
+            flat |= {f"{name}.{metric}": float(values[which].mean())}
+            flat |= {f"{name}.{metric}.low": low, f"{name}.{metric}.high": high}
+        flat |= {f"{name}.largest": float(cosine[which].max()), f"{name}.clients": float(which.sum())}
+        flat |= {f"{name}.resolution": float(found.resolution.numpy()[which].mean())}
+    return {f"{RECONSTRUCTION}.{key}": value for key, value in flat.items() if not np.isnan(value)}, {}

@@ -36,7 +36,7 @@ from shoal.attacks import (
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.audit import ATTACK_COLUMNS, RECORD_COLUMNS, Audit, attack_row, scope_rows
-from shoal.audit.reconstruction_metrics import RECONSTRUCTION, reconstruction_metrics
+from shoal.audit.reconstruction_audit import RECONSTRUCTION, reconstruction_metrics
 from shoal.audit.records import SERVER, Floats, RecordTable, matching_weights, measure, strongest
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream

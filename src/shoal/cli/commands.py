@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.audit.gate import gates_of
-from shoal.cli.audit_display import AuditDisplay, in_words
-from shoal.cli.sweep_display import SweepDisplay
+from shoal.audit.audit import parse_gates
+from shoal.cli.displays import AuditDisplay, SweepDisplay, in_words
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
 from shoal.config.starter import write_starter
@@ -103,7 +102,7 @@ def audit(
     quiet: bool,
 ) -> None:
     """See `shoal.cli.app.audit`."""
-    gates = gates_of(gate)
+    gates = parse_gates(gate)
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     require(

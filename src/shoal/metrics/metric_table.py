@@ -121,8 +121,8 @@ def metric_of(
     """
     if own and key in own:
         return own[key]
-    if key in METRICS:
-        return _measured_by(METRICS[key], measured)
+    if _family(key) in METRICS:
+        return _measured_by(METRICS[_family(key)], measured)
     for prefix, name in _FAMILIES.items():
         if key.startswith(prefix):
             which = key.removeprefix(prefix)
@@ -134,7 +134,12 @@ def metric_of(
 
 def is_declared(key: str) -> bool:
     """Whether a key, without the group or the model that it is of, is in the table or of a family in it."""
-    return key in METRICS or key.startswith(tuple(_FAMILIES))
+    return _family(key) in METRICS or key.startswith(tuple(_FAMILIES))
+
+
+def _family(key: str) -> str:
+    """A key without the end that says that the metric is of all clients."""
+    return key if key in METRICS else key.removesuffix(".overall").removesuffix(".total")
 
 
 def _measured_by(metric: Metric, measured: str) -> Metric:

@@ -8,9 +8,8 @@ from matplotlib.lines import Line2D
 
 from shoal.core.formats import DASH
 from shoal.property.update_table import auc
-from shoal.reports.curves import Curve, fit_rounds, round_axes
+from shoal.reports.curves import Curve, fit_rounds, guess_key, round_axes, round_panels
 from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, LineStyle, cluster_style, draw_figure, legend
-from shoal.reports.run.run_curves import guess_key, round_panels
 
 CHECKPOINTS = 100
 """Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""

@@ -1,34 +1,26 @@
 """The section of a run's page on a property attack: who infers what, the metrics and the figures."""
 
-from dataclasses import dataclass
-from math import isnan, nan, sqrt
+from collections.abc import Sequence
+from math import nan, sqrt
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from shoal.core.formats import DASH, count, decimal
+from shoal.core.formats import capitalized, count
+from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.property_figures import auc_over_rounds, cosines, maps
 from shoal.property.update_table import control_auc
-from shoal.reports.plotting import Figure
-from shoal.reports.run.run_tables import Table, TableRow, cell
+from shoal.reports.page import Section
+from shoal.reports.table import Cell, Row, Table, metric_table, row
 
 if TYPE_CHECKING:
     from shoal.property.scenario import PropertyAttackSection
 
 
-@dataclass(frozen=True)
-class PropertySection:
-    """The section: its paragraphs, its metrics with a column for all models and one for each, and its figures."""
-
-    paragraphs: tuple[str, ...]
-    table: Table
-    figures: tuple[Figure, ...]
-
-
 def property_section(
     attack: "PropertyAttackSection", task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int
-) -> PropertySection:
+) -> Section:
     """The section on a property attack.
 
     Args:
@@ -39,9 +31,12 @@ def property_section(
         clusters: K, the number of models.
     """
     drawn = (auc_over_rounds(updates), cosines(updates), maps(updates, clusters)) if len(updates) else ()
-    return PropertySection(
+    table = _table(summary, updates, clusters)
+    return Section(
+        "property",
+        table.title,
         paragraphs=(_victim(attack.period, task), _attacker(attack), _reading(clusters)),
-        table=_table(summary, updates, clusters),
+        table=table,
         figures=tuple(figure for figure in drawn if figure is not None),
     )
 
@@ -90,63 +85,37 @@ def _reading(clusters: int) -> str:
 
 def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
     """One column for all models, and one for each where there are several."""
-    overall = summary.overall
-    each = [summary.by_cluster.get(k, {}) for k in range(clusters)] if clusters > 1 else []
-    heads = ("all models", *(f"cluster {k}" for k in range(clusters))) if each else ("value",)
-    frames = [updates, *(updates[updates["cluster"] == k] for k in range(len(each)))]
+    overall, several = summary.overall, clusters > 1
+    models = [summary.by_cluster.get(k, {}) for k in range(clusters)] if several else []
+    columns = ("all models", *(f"cluster {k}" for k in range(clusters))) if several else ("value",)
+    frames = [updates, *(updates[updates["cluster"] == k] for k in range(len(models)))]
     sizes = [(len(frame), int((frame["present"] > 0).sum())) for frame in frames]
-    controls = [_decimal(control_auc(frame)) for frame in frames[1:]]
 
-    def once(key: str) -> tuple[str, ...]:
-        return (cell(overall, key, decimal), *("" for _ in each))
+    def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> Row:
+        """A metric of all models, or its ``cells`` in every column."""
+        metric = METRICS[key]
+        texts = [metric.text(overall.get(key)), *("" for _ in models)] if cells is None else cells
+        return row(Cell(capitalized(metric.name.removeprefix("property ")), metric.meaning + remark), *texts)
 
-    return Table("Property inference", heads, (
-        TableRow("Updates", "Aggregated updates that the attacker observed and classified.", tuple(
-            count(total) for total, _ in sizes
-        )),
-        TableRow("… with the property", "Of models that the victim trained on the property in that round.", tuple(
-            count(held) for _, held in sizes
-        )),
-        TableRow("AUC", "Over these updates.", (
-            cell(overall, "property.auc", decimal), *(cell(metrics, "property_auc", decimal) for metrics in each)
-        )),
-        TableRow("AUC, control", (
-            "The same by forests that learned from shuffled labels. Far from 0.5, the updates with the property stand "
-            "out by chance or by something else, and the AUC above means less."
-        ), (cell(overall, "property.auc_control", decimal), *controls)),
-        TableRow("Standard deviation of guessing", (
-            "Of the AUC of random scores, by the counts above: of few updates it is large."
-        ), tuple(_decimal(_sd_of_guessing(*size)) for size in sizes)),
-        TableRow("AUC within models", (
-            "Over pairs of updates of the same model alone, so that telling models apart is no help."
-        ), once("property.auc_within")),
-        TableRow("AUC over rounds", (
-            "How often the attacker is surer of a round with the property than of one without, each round counting by "
-            "its update of highest rank among all of the same model. Compares one model with many."
-        ), once("property.auc_rounds")),
-        TableRow("AUC, counterfactual", (
-            "Each update that holds a part of the victim's is computed once more with the victim's examples of the "
-            "other kind: how often the attacker is surer of the one with the property. Labels, models and rounds are "
-            f"the same in both. Of {count(int(overall.get('property.pairs', 0)))} pairs."
-        ), once("property.auc_counterfactual")),
-        TableRow("AUC, counterfactual, over rounds", (
-            "Over the same updates, each with the property against each without it, of the same model and of any "
-            "round: what other clients did in the round is in the attacker's way."
-        ), once("property.auc_swapped")),
-        TableRow("Cosine of consecutive updates", (
-            "Mean ± standard deviation: 1 where a model's update keeps the direction of the one before."
-        ), (
-            _spread(overall, "cosine.mean", "cosine.sd"),
-            *(_spread(metrics, "cosine", "cosine_sd") for metrics in each),
-        )),
-        TableRow("Main task, AUC", (
-            "What clients get from the models: each client's model on test examples, in the mix of labels that the "
-            "client itself has. Models that only know which labels their clients have are good at this."
-        ), once("main.auc")),
-        TableRow("Main task, AUC on even labels", (
-            "The same with the test examples as they are: what the models know of an example beside whose it is."
-        ), once("main.auc_even")),
-    ))  # fmt: skip
+    control, auc = METRICS["property.auc_control"].text, METRICS["property_auc"].text
+    guessing = "Of the AUC of random scores, by the counts above: of few updates it is large."
+    spreads = [_spread(overall, "cosine.mean", "cosine.sd"), *(_spread(each, "cosine", "cosine_sd") for each in models)]
+    rows = (
+        named("property.updates", [count(total) for total, _ in sizes]),
+        named("property.positives", [count(held) for _, held in sizes]),
+        named("property.auc", [auc(overall.get("property.auc")), *(auc(each.get("property_auc")) for each in models)]),
+        named("property.auc_control", [control(overall.get("property.auc_control")),
+                                       *(control(control_auc(frame)) for frame in frames[1:])]),
+        row(Cell("Standard deviation of guessing", guessing), *(control(_sd_of_guessing(*size)) for size in sizes)),
+        named("property.auc_within"),
+        named("property.auc_rounds"),
+        named("property.auc_counterfactual", remark=f" Of {count(overall.get('property.pairs', 0))} pairs."),
+        named("property.auc_swapped"),
+        named("cosine.mean", spreads, " Mean ± standard deviation."),
+        named("main.auc"),
+        named("main.auc_even"),
+    )  # fmt: skip
+    return metric_table("Property inference", columns, rows)
 
 
 def _sd_of_guessing(total: int, held: int) -> float:
@@ -159,9 +128,5 @@ def _sd_of_guessing(total: int, held: int) -> float:
     return sqrt((total + 1) / (12 * held * others)) if held and others else nan
 
 
-def _decimal(value: float) -> str:
-    return DASH if isnan(value) else decimal(value)
-
-
-def _spread(metrics: Metrics, mean: str, sd: str) -> str:
-    return f"{cell(metrics, mean, decimal)} ± {cell(metrics, sd, decimal)}"
+def _spread(metrics: Metrics, mean: str, deviation: str) -> str:
+    return " ± ".join(METRICS[key].text(metrics.get(key)) for key in (mean, deviation))

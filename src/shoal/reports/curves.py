@@ -1,5 +1,6 @@
 """Curves over rounds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,13 +9,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from shoal.core.formats import decimal
-from shoal.reports.plotting import LineStyle
+from shoal.reports.plotting import CHANCE_LINE, LineStyle
 from shoal.reports.svg import add_named_points
 
 NAMED = 60
 """Values of a curve that are named: more could not be told apart with a pointer."""
+
+
+def evenly(count: int, most: int = NAMED) -> NDArray[np.int64]:
+    """At most so many indices of ``count`` values, evenly chosen and with the last.
+
+    >>> evenly(3).tolist(), evenly(9, most=3).tolist()
+    ([0, 1, 2], [0, 4, 8])
+    """
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +55,28 @@ class Curve:
             self.values.index, self.values, color=self.style.color, linestyle=self.style.dashes,
             marker="o", markersize=4, markevery=alone.tolist(),
         )  # fmt: skip
-        self.name_values(axes)
+        self._name_values(axes)
         return line
 
-    def name_values(self, axes: Axes) -> None:
-        """Let at most `NAMED` of the values, evenly chosen and with the last, be named under the pointer."""
+    def held_until(self, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The rounds and values, the last of which holds until ``end``."""
+        return np.append(self.values.index, end), np.append(self.values, self.values.iloc[-1])
+
+    def draw_steps(self, axes: Axes, end: float) -> None:
+        """Draw values that hold until the next one, and the last until ``end``."""
+        axes.step(*self.held_until(end), where="post", color=self.style.color, linestyle=self.style.dashes)
+        self._name_values(axes)
+
+    def _name_values(self, axes: Axes) -> None:
         values = self.values.dropna()
-        values = values.iloc[np.unique(np.linspace(0, len(values) - 1, min(NAMED, len(values))).round().astype(int))]
+        values = values.iloc[evenly(len(values))]
         texts = [f"{self.label}, round {number:.0f}: {decimal(value)}" for number, value in values.items()]
         add_named_points(axes, values.index.to_list(), values.to_list(), texts)
+
+
+def guess_key(label: str = "guessing (0.5)") -> Line2D:
+    """The entry of `CHANCE_LINE` in a legend."""
+    return Line2D([], [], **CHANCE_LINE, label=label)
 
 
 def over_rounds(axes: Axes) -> None:
@@ -67,6 +91,26 @@ def round_axes(figure: MplFigure, label: str) -> Axes:
     over_rounds(axes)
     axes.set_ylabel(label)
     return axes
+
+
+def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[Axes]:
+    """One panel over rounds for each title, on the same scales; the figure gets the height that they need."""
+    columns = 1 if len(titles) <= 4 else 2
+    lines = -(-len(titles) // columns)
+    figure.set_figheight(max(2.6, 1.2 + 1.2 * lines))
+    cells = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
+    for axes in cells[len(titles) :]:
+        axes.set_visible(False)
+    for axes, title in zip(cells, titles, strict=False):
+        axes.set_title(title, loc="left")
+        over_rounds(axes)
+        axes.set_ylabel(label)
+        axes.label_outer()
+    panels = cells[: len(titles)]
+    for axes in panels[-columns:]:
+        axes.set_xlabel("round")
+        axes.tick_params(labelbottom=True)
+    return panels
 
 
 def fit_rounds(axes: Axes, rounds: pd.Series) -> float:

@@ -1,12 +1,18 @@
 """The page of a run on several machines: models, clients, and what happened to them, as the server knows it."""
 
 import math
-from typing import Any
 
 import pandas as pd
 
 from shoal.core.formats import DASH, decimal
-from shoal.reports.html import render
+from shoal.reports.page import Section, render
+from shoal.reports.table import Table, heads, row
+
+_KNOWN = (
+    "This page is of a run on several machines, and shows what the server knows: the models on its own test set, the "
+    "risk that it estimates, and what each client's node replied. It has seen no example of a client, and does not "
+    "know what a client tolerates."
+)
 
 
 def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.DataFrame, config: str, title: str) -> str:
@@ -26,26 +32,24 @@ def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.Data
         f"{int(rounds['round'].max())} rounds with {len(clients)} clients; trained last: {sizes}; "
         f"{len(unmerged)} replies were missing or not merged."
     )
-    tables = [
-        _table("models", "Models after the last round", last.drop(columns=["round"])),
-        _table("clients", "Clients", clients.set_index("name").reset_index()),
-        _table("events", "Replies that were missing or not merged", unmerged),
-        _table("rounds", "Rounds", rounds),
-    ]
-    return render("deployment.html.j2", {"title": title, "verdict": verdict, "tables": tables, "config": config})
+    sections = (
+        _section("models", "Models after the last round", last.drop(columns=["round"])),
+        _section("clients", "Clients", clients.set_index("name").reset_index()),
+        _section("events", "Replies that were missing or not merged", unmerged),
+        _section("rounds", "Rounds", rounds),
+        Section("config", "Configuration", code=config),
+    )
+    return render("page.html.j2", title, [("verdict", verdict), ("", _KNOWN)], (), sections, style="run")
 
 
-def _table(name: str, title: str, frame: pd.DataFrame) -> dict[str, Any]:
-    """What the template shows of a frame."""
-    whole = {column: pd.api.types.is_integer_dtype(frame[column]) for column in frame}
-    rows = [
-        [_cell(value, whole=whole[column]) for column, value in zip(frame.columns, row, strict=True)]
-        for row in frame.itertuples(index=False)
-    ]
-    return {"id": name, "title": title, "heads": [str(each) for each in frame.columns], "rows": rows}
+def _section(name: str, title: str, frame: pd.DataFrame) -> Section:
+    whole = [pd.api.types.is_integer_dtype(frame[column]) for column in frame]
+    rows = (row(*map(_text, values, whole)) for values in frame.itertuples(index=False))
+    first, *others = map(str, frame)
+    return Section(name, title, table=Table(heads([first], others), tuple(rows)))
 
 
-def _cell(value: object, *, whole: bool) -> str:
+def _text(value: object, whole: bool) -> str:
     if whole or not isinstance(value, float):
         return DASH if value is None else str(value)
     return DASH if math.isnan(value) else decimal(value)

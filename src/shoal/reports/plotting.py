@@ -89,12 +89,16 @@ def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page, on which its name is unique; ``image`` is an ``<svg>`` element that holds it."""
+    """A figure of a page, on which its name is unique; ``image`` is an ``<svg>`` element that holds it.
+
+    ``files`` are links to it, as HTML.
+    """
 
     name: str
     title: str
     caption: str
     image: str
+    files: str = ""
 
 
 @dataclass(frozen=True)

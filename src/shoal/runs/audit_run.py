@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.audit.gate import gates_of
+from shoal.audit.audit import parse_gates
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.toml_files import read_toml
@@ -70,7 +70,7 @@ def audit_run(
     """
     run, references = path_of("run", run), whole("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     config, progress = _finished(run)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))

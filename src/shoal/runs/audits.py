@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.audit.audit import Audit, audit_records
-from shoal.audit.gate import gates_of
+from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.score_file import read_scores
 from shoal.audit.update_audit import audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
 from shoal.core.randomness import Stream
@@ -27,7 +25,7 @@ from shoal.replay.reference_store import (
     warn_of_records,
 )
 from shoal.replay.run_records import records_of_run, trajectory_attack
-from shoal.runs.audit_files import AboutAudited, AuditFiles, write_audit
+from shoal.runs.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
@@ -139,7 +137,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: see `shoal.audit.score_file`.
+        path: see `shoal.runs.audit_files`.
         out: where the audit's files are written; None: beside ``path``.
         gates: as of `audit_run`.
 
@@ -161,7 +159,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
         1.0
     """
     path = path_of("path", path)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"))
     return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
@@ -198,7 +196,7 @@ def audit_trace(
         True
     """
     trace = path_of("trace", trace)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:

@@ -17,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
-from shoal.audit.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
+from shoal.audit.canaries import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, path_of, require, require_instance, whole
 from shoal.core.representation import shortened
@@ -29,9 +29,7 @@ from shoal.engine.state import UNKNOWN_RISK
 from shoal.metrics.summary import Summary
 from shoal.models import Model
 from shoal.replay.reference_store import AuditWatch
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.recorded_updates import RecordedUpdates
-from shoal.reports.run.run_audit import RunAudit
+from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.runs.audit_files import AboutAudited
 from shoal.runs.audits import audit_members
 from shoal.runs.files import read_models, read_samples, read_summary, read_table, read_warnings
@@ -244,7 +242,7 @@ class Result:
         Returns:
             Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
         """
-        from shoal.reports.run.overview import plot_rounds  # noqa: PLC0415
+        from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 

@@ -3,25 +3,41 @@
 docs/trace.md has the format of another framework's. A round's updates are in memory only while they are used.
 """
 
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_tensors
+from torch import Tensor, nn
 
 from shoal.attacks import OwnedRecords, UpdateScores, update_scores
-from shoal.attacks.updates.update_scores import check_updates
+from shoal.attacks.updates.update_scores import NOBODY, check_updates
 from shoal.config.build import build
+from shoal.config.kinds import load
 from shoal.config.schema import read_config
 from shoal.config.toml_files import parse, read_toml
 from shoal.core.errors import InputError, path_of, require
 from shoal.core.representation import one_line
+from shoal.core.settings import Positive, settings
 from shoal.data import Federation
 from shoal.data.content import fingerprint
+from shoal.data.names import require_unambiguous
+from shoal.data.user.arrays import require_finite, tensors_of
 from shoal.engine import Engine, RoundUpdates
-from shoal.models import Model
+from shoal.models import Model, Network, Shape, TextShape, VectorShape
+from shoal.models.validation import require_fits
 from shoal.runs.directory import is_finished
 from shoal.runs.hashes import require_same_examples, require_unchanged
-from shoal.runs.trace_files import TraceSettings, read_records, read_round
 from shoal.runs.updates import FOLDER, read_updates, round_files, round_of
 
 
@@ -132,3 +148,145 @@ def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
         not missing,
         f"{files[0].parent}: has no file of round {(missing or [0])[0]}, although recorded rounds are {every} apart",
     )
+
+
+@settings
+class TraceSettings:
+    """What trace.toml says.
+
+    Args:
+        model: the network, as in a run's configuration.
+        classes: C, their number.
+        shape: of an input: [channels, height, width], or [numbers] of a vector; None for texts.
+        vocabulary: words of texts, numbered from 1; None for other inputs.
+        loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns the
+            loss of each example (B,).
+        every: rounds from one recorded round to the next; None: rounds may be left out.
+    """
+
+    model: Network
+    classes: Annotated[int, Field(ge=2, strict=True)]
+    shape: tuple[Positive, ...] | None = None
+    vocabulary: Positive | None = None
+    loss: str = "cross-entropy"
+    every: Positive | None = None
+
+    def __post_init__(self) -> None:
+        one = (self.shape is None) != (self.vocabulary is None)
+        require(one, "one of 'shape' and, for texts, 'vocabulary' must be given")
+        require(
+            self.shape is None or len(self.shape) in (1, 3),
+            f"'shape' must be [channels, height, width] or [numbers]; got {list(self.shape or ())}",
+        )
+        require(
+            self.loss == "cross-entropy" or ":" in self.loss,
+            f"'loss' must be 'cross-entropy' or 'module:Name'; got '{self.loss}'",
+        )
+
+    def network(self) -> Model:
+        """The model that was trained; `InputError` where the network is not found, or cannot take such inputs."""
+        shape: Shape | VectorShape | TextShape
+        if self.vocabulary is not None:
+            shape = TextShape(self.vocabulary, self.classes)
+        elif self.shape is not None and len(self.shape) == 3:
+            shape = Shape(*self.shape, classes=self.classes)
+        else:
+            assert self.shape is not None
+            shape = VectorShape(self.shape[0], self.classes)
+        named = self.model.sized(self.classes)
+        own = ":" in named.name
+        model = Model(partial(load(named.name, "model.name"), shape)) if own else named.model(shape)
+        return model if self.loss == "cross-entropy" else Model(model.build, load(self.loss, "loss"))
+
+
+def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords:
+    """The records in records.npz; `InputError` where it is missing or damaged, or does not fit the model."""
+    arrays = _arrays(path)
+    missing = [name for name in ("x", "y", "client") if name not in arrays]
+    require(not missing, f"{path}: has no array '{(missing or [''])[0]}'; it must have x, y, client and may have group")
+    x, y = tensors_of(str(path), (arrays["x"], arrays["y"]))
+    require(len(y) > 0, f"{path}: has no records")
+    require_finite(str(path), x)
+    shape = tuple(x.shape[1:])
+    require(about.shape in (None, shape), f"{path}: has inputs of shape {shape}, but trace.toml says {about.shape}")
+    require(
+        bool(((y >= 0) & (y < about.classes)).all()),
+        f"{path}: 'y' must be labels in 0..{about.classes - 1} (classes); got {int(y.min())} to {int(y.max())}",
+    )
+    client = _whole(path, "client", arrays["client"], len(y))
+    require(bool((client >= NOBODY).all()), f"{path}: 'client' must be numbers from 0, or -1 for records of nobody")
+    group = arrays.get("group", np.full(len(y), "all"))
+    text = group.shape == (len(y),) and group.dtype.kind == "U"
+    require(text, f"{path}: 'group' must be {len(y)} texts, the names of the records' groups; got {_kind(group)}")
+    names, index = np.unique(group, return_inverse=True)
+    try:
+        require_unambiguous(names.tolist())
+        require_fits(model, x[:2], y[:2], about.classes)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return OwnedRecords(x, y, client, torch.from_numpy(index.astype(np.int64)), tuple(map(str, names)))
+
+
+def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
+    """The updates in a round's file: numbers in the order of the state_dict of ``network``, which is the model's."""
+    arrays = _arrays(path)
+    missing = [name for name in ("clients", "models", "parameters") if name not in arrays]
+    require(not missing, f"{path}: has no array '{(missing or [''])[0]}'; it must have clients, models and parameters")
+    clients = _whole(path, "clients", arrays["clients"], arrays["clients"].size)
+    assignment = _whole(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))
+    models = _vectors(path, "models", np.atleast_2d(arrays["models"]), model, network)
+    ends = _vectors(path, "parameters", arrays["parameters"], model, network)
+    require(len(ends) == len(clients), f"{path}: has {len(clients)} clients, but 'parameters' of {len(ends)}")
+    inside = bool(((assignment >= 0) & (assignment < len(models))).all())
+    require(inside, f"{path}: 'assignment' must be numbers of the {len(models)} models, from 0")
+    return RoundUpdates(round_of(path), clients, assignment, models, ends - models[assignment])
+
+
+def _vectors(path: Path, name: str, rows: NDArray[Any], model: Model, network: nn.Module) -> Tensor:
+    """Rows (n, S) of a state_dict's numbers as rows (n, P) of the model's layout."""
+    tensors = network.state_dict()
+    size = sum(each.numel() for each in tensors.values())
+    fits = rows.ndim == 2 and rows.shape[1] == size and rows.dtype.kind == "f"
+    require(
+        fits,
+        f"{path}: '{name}' must be numbers of shape ({'K' if name == 'models' else 'n'}, {size}), those of the "
+        f"network's state_dict; got {_kind(rows)}",
+    )
+    require(bool(np.isfinite(rows).all()), f"{path}: '{name}' must be finite numbers; some are NaN or infinite")
+    given = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
+    packed = [model.layout.pack(_named(row, tensors)) for row in given]
+    return torch.stack(packed) if packed else torch.empty(0, model.layout.size)
+
+
+def _named(row: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a state_dict, cut from its numbers (S,)."""
+    pieces = row.split([each.numel() for each in tensors.values()])
+    return {name: piece.view(each.shape) for (name, each), piece in zip(tensors.items(), pieces, strict=True)}
+
+
+def _whole(path: Path, name: str, given: NDArray[Any], count: int) -> Tensor:
+    fits = given.shape == (count,) and given.dtype.kind in "iu"
+    require(fits, f"{path}: '{name}' must be {count} whole numbers; got {_kind(given)}")
+    return torch.from_numpy(given.astype(np.int64))
+
+
+def _kind(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays in a file, by name; `InputError` where it is missing, damaged, or would have to be unpickled."""
+    try:
+        if path.suffix == ".safetensors":
+            return parse_tensors(path.read_bytes())
+        # Opened here, since numpy leaves a damaged file open.
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            require(isinstance(file, NpzFile), f"{path}: is damaged: it must hold arrays by name (numpy.savez)")
+            return {name: file[name] for name in file.files}
+    except InputError:
+        raise
+    except (ValueError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise InputError(f"{path}: is damaged or no file of plain arrays: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error

@@ -15,7 +15,7 @@ from safetensors.torch import save as serialize
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, require
 from shoal.engine import RoundUpdates
-from shoal.reports.run.recorded_updates import RecordedUpdates
+from shoal.reports.run.description import RecordedUpdates
 from shoal.simulation.simulation import Simulation
 
 FOLDER = "updates"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import isfinite, nan
 
-from shoal.audit.measurement import FinishedTraining
+from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.control import COLUMN, GUESSING, Coordinator, directives_of
 from shoal.core.errors import require
 from shoal.data.preferences import Preferences
@@ -88,28 +88,21 @@ def _spending(local: LocalSGD) -> tuple[object, ...]:
     return (local.gradient_privacy if local.private else None), local.batch_size, local.epochs, local.steps
 
 
-class Coordination:
+@measurement("directive", "Coordination")
+def coordination(finished: FinishedTraining) -> Summary:
     """By cluster the last directives, and whether its members' limits are kept; nothing without a coordinator."""
-
-    name, title = "directive", "Coordination"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        state = finished.state
-        directives = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
-        remembered = {name: state.control[name] for name in SUMMARIZED if name in state.control}
-        # Where an algorithm changed the number of models since, these are of others.
-        columns = {
-            name: values for name, values in {**remembered, **directives}.items() if len(values) == len(state.models)
+    state = finished.state
+    columns = {name: state.control[name] for name in SUMMARIZED if name in state.control}
+    columns |= {f"{COLUMN}{name}": values for name, values in state.directives.items()}
+    # Where an algorithm changed the number of models since, these are of others.
+    columns = {name: values for name, values in columns.items() if len(values) == len(state.models)}
+    return Summary(
+        by_cluster={
+            k: {name: int(each[k]) if name == "limit_unmet" else float(each[k]) for name, each in columns.items()}
+            for k in range(len(state.models))
+            if columns
         }
-        if not columns:
-            return Summary()
-        return Summary(
-            by_cluster={
-                k: {name: int(each[k]) if name == "limit_unmet" else float(each[k]) for name, each in columns.items()}
-                for k in range(len(state.models))
-            }
-        )
+    )
 
 
 @dataclass(frozen=True)

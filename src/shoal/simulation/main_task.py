@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.audit.measurement import FinishedTraining
+from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.data import Federation
 from shoal.metrics import roc_auc
 from shoal.metrics.summary import Metrics, Summary
@@ -15,15 +15,11 @@ from shoal.metrics.summary import Metrics, Summary
 Floats = NDArray[np.float64]
 
 
-class MainTask:
+@measurement("main", "Main task")
+def main_task(finished: FinishedTraining) -> Summary:
     """The AUC of the main task of a federation with a schedule."""
-
-    name, title = "main", "Main task"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        outputs, model = finished.predictions.outputs, finished.deployed.model.numpy()
-        return Summary() if outputs is None else Summary(overall=main_task_metrics(outputs, model, finished.federation))
+    outputs, model = finished.predictions.outputs, finished.deployed.model.numpy()
+    return Summary() if outputs is None else Summary(overall=main_task_metrics(outputs, model, finished.federation))
 
 
 def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation: Federation) -> Metrics:

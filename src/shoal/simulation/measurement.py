@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from shoal.audit import canary_metrics
+from shoal.audit.canaries import DELTA, CanaryExposure
 from shoal.audit.final_attacks import attack_final_models
 from shoal.audit.measurement import (
-    Accuracy,
     FinishedTraining,
-    GroupExposure,
-    GroupFairness,
     Measurement,
-    ModelExposure,
-    ReferenceCount,
-    RepeatedAttacks,
-    ShadowSetSizes,
+    client_accuracy,
+    group_exposure,
+    group_fairness,
+    model_exposure,
+    reference_models,
+    repeated_attacks,
     roc_curves,
+    shadow_examples,
 )
 from shoal.audit.model_scores import Membership
 from shoal.audit.red_team import RedTeam
@@ -25,13 +25,13 @@ from shoal.core.randomness import Stream
 from shoal.data import Canaries
 from shoal.engine import State, Training
 from shoal.metrics.summary import Summary
-from shoal.simulation.coordination import Coordination, PrivacyBudget
-from shoal.simulation.main_task import MainTask
+from shoal.simulation.coordination import PrivacyBudget, coordination
+from shoal.simulation.main_task import main_task
 from shoal.simulation.outcome import Outcome
 
 MEASUREMENTS: tuple[Measurement, ...] = (
-    Accuracy(), GroupFairness(), GroupExposure(), ModelExposure(), RepeatedAttacks(), Coordination(), ShadowSetSizes(),
-    ReferenceCount(), MainTask(),
+    client_accuracy, group_fairness, group_exposure, model_exposure, repeated_attacks, coordination, shadow_examples,
+    reference_models, main_task,
 )  # fmt: skip
 """The measurements of every run; those with tables of their own follow."""
 
@@ -75,26 +75,18 @@ def measure(
         references=references,
     )
     finished = FinishedTraining(state, training, red_team, deployed, losses, members, attacks)
-    summary, clients, table = Summary(), finished.clients, None
-    asked = [*MEASUREMENTS, PrivacyBudget(first_round)]
-    for measurement in asked:
+    summary = Summary()
+    for measurement in (*MEASUREMENTS, PrivacyBudget(first_round)):
         summary |= measurement.measure(finished)
     if canaries is not None and len(canaries):
-        table = canary_metrics.table_of_canaries(
-            canaries, training.federation, deployed.models, members.latest, training.engine
-        )
-        clients[list(canary_metrics.CLIENT_CANARY_COLUMNS)] = pd.DataFrame(
-            canary_metrics.canaries_of_clients(table, training.federation)
-        )
-        delta = summary.overall.get("delta", canary_metrics.DELTA)
-        summary |= canary_metrics.CanaryExposure(table, delta).measure(finished)
+        measurements = (CanaryExposure(canaries, summary.overall.get("delta", DELTA)), *measurements)
     for measurement in measurements:
         summary |= measurement.measure(finished)
     return Outcome(
         summary=summary,
-        clients=clients,
+        clients=finished.clients,
         rounds=pd.DataFrame(list(rows)),
         roc=roc_curves(attacks.configured[0]),
         state=state,
-        canaries=table,
+        canaries=finished.tables.get("canaries"),
     )

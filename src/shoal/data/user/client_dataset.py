@@ -215,15 +215,6 @@ class ClientSplit:
 
     Raises:
         InputError: a value outside its range, or fractions that leave nothing to train on.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.data import ClientDataset, ClientSplit
-        >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
-        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
-        >>> indices = ClientSplit(test_fraction=0.2, holdout_fraction=0.1).draw(data, shoal.Stream(0))
-        >>> [len(own) for own in indices.clients], [len(own) for own in indices.holdout], len(indices.test)
-        ([7, 7], [1, 1], 4)
     """
 
     test_fraction: OpenFraction = 0.2

@@ -87,14 +87,20 @@ class CohortTrainer:
         for local, clients in self._by_local(clusters, training):
             if training.example_weights is not None:
                 local.check_example_weights()
-            phases = self._phases(training, local, stream)
-            self._train_honest(training, shards, phases, clients[~malicious[clients]], receiver)
-            if not bool(malicious[clients].any()):
+            honest, others = clients[~malicious[clients]], clients[malicious[clients]]
+            self._train_honest(training, shards, self._phases(training, local, stream), honest, receiver)
+            if self.malicious_clients is None or not len(others):
                 continue
             randomness = local.randomness(shards, self.ids, stream)
-            for position in clients[malicious[clients]]:
-                k, one = int(clusters[position]), position[None]
-                state = self._train_malicious(state, k, shards, local, one, randomness, receiver)
+            for one in others.split(1):
+                client, drawn = int(self.ids[one]), randomness.take(one)
+                end, adversary = self.malicious_clients.train(
+                    state, int(clusters[one]), client, shards.take(one), drawn, local, self.engine
+                )
+                if not bool(torch.isfinite(end).all()):
+                    raise DivergenceError(int(one), f"the update of the malicious client {client} is not finite")
+                receiver.add(receiver.received(one, end[None], drawn.seeds))
+                state = replace(state, adversary=adversary)
         return state
 
     def _train_honest(
@@ -127,26 +133,6 @@ class CohortTrainer:
                 receiver.add(update)
         except DivergenceError as diverged:
             raise DivergenceError(int(clients[diverged.owner]), str(diverged)) from diverged
-
-    def _train_malicious(
-        self,
-        state: State,
-        cluster: int,
-        shards: Shards,
-        local: LocalSGD,
-        one: Tensor,
-        randomness: LocalRandomness,
-        receiver: "_Receiver",
-    ) -> State:
-        assert self.malicious_clients is not None
-        client, drawn = int(self.ids[one]), randomness.take(one)
-        end, adversary = self.malicious_clients.train(
-            state, cluster, client, shards.take(one), drawn, local, self.engine
-        )
-        if not bool(torch.isfinite(end).all()):
-            raise DivergenceError(int(one), f"the update of the malicious client {client} is not finite")
-        receiver.add(receiver.received(one, end[None], drawn.seeds))
-        return replace(state, adversary=adversary)
 
     def _phases(
         self, training: LocalTraining, local: LocalSGD, stream: Stream

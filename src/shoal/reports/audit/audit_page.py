@@ -1,16 +1,23 @@
 """An audit's report: one HTML page that holds everything it shows. The same audit gives the same bytes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from shoal.audit.audit import Audit
 from shoal.core.errors import require
 from shoal.core.formats import DASH, count, decimal
 from shoal.reports.attack_titles import ATTACKERS, attack_head
+from shoal.reports.audit.audit_epsilon import (
+    epsilon_sentences,
+    epsilon_text,
+    exceeds_stated,
+    stated_epsilon,
+    violation_warning,
+)
 from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.audit_tables import (
     MOST_ROWS,
@@ -19,21 +26,15 @@ from shoal.reports.audit.audit_tables import (
     by_group,
     by_model,
     exposure_text,
+    guesses_table,
     of_records,
+    reconstruction_table,
+    signed,
 )
 from shoal.reports.audit.audit_verdict import verdict
-from shoal.reports.audit.epsilon import (
-    epsilon_sentences,
-    epsilon_text,
-    exceeds_stated,
-    loud_sentence,
-    stated_epsilon,
-)
 from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
-from shoal.reports.audit.guesses import guesses_table
-from shoal.reports.audit.reconstruction import reconstruction_table
 from shoal.reports.estimate import null_size
-from shoal.reports.html import render
+from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 
 NOT_ASKED = (
@@ -44,17 +45,6 @@ NOT_ASKED = (
     "Reconstruction of records, inference of their properties, and whether a client took part at all.",
 )
 """What no audit of this kind asks."""
-
-
-@dataclass(frozen=True)
-class PicturedRecord:
-    """An exposed record with its picture as a data URI, and what is known of it in words."""
-
-    name: str
-    picture: str
-    exposure: str
-    low: str
-    remark: str
 
 
 def audit_page(
@@ -90,69 +80,62 @@ def audit_page(
     by_name, (groups, everything) = findings(audit, "group"), judged_groups(audit)
     strongest, records = next(iter(measured(groups.values())), None), audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
-    known = bool(records["exposure"].notna().any())
-    top = records.head(MOST_ROWS)
-    pictured = top["record"].astype(str).isin(list(pictures))
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
-    overall = measured([everything])
-    page: dict[str, Any] = {
-        "title": title,
-        "kind": kind_of_data,
-        "verdict": verdict(groups, everything),
-        "gates": gates,
-        "run": run,
-        "loud": loud_sentence(audit, stated),
-        "key_metrics": _key_metrics(audit, strongest, groups, stated),
-        "references": audit.references,
-        "attackers": {name: what for name, what in ATTACKERS.items() if (audit.attacks["attacker"] == name).any()},
-        "groups": by_group(groups, left_out=sum(not measured([found]) for found in by_name.values())),
-        "figures": [figure for figure in figures if figure is not None],
-        "models": by_model(findings(audit, "model")),
-        "clients": by_client(findings(audit, "client"), records),
-        "guesses": guesses_table(audit.guesses),
-        "reconstruction": reconstruction_table(audit.guesses),
-        "known": known,
-        "shown": len(top),
-        "records": len(records),
-        "certain": int((records["exposure.low"] > 0.5).sum()),
-        "chance": decimal(chance_exposure(audit.references)),
-        "scored_by": overall[0].title if overall else "the attack that decides",
-        "pictured": [_pictured(row, pictures) for row in top[pictured].to_dict("records")],
-        "listed": of_records(top[~pictured]) if not pictured.all() else None,
-        "epsilon": epsilon_sentences(audit, stated),
-        "omitted": [(attack_head(attack), reason) for attack, reason in audit.omitted.items()],
-        "not_asked": _not_asked(audit),
-        "notes": audit.notes,
-    }
-    return render("audit.html.j2", page)
+    warning = violation_warning(audit, stated)
+    lead = [("verdict", verdict(groups, everything))]
+    lead += [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
+    if run:
+        link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
+        lead.append(("", link.format(run)))
+    lead += [("verdict loud", warning)] * bool(warning)
+    drawn = [each for each in figures if each is not None]
+    scored_by = next((each.title for each in measured([everything])), "the attack that decides")
+    left_out = sum(not measured([found]) for found in by_name.values())
+    omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
+    notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
+    sections = (
+        section_of("by-group", by_group(groups, left_out)),
+        Section("figures", "Figures", figures=drawn) if drawn else None,
+        section_of("by-model", by_model(findings(audit, "model"))),
+        section_of("by-client", by_client(findings(audit, "client"), records)),
+        section_of("guesses", guesses_table(audit.guesses)),
+        section_of("reconstruction", reconstruction_table(audit.guesses)),
+        _exposed_records(audit, pictures, scored_by),
+        Section(
+            "epsilon", "Empirical and stated epsilon", [*filter(None, [warning]), *epsilon_sentences(audit, stated)]
+        ),
+        Section("not-tested", "What was not tested", items=[*omitted, *_not_asked(audit), *notes]),
+    )
+    attackers = {name: what for name, what in ATTACKERS.items() if (audit.attacks["attacker"] == name).any()}
+    return render(
+        "audit.html.j2", title, lead, _key_metrics(audit, strongest, groups, stated), sections, style="audit",
+        kind=kind_of_data, attackers=attackers,
+    )  # fmt: skip
 
 
 def _key_metrics(
     audit: Audit, worst: Finding | None, groups: Mapping[str, Sequence[Finding]], stated: Mapping[str, float]
 ) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
-    epsilon = ("Empirical epsilon", epsilon_text(audit.empirical_epsilon), _beside(audit, stated))
+    proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
+    above = ": contradicted" if exceeds_stated(audit, stated) else ""
+    remark = f"{proven}lower bound; {stated_epsilon(stated)}{above}"
     kinds = f"{count(audit.members)} members, {count(audit.non_members)} non-members"
-    counts = (
-        (
-            "Reference models",
-            count(audit.references),
-            "that attacks compare with" if audit.references else "attacks compare with nothing",
-        ),
+    compared = "that attacks compare with" if audit.references else "attacks compare with nothing"
+    last = (
+        ("Empirical epsilon", epsilon_text(audit.empirical_epsilon), remark),
+        ("Reference models", count(audit.references), compared),
         ("Records", count(audit.members + audit.non_members), kinds),
     )
     if worst is None:
-        return (("Attack that decides", DASH, "none could be measured"), epsilon, *counts)
-    tpr = worst.tpr[0.01]
+        return (("Attack that decides", DASH, "none could be measured"), *last)
     whose = f"attacker: {worst.attacker}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
     interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
-    interval += f"guessing: 0.500{null_size(worst.null_high)}"
     return (
         ("Attack that decides", worst.head, whose),
-        ("Balanced accuracy", worst.accuracy.text, interval),
-        ("TPR at 1 % FPR", tpr.percent, _rate_remark(worst, groups[worst.name])),
-        epsilon,
-        *counts,
+        ("Balanced accuracy", worst.accuracy.text, f"{interval}guessing: 0.500{null_size(worst.null_high)}"),
+        ("TPR at 1 % FPR", worst.tpr[0.01].percent, _rate_remark(worst, groups[worst.name])),
+        *last,
     )
 
 
@@ -167,23 +150,43 @@ def _rate_remark(worst: Finding, found: Sequence[Finding]) -> str:
     return f"{interval}guessing: 1.0 %{more}"
 
 
-def _beside(audit: Audit, stated: Mapping[str, float]) -> str:
-    above = ": contradicted" if exceeds_stated(audit, stated) else ""
-    proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
-    return f"{proven}lower bound; {stated_epsilon(stated)}{above}"
+def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str) -> Section:
+    """The most exposed records, with their pictures where there are some."""
+    records, top = audit.records, audit.records.head(MOST_ROWS)
+    pictured = top["record"].astype(str).isin(list(pictures))
+    if records["exposure"].notna().any():
+        certain = int((records["exposure.low"] > 0.5).sum())
+        models = f"{audit.references} reference {'model' if audit.references == 1 else 'models'}"
+        paragraphs = (
+            Markup(
+                "The {} of {:,} records with the largest <em>exposure</em>: how well models that were trained on the "
+                "record can be told from models that were not, as a balanced accuracy."
+            ).format(len(top), len(records)),
+            Markup(
+                "<strong>Of one record this is noisy.</strong> It comes from {} and the attacked one: if no record "
+                "were exposed, up to 5 in 100 would have {} or more by chance, and these are the largest of {:,}. "
+                "<em>At least</em>: a lower end that all records keep at once with 95 % confidence; it is above 0.5 "
+                "for {:,} of them. The exposure of a non-member is what it would be had it been trained on. Scores: {}."
+            ).format(models, decimal(chance_exposure(audit.references)), len(records), certain, scored_by),
+        )
+    else:
+        paragraphs = (
+            "Without reference models that were and were not trained on a record its exposure is unknown. These are "
+            f"the {len(top)} of {len(records):,} records with the highest scores of {scored_by}, non-members among "
+            "them.",
+        )
+    shown = [_picture(each, pictures) for each in top[pictured].to_dict("records")]
+    return Section(
+        "records", "The most exposed records", paragraphs, pictures=[("", "", shown)] if shown else (),
+        table=None if pictured.all() else of_records(top[~pictured]),
+    )  # fmt: skip
 
 
-def _pictured(row: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]]) -> PicturedRecord:
-    name = str(row["record"])
-    score = f"{row['score']:.3f}".replace("-", "\N{MINUS SIGN}")
-    kind = "member" if row["member"] else "non-member"
-    return PicturedRecord(
-        name=name,
-        picture=png(pictures[name]),
-        exposure=exposure_text(row["exposure"]),
-        low=at_least(row["exposure.low"]),
-        remark=f"client {row['client']}, {row['group']}; {kind}; score {score}",
-    )
+def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]]) -> Picture:
+    name, kind = str(record["record"]), "member" if record["member"] else "non-member"
+    remark = f"client {record['client']}, {record['group']}; {kind}; score {signed(record['score'])}"
+    small = (*filter(None, [at_least(record["exposure.low"])]), remark)
+    return Picture(png(pictures[name]), f"Picture of {name}", exposure_text(record["exposure"]), name, small)
 
 
 def _not_asked(audit: Audit) -> list[str]:

@@ -1,124 +1,88 @@
 """The tables of an audit's page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 
 import pandas as pd
 
 from shoal.audit.records import SERVER
 from shoal.audit.update_audit import OTHERS
 from shoal.core.formats import DASH, count, decimal
+from shoal.reports.attack_titles import attack_head
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
 from shoal.reports.estimate import Estimate
+from shoal.reports.table import Cell, Column, Row, Table, heads, row
 
 MOST_ROWS = 20
 """The most groups, models, clients and records that are listed."""
 
+GUESSED: Mapping[str, str] = {
+    "source-inference": "whose a record is, among all clients",
+    "source-inference-in-cluster": "whose a record is, among the clients of its cluster",
+    "group-inference": "which group a client is of, from its last cluster",
+    "cluster-identity": "which group a client is of, from its clusters in all recorded rounds",
+    "preference-inference": "whether a client is of the stricter half of its group, from its clusters in all recorded "
+    "rounds",
+}
+"""What the server guesses beside membership, by the keys in audit.json; in the order of the table."""
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell: its text, in small type below it what belongs to it, and whether it is a number."""
-
-    text: str
-    small: str = ""
-    number: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    """The cells of a row, and whether they are in bold."""
-
-    cells: tuple[Cell, ...]
-    strong: bool = False
+_ACCURACY = Column("balanced accuracy", "guessing: 0.500")
+_RATE = Column("TPR at 1 % FPR", "guessing: 1.0 %")
+_METRICS = (Column("AUC", "guessing: 0.500"), _ACCURACY, _RATE, Column("TPR at 0.1 % FPR", "guessing: 0.1 %"))
+_COUNTS = (Column("members"), Column("non-members"))
 
 
-@dataclass(frozen=True)
-class Section:
-    """Rows under a heading of their own; an empty heading is not shown."""
-
-    heading: str
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Sections of rows under column heads, each with what it says in small type and whether it heads numbers."""
-
-    heads: tuple[tuple[str, str, bool], ...]
-    sections: tuple[Section, ...]
-    note: str
-
-
-_METRICS = (
-    ("AUC", "guessing: 0.500", True),
-    ("balanced accuracy", "guessing: 0.500", True),
-    ("TPR at 1 % FPR", "guessing: 1.0 %", True),
-    ("TPR at 0.1 % FPR", "guessing: 0.1 %", True),
-)
-
-
-def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Listing:
+def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Table:
     """Every attack on each group, the most exposed group first, the attack that decides of each first and in bold.
 
     ``left_out`` groups are without records of both kinds.
     """
     exposed = [each.name for each in measured(groups.values())]
     shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
-    sections = []
+    rows = list[Row]()
     for name in shown:
-        found = groups[name]
-        rows = tuple(
-            Row((Cell(each.head, each.attacker), *_metrics(each)), strong=i == 0 and each.accuracy.known)
-            for i, each in enumerate(found)
-        )
-        whose = f"{count(found[0].members)} members, {count(found[0].non_members)} non-members"
-        sections.append(Section(f"{name}: {whose}", rows))
+        first, *others = groups[name]
+        whose = f"{name}: {count(first.members)} members, {count(first.non_members)} non-members"
+        rows += [row(whose, style="of"), _attack(first, "strong" if first.accuracy.known else "")]
+        rows += [_attack(each) for each in others]
+    found = [each for name in shown for each in groups[name]]
     sentences = ["Below each figure its 95 % interval; in bold the attack that decides."]
-    if any(each.attacker == SERVER for name in shown for each in groups[name]):
+    if any(each.attacker == SERVER for each in found):
         sentences.append(
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
             "without such non-members are left out."
         )
-    if any(each.attack.endswith(OTHERS) for name in shown for each in groups[name]):
+    if any(each.attack.endswith(OTHERS) for each in found):
         sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
-    sentences += _why_no_rate([each for name in shown for each in groups[name]])
-    if left_out > 0:
-        sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
-    if len(shown) < len(groups):
-        sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
-    return Listing((("attack", "by attacker", False), *_METRICS), tuple(sections), " ".join(sentences))
-
-
-def _why_no_rate(found: Sequence[Finding]) -> list[str]:
-    """For each false positive rate, why a true positive rate is missing somewhere."""
-    sentences = []
     for rate in FALSE_POSITIVE_RATES:
         missing = [each for each in found if not each.tpr[rate].known]
         if missing:
             fewest = min(missing, key=lambda each: each.non_members)
             sentences.append(f"A dash at {100 * rate:g} % FPR: {fewest.why_no_tpr(rate)}.")
-    return sentences
+    if left_out > 0:
+        sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
+    if len(shown) < len(groups):
+        sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
+    columns = (Column("attack", "by attacker", number=False), *_METRICS)
+    return Table(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
 
 
-def by_model(models: Mapping[str, Sequence[Finding]]) -> Listing | None:
+def by_model(models: Mapping[str, Sequence[Finding]]) -> Table | None:
     """The attack that decides on each attacked model, the most exposed first; None where there is only one model."""
     listed = measured(models.values())[:MOST_ROWS]
     if len(models) < 2 or not listed:
         return None
-    rows = tuple(
-        Row(
-            (Cell(f"model {each.name}"), Cell(each.head), _accuracy(each), _rate(each.tpr[0.01]), *_counts(each)),
-        )
+    rows = (
+        row(f"model {each.name}", each.head, _value(each.accuracy), _rate(each.tpr[0.01]), *_counts(each))
         for each in listed
     )
-    heads = (("model", "", False), ("attack that decides", "", False), *_METRICS[1:3], *_COUNTS)
-    left_out = f" Of {len(models):,} models these are the {len(rows)} most exposed; all are in audit.csv."
+    columns = (*heads(("model", "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
     note = "The members of a model are the attacked records whose clients trained it."
-    return Listing(heads, (Section("", rows),), note + left_out * (len(rows) < len(models)))
+    left_out = f" Of {len(models):,} models these are the {len(listed)} most exposed; all are in audit.csv."
+    return Table(columns, tuple(rows), "By attacked model", note=note + left_out * (len(listed) < len(models)))
 
 
-def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -> Listing | None:
+def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -> Table | None:
     """The clients whose intervals begin highest; None where no client has records of both kinds.
 
     Args:
@@ -131,37 +95,105 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
     # By the lower end: of many clients with few records each, some have a high figure by chance.
     listed = sorted(known, key=lambda each: -each.accuracy.low)[:MOST_ROWS]
     group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
-    rows = tuple(
-        Row((Cell(each.name), Cell(group.get(each.name, DASH)), Cell(each.head), _accuracy(each), *_counts(each)))
-        for each in listed
+    rows = (
+        row(each.name, group.get(each.name, DASH), each.head, _value(each.accuracy), *_counts(each)) for each in listed
     )
     above = sum(each.accuracy.low > 0.5 for each in known)
-    which = f"Of {len(known):,} clients with records of both kinds, the {len(rows)} whose 95 % interval begins highest"
-    if len(rows) == len(known):
+    which = (
+        f"Of {len(known):,} clients with records of both kinds, the {len(listed)} whose 95 % interval begins highest"
+    )
+    if len(listed) == len(known):
         which = "The clients with records of both kinds, by where their 95 % interval begins"
     chance = "by chance alone it would for about 1 in 40"
     note = f"{which}. It begins above 0.5 for {above:,} of all {len(known):,}; {chance}."
-    heads = (("client", "", False), ("group", "", False), ("attack that decides", "", False), _METRICS[1], *_COUNTS)
-    return Listing(heads, (Section("", rows),), note)
+    columns = (*heads(("client", "group", "attack that decides")), _ACCURACY, *_COUNTS)
+    return Table(columns, tuple(rows), "The most exposed clients", note=note)
 
 
-def of_records(records: pd.DataFrame) -> Listing:
+def of_records(records: pd.DataFrame) -> Table:
     """A row for each of ``records``, which has the columns of `Audit.records`."""
-    rows = tuple(
-        Row(
-            (
-                Cell(str(each["record"])),
-                Cell(str(each["client"])),
-                Cell(str(each["group"])),
-                Cell("yes" if each["member"] else "no"),
-                Cell(exposure_text(each["exposure"]), at_least(each["exposure.low"]), number=True),
-                Cell(f"{each['score']:.3f}".replace("-", "\N{MINUS SIGN}"), number=True),
-            )
+    rows = (
+        row(
+            *(str(each[name]) for name in ("record", "client", "group")),
+            "yes" if each["member"] else "no",
+            Cell(exposure_text(each["exposure"]), at_least(each["exposure.low"])),
+            signed(each["score"]),
         )
         for each in records.to_dict("records")
     )
-    words = [(head, "", False) for head in ("record", "client", "group", "member")]
-    return Listing((*words, ("exposure", "", True), ("score", "", True)), (Section("", rows),), "")
+    return Table(heads(("record", "client", "group", "member"), ("exposure", "score")), tuple(rows))
+
+
+def guesses_table(guesses: Mapping[str, float]) -> Table | None:
+    """What the server guesses beside membership: ``guesses`` has the keys of `Audit.guesses`; None without any."""
+    names = [name for name in GUESSED if f"{name}.accuracy" in guesses]
+    if not names:
+        return None
+    rows = (
+        row(
+            attack_head(name),
+            GUESSED[name],
+            _value(_estimate(guesses, f"{name}.accuracy")),
+            exposure_text(guesses.get(f"{name}.chance", nan)),
+        )
+        for name in names
+    )
+    note = "Below each accuracy its 95 % interval."
+    if "cluster-identity" in names:
+        note += (
+            " Cluster identity: the groups of half of the clients are known; each round has a table of how often each "
+            "group chose each cluster, and the groups of the others are guessed by all rounds together; balanced "
+            "accuracy over groups."
+        )
+        if "cluster-identity.last_round" in guesses:
+            last = decimal(guesses["cluster-identity.last_round"])
+            note += f" From each client's last recorded round alone it would be {last}."
+    if "preference-inference" in names:
+        note += (
+            " Preference inference: the halves of half of the clients are known, those of the others are guessed by "
+            "all rounds together; stricter clients tolerate less risk. Every group has as many of both, so a client's "
+            "group says nothing of its half."
+        )
+    columns = heads(("attack", "guesses"), ("accuracy", "chance"))
+    return Table(columns, tuple(rows), "What the server guesses beside membership", note=note)
+
+
+def reconstruction_table(guesses: Mapping[str, float]) -> Table | None:
+    """What is reconstructed of clients' updates from released models: a row for all clients and for each group.
+
+    ``guesses`` are `Audit.guesses`, with the keys of `reconstruction_metrics`; None where nothing was reconstructed.
+    """
+    prefix, end = "reconstruction.", ".cosine"
+    names = [key[len(prefix) : -len(end)] for key in guesses if key.startswith(prefix) and key.endswith(end)]
+    if not names:
+        return None
+    # Where there is one group, all clients are it.
+    shown = names[:1] if len(names) == 2 else names[:MOST_ROWS]
+    rows = (
+        row(
+            name,
+            count(guesses[f"{prefix}{name}.clients"]),
+            *(_value(_estimate(guesses, f"{prefix}{name}.{metric}")) for metric in ("cosine", "baseline", "gain")),
+            signed(guesses[f"{prefix}{name}.largest"]),
+            decimal(guesses[f"{prefix}{name}.resolution"]),
+        )
+        for name in shown
+    )
+    columns = (
+        Column("clients", number=False), Column("number"), Column("cosine", "of the reconstructed update"),
+        Column("baseline", "of the models' mean move"), Column("gain", "cosine minus baseline"),
+        Column("largest", "cosine of a client"), Column("resolution", "alone: 1"),
+    )  # fmt: skip
+    note = (
+        f"Who has the models before and after {count(guesses[f'{prefix}rounds'])} rounds and knows who trained which "
+        "solves for one update of each client, and sees none. Cosine: with the mean of the updates that the client "
+        "sent; baseline: what the mean move of the models that it trained has with the same, without solving anything. "
+        "Only a gain above 0 is the reconstruction's. Resolution: how much of an update is the client's own; of m "
+        "clients who were never apart it is 1/m. The updates explain "
+        f"{100 * guesses[f'{prefix}explained']:.0f} % of the squared moves; what changes from round to round they "
+        "cannot. Below each figure its 95 % interval over clients, as if they were independent."
+    )
+    return Table(columns, tuple(rows), "Updates reconstructed from released models", note=note)
 
 
 def exposure_text(exposure: float) -> str:
@@ -174,21 +206,31 @@ def at_least(low: float) -> str:
     return "" if isnan(low) else f"at least {decimal(low)}"
 
 
-_COUNTS = (("members", "", True), ("non-members", "", True))
+def signed(value: float) -> str:
+    """A number of either sign; a dash where it is unknown."""
+    return _minus(exposure_text(value))
 
 
-def _metrics(finding: Finding) -> tuple[Cell, ...]:
-    auc = Cell(finding.auc.text, finding.auc.interval, number=True)
-    return (auc, _accuracy(finding), *(_rate(each) for each in finding.tpr.values()))
+def _minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _accuracy(finding: Finding) -> Cell:
-    return Cell(finding.accuracy.text, finding.accuracy.interval, number=True)
+def _attack(finding: Finding, style: str = "") -> Row:
+    rates = (_rate(each) for each in finding.tpr.values())
+    return row(Cell(finding.head, finding.attacker), _value(finding.auc), _value(finding.accuracy), *rates, style=style)
 
 
-def _rate(tpr: Estimate) -> Cell:
-    return Cell(tpr.percent, tpr.percent_interval, number=True)
+def _estimate(guesses: Mapping[str, float], key: str) -> Estimate:
+    return Estimate(*(guesses.get(f"{key}{end}", nan) for end in ("", ".low", ".high")))
 
 
-def _counts(finding: Finding) -> tuple[Cell, ...]:
-    return Cell(count(finding.members), number=True), Cell(count(finding.non_members), number=True)
+def _value(estimate: Estimate) -> Cell:
+    return Cell(_minus(estimate.text), _minus(estimate.interval))
+
+
+def _rate(rate: Estimate) -> Cell:
+    return Cell(rate.percent, rate.percent_interval)
+
+
+def _counts(finding: Finding) -> tuple[str, str]:
+    return count(finding.members), count(finding.non_members)

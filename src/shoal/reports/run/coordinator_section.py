@@ -1,10 +1,8 @@
 """The section of a run's page on its coordinator: what it asked of which cluster, and whether that was enough."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
@@ -13,33 +11,16 @@ from matplotlib.ticker import PercentFormatter
 
 from shoal.control import COLUMN, Coordinator
 from shoal.core.formats import capitalized, decimal, percent
-from shoal.reports.curves import Curve, fit_rounds, over_rounds
+from shoal.reports.curves import Curve, fit_rounds, guess_key, over_rounds
+from shoal.reports.page import Section
 from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, legend
-from shoal.reports.run.coordinator_history import directive_name, history
-from shoal.reports.run.run_curves import curves_by_cluster, guess_key
+from shoal.reports.run.run_curves import curves_by_cluster
 
 TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 """The line of the share that a coordinator allows."""
 
 
-@dataclass(frozen=True)
-class CoordinatorSection:
-    """The section: its paragraphs, and its figure."""
-
-    paragraphs: tuple[str, ...]
-    figure: Figure
-
-
-@dataclass(frozen=True, eq=False)
-class _Panel:
-    """Axes of the figure: what they show and its unit, the name of the axis, and one curve per cluster."""
-
-    title: str
-    axis: str
-    curves: Sequence[Curve]
-
-
-def coordinator_section(coordinator: Coordinator, rounds: pd.DataFrame) -> CoordinatorSection | None:
+def coordinator_section(coordinator: Coordinator, rounds: pd.DataFrame) -> Section | None:
     """The section on a run's coordinator; None where rounds.csv says nothing of it.
 
     Args:
@@ -48,51 +29,131 @@ def coordinator_section(coordinator: Coordinator, rounds: pd.DataFrame) -> Coord
     """
     if "over_limit" not in rounds:
         return None
-    return CoordinatorSection((_how(coordinator), *history(rounds, coordinator)), _figure(coordinator, rounds))
+    strengths = {column: rounds[column].fillna(0) for column in map(str, rounds) if column.startswith(COLUMN)}
+    asked = [column for column, values in strengths.items() if (values != 0).any()]
+    never = [column for column in strengths if column not in asked]
+    paragraphs = (_method(coordinator), *_history(rounds, coordinator, [*strengths]))
+    return Section("coordinated", "Coordinator", paragraphs, figures=[_figure(coordinator, rounds, asked, never)])
 
 
-def _how(coordinator: Coordinator) -> str:
+def _method(coordinator: Coordinator) -> str:
     """How it steers, in one sentence or two."""
-    sentences = [
+    sentence = (
         "After each estimate of risk every client says whether its model's risk is above what it tolerates; where more "
         f"than {percent(coordinator.target)} of a model's members do, the coordinator asks their cluster for stronger "
         f"defences, the cheapest first, as far as they are thought to cost at most {decimal(coordinator.max_cost)} of "
         "held-out accuracy."
-    ]
-    if coordinator.vote_epsilon is not None:
-        sentences.append(
-            f"Answers are randomised (epsilon {coordinator.vote_epsilon:g} for each), so shares are estimates."
-        )
-    return " ".join(sentences)
+    )
+    if coordinator.vote_epsilon is None:
+        return sentence
+    return (
+        f"{sentence} Answers are randomised (epsilon {coordinator.vote_epsilon:g} for each), so shares are estimates."
+    )
 
 
-def _figure(coordinator: Coordinator, rounds: pd.DataFrame) -> Figure:
+def directive_name(column: str) -> str:
+    """A directive in words, by its column.
+
+    >>> directive_name("directive.shorter_training")
+    'shorter training'
+    """
+    return column.removeprefix(COLUMN).replace("_", " ")
+
+
+def _history(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[str]) -> Iterator[str]:
+    """Paragraphs: what each cluster was asked for and when, and which limits cannot be kept at the cost allowed."""
+    clusters = {int(str(k)): inside for k, inside in rounds.groupby("cluster")}
+    asked = {k: " and for ".join(_directives(inside, columns)) for k, inside in clusters.items()}
+    sentences = [f"Cluster {k} was {f'asked for {what}' if what else 'never asked for anything'}."
+                 for k, what in asked.items()]  # fmt: skip
+    last = rounds.groupby("cluster")["over_limit"].last().dropna()
+    shares = ", ".join(f"{percent(share)} in cluster {k}" for k, share in last.items())
+    at_the_end = f"Over their limit at the last estimate (target {percent(coordinator.target)}): {shares}."
+    said = sentences if any(asked.values()) else [_nothing(rounds, coordinator)]
+    yield " ".join([*said, *([at_the_end] if shares else [])])
+    unmet = [sentence for k, inside in clusters.items() for sentence in _unmet(k, inside, coordinator)]
+    if unmet:
+        yield " ".join(unmet)
+    if f"{COLUMN}dp_sgd" in columns:
+        yield "No epsilon is stated, since the strength of DP-SGD differs by cluster and round."
+
+
+def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[str]:
+    """What one cluster was asked for, a clause for each directive that was ever given."""
+    for column in columns:
+        strength = inside.set_index("round")[column].fillna(0.0)
+        given = strength[strength != 0]
+        if given.empty:
+            continue
+        name, last = directive_name(column), float(strength.iloc[-1])
+        first, most = int(str(given.index[0])), int(str(given.abs().idxmax()))
+        # What stands in the row of the first round may have been given before it.
+        when = f"first after round {first}" if first > int(inside["round"].iloc[0]) else "from the start"
+        name, unit = ("a lower price", " nats") if name == "price" else (name, " of full strength")
+        at_most = f"at most {given[most]:.2f}{unit}" + (f", after round {most}" if most > first else "")
+        yield f"{name} ({when}; {at_most}; {f'{last:.2f}' if last else 'none'} at the end)"
+
+
+def _nothing(rounds: pd.DataFrame, coordinator: Coordinator) -> str:
+    """Why no directive was ever given."""
+    most, target = rounds["over_limit"].max(), percent(coordinator.target)
+    sentence = "The coordinator never asked for anything, so training was that of the algorithm alone:"
+    if pd.isna(most):
+        return f"{sentence} risk was never estimated."
+    if most <= coordinator.target:
+        return f"{sentence} at no estimate more than {percent(most)} of a model's members were over their limit."
+    return (
+        f"{sentence} up to {percent(most)} of a model's members were over their limit (target {target}), but its gain "
+        "or the cost that it may cause leaves it nothing to ask for."
+    )
+
+
+def _unmet(k: int, inside: pd.DataFrame, coordinator: Coordinator) -> Iterator[str]:
+    """When a cluster's limits could not be kept; nothing where they always could."""
+    spells = list(_spells(inside))
+    ended = " and ".join(f"from round {begins} to round {ends}" for begins, ends in spells if ends is not None)
+    cost = f"with knobs at the most that a cost of {decimal(coordinator.max_cost)} of held-out accuracy allows"
+    if spells and spells[-1][1] is None:
+        again = f", as before {ended}" if ended else ""
+        yield f"Since round {spells[-1][0]} cluster {k} cannot be brought within its members' limits{again}, {cost}."
+    elif spells:
+        yield f"Cluster {k} could not be brought within its members' limits {ended}, {cost}."
+
+
+def _spells(inside: pd.DataFrame) -> Iterator[tuple[int, int | None]]:
+    """The rounds after which a cluster's limits began and ceased to be out of reach; None: they still are."""
+    begins = None
+    for number, unmet in zip(inside["round"].tolist(), inside["limit_unmet"].tolist(), strict=True):
+        if unmet == 1 and begins is None:
+            begins = int(number)
+        elif unmet != 1 and begins is not None:
+            yield begins, int(number)
+            begins = None
+    if begins is not None:
+        yield begins, None
+
+
+def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str], never: Sequence[str]) -> Figure:
     """Risk, shares over the limit, and each directive that was ever given, over rounds."""
-    told = rounds.assign(told=0.5 + coordinator.audit_factor * (rounds["risk"] - 0.5))
-    given = [
-        column
-        for column in map(str, rounds)
-        if column.startswith(COLUMN) and bool((rounds[column].fillna(0) != 0).any())
-    ]
+    reported = rounds.assign(reported=0.5 + coordinator.audit_factor * (rounds["risk"] - 0.5))
+    # The title of each panel, the name of its axis, and one curve per cluster.
     panels = [
-        _Panel("Risk as told to clients: balanced accuracy of the attack", "risk", curves_by_cluster(told, "told")),
-        _Panel("Share of the members who are over their limit", "members", curves_by_cluster(rounds, "over_limit")),
+        ("Risk as told to clients: balanced accuracy of the attack", "risk", curves_by_cluster(reported, "reported")),
+        ("Share of the members who are over their limit", "members", curves_by_cluster(rounds, "over_limit")),
     ]
-    for column in given:
-        name = directive_name(column)
-        price = name == "price"
-        title = "Price of the model, in nats of loss" if price else f"{capitalized(name)}: share of its full strength"
-        panels.append(_Panel(title, "price" if price else "strength", curves_by_cluster(rounds, column)))
-    target = f"target ({percent(coordinator.target)})"
+    for column in asked:
+        price, name = directive_name(column) == "price", capitalized(directive_name(column))
+        title = "Price of the model, in nats of loss" if price else f"{name}: share of its full strength"
+        panels.append((title, "price" if price else "strength", curves_by_cluster(rounds, column)))
 
     def draw(figure: MplFigure) -> None:
         figure.set_figheight(1.3 + 1.35 * len(panels))
         cells = figure.subplots(len(panels), 1, sharex=True)
-        for axes, panel in zip(cells, panels, strict=True):
-            axes.set_title(panel.title, loc="left")
-            _steps(axes, panel.curves, rounds["round"])
-            axes.set_ylabel(panel.axis)
-            if panel.axis == "strength":
+        for axes, (title, name, curves) in zip(cells, panels, strict=True):
+            axes.set_title(title, loc="left")
+            _steps(axes, curves, rounds["round"])
+            axes.set_ylabel(name)
+            if name == "strength":
                 axes.set_ylim(-0.05, 1.05)
         low, high = cells[0].get_ylim()
         cells[0].axhline(0.5, **CHANCE_LINE)
@@ -102,39 +163,25 @@ def _figure(coordinator: Coordinator, rounds: pd.DataFrame) -> Figure:
         cells[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         over_rounds(cells[-1])
         figure.align_ylabels(cells)
-        keys = [*(curve.key() for curve in panels[0].curves), guess_key(), Line2D([], [], **TARGET_LINE, label=target)]
-        legend(figure, keys, columns=2)
+        target = Line2D([], [], **TARGET_LINE, label=f"target ({percent(coordinator.target)})")
+        legend(figure, [*(curve.key() for curve in panels[0][2]), guess_key(), target], columns=2)
 
-    ends = [f"{panel.title}: {', '.join(curve.end for curve in panel.curves)}" for panel in panels]
-    return draw_figure(
-        "coordinator",
-        "What the coordinator saw and asked for",
-        _caption(coordinator, rounds),
-        f"Over rounds, by cluster. At the end: {'; '.join(ends)}.",
-        draw,
-    )
-
-
-def _caption(coordinator: Coordinator, rounds: pd.DataFrame) -> str:
     factor = coordinator.audit_factor
     times = "" if factor == 1 else f", its advantage over guessing times {factor:g}"
-    sentences = [
+    caption = (
         f"Top: the red team's estimate{times}. Below: the share of the members who say that it is too high; the line "
         "is the target. Then what each cluster was asked for, which holds from the next round on; 1 is the strength "
         "that the configuration gives."
-    ]
-    never = [
-        column for column in map(str, rounds) if column.startswith(COLUMN) and not (rounds[column].fillna(0) != 0).any()
-    ]
+    )
     if never:
-        sentences.append(f"Never asked for: {', '.join(map(directive_name, never))}.")
-    return " ".join(sentences)
+        caption += f" Never asked for: {', '.join(map(directive_name, never))}."
+    ends = [f"{title}: {', '.join(curve.end for curve in curves)}" for title, _, curves in panels]
+    alt = f"Over rounds, by cluster. At the end: {'; '.join(ends)}."
+    return draw_figure("coordinator", "What the coordinator saw and asked for", caption, alt, draw)
 
 
 def _steps(axes: Axes, curves: Sequence[Curve], rounds: pd.Series) -> None:
     """Draw values that hold until the next one."""
     end = fit_rounds(axes, rounds)
     for curve in curves:
-        over, values = np.append(curve.values.index, end), np.append(curve.values, curve.values.iloc[-1])
-        axes.step(over, values, where="post", color=curve.style.color, linestyle=curve.style.dashes)
-        curve.name_values(axes)
+        curve.draw_steps(axes, end)

@@ -1,18 +1,23 @@
-"""What a report says of how a run was made, whether a configuration or a Python program made it."""
+"""What a run directory says beside its numbers: how the run was made, which updates it holds, and its audit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from shoal.config.kinds import algorithm_title, name_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.schema import Config
 from shoal.control import Coordinator
-from shoal.core.formats import ACCURACY
+from shoal.core.formats import ACCURACY, DASH
 from shoal.core.representation import one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import kind_of
 from shoal.metrics.metric_table import Metric
+from shoal.reports.audit.audit_verdict import verdict
+from shoal.reports.audit.findings import judged_groups, measured
+from shoal.reports.estimate import null_size
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,62 @@ class RunDescription:
     def groups_with_clients(self) -> list[str]:
         """The names of the groups that have clients."""
         return [name for name, group in self.groups.items() if group.share > 0]
+
+
+@dataclass(frozen=True)
+class RecordedUpdates:
+    """The clients' updates that a run directory holds.
+
+    Args:
+        rounds: numbers of the recorded rounds, in order; at least one.
+        size: of their files, in bytes.
+    """
+
+    rounds: tuple[int, ...]
+    size: int
+    __repr__ = one_line
+
+    @property
+    def sentence(self) -> str:
+        """Which rounds are recorded, and how large they are.
+
+        >>> RecordedUpdates((5, 10), 1_250_000).sentence
+        'What the server received from each client is recorded in 2 rounds (5 and 10): 1.2 MB in the folder updates.'
+        """
+        first, last, count = self.rounds[:-1], self.rounds[-1], len(self.rounds)
+        some = f"{first[0]}, {first[1]}, ..., {last}" if count > 4 else f"{', '.join(map(str, first))} and {last}"
+        which = f"{count:,} rounds ({some})" if count > 1 else f"round {last}"
+        size = f"{self.size / 1e6:,.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:,.1f} kB"
+        return f"What the server received from each client is recorded in {which}: {size} in the folder updates."
+
+
+@dataclass(frozen=True, eq=False)
+class RunAudit:
+    """The audit of a run's final models; its page is audit.html, beside the run's.
+
+    Args:
+        attacks: the rows of audit.csv, which are those of `Audit.attacks`.
+    """
+
+    attacks: pd.DataFrame
+    __repr__ = one_line
+
+    @property
+    def verdict(self) -> str:
+        """As on the audit's page."""
+        return verdict(*judged_groups(self))
+
+    @property
+    def key_metric(self) -> tuple[str, str, str]:
+        """The exposure of the most exposed group: name, value and a remark."""
+        groups, _ = judged_groups(self)
+        worst = next(iter(measured(groups.values())), None)
+        if worst is None:
+            return ("Balanced accuracy", DASH, "of the audit's attacks: none could be measured")
+        on = f" on {worst.name}, the most exposed group" if len(groups) > 1 else ""
+        interval = f"; 95 % interval {worst.accuracy.interval}" if worst.accuracy.interval else ""
+        return (
+            "Balanced accuracy",
+            worst.accuracy.text,
+            f"audit, {worst.title}{on}{interval}; chance: 0.500{null_size(worst.null_high)}",
+        )

@@ -10,10 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from shoal.core.formats import decimal, percent
-from shoal.reports.curves import NAMED
+from shoal.reports.curves import evenly, guess_key
 from shoal.reports.plotting import CHANCE_LINE, OVER, UNSURE, WITHIN, Figure, draw_figure, group_style, legend, short
-from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
-from shoal.reports.run.run_curves import guess_key
+from shoal.reports.run.run_view import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 from shoal.reports.svg import MOST, add_named_points, name_points
 
 SMALLEST = 1e-4
@@ -79,7 +78,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
     )
     alt = f"Limits against exposure of {len(known)} clients; {over} are over their limit."
     if uncertain:
-        caption += " Orange: above the limit by the point estimate, but not for certain."
+        caption += " Orange: above the limit by the point estimate, but not at 95 % confidence."
         alt += f" {uncertain} more are above it by the point estimate alone."
     return draw_figure("violations", "Whose limit is exceeded", caption, alt, draw)
 
@@ -111,7 +110,7 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
                 here = (known["group"] == group) & (known["non_members"] == kind) & (known["tpr"] > 0)
                 fpr, tpr = (known.loc[here, rate].clip(lower=low) for rate in ("fpr", "tpr"))
                 axes.plot(fpr, tpr, color=group_style(groups.index(group)).color, **line)
-                some = np.unique(np.linspace(0, len(fpr) - 1, min(NAMED, len(fpr))).round().astype(int))
+                some = evenly(len(fpr))
                 fpr, tpr = fpr.iloc[some].tolist(), tpr.iloc[some].tolist()
                 whose = f"{group}, others: {kind}"
                 texts = [f"{whose}, {percent(t)} at {percent(f)} FPR" for f, t in zip(fpr, tpr, strict=True)]

@@ -1,12 +1,11 @@
-"""A run's figures over its rounds: accuracy, risk, and the clients in each cluster, where a drained cluster shows."""
+"""A run over its rounds: accuracy, risk, and the clients in each cluster; for a notebook also all three at a glance."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -15,8 +14,18 @@ from numpy.typing import NDArray
 
 from shoal.core.formats import ACCURACY, capitalized, decimal, name_examples
 from shoal.metrics.summary import Summary
-from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
-from shoal.reports.plotting import CHANCE_LINE, Figure, cluster_style, draw_figure, group_style, legend, short
+from shoal.reports.curves import Curve, fit_rounds, guess_key, over_rounds, round_axes, round_panels
+from shoal.reports.plotting import (
+    CHANCE_LINE,
+    WIDTH,
+    Figure,
+    cluster_style,
+    draw_figure,
+    group_style,
+    legend,
+    short,
+    styled,
+)
 from shoal.reports.svg import add_named_points, name_points
 
 _CHOSEN: Any = {"color": "white", "markeredgecolor": "black"}
@@ -39,37 +48,14 @@ def curves_by_cluster(rounds: pd.DataFrame, column: str) -> list[Curve]:
     return [Curve(f"cluster {k}", table[k], cluster_style(int(k))) for k in table.columns]
 
 
-def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[Axes]:
-    """One panel over rounds for each title, on the same scales; the figure gets the height that they need."""
-    columns = 1 if len(titles) <= 4 else 2
-    lines = -(-len(titles) // columns)
-    figure.set_figheight(max(2.6, 1.2 + 1.2 * lines))
-    cells = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-    for axes in cells[len(titles) :]:
-        axes.set_visible(False)
-    for axes, title in zip(cells, titles, strict=False):
-        axes.set_title(title, loc="left")
-        over_rounds(axes)
-        axes.set_ylabel(label)
-        axes.label_outer()
-    panels = cells[: len(titles)]
-    for axes in panels[-columns:]:
-        axes.set_xlabel("round")
-        axes.tick_params(labelbottom=True)
-    return panels
-
-
 def accuracy_by_cluster(rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY) -> Figure | None:
     """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured.
 
     ``kind`` is what examples are, ``metric`` what the run reports as accuracy.
     """
-    what = f"Share of held-out {kind} that each cluster's model gets right"
-    if metric != ACCURACY:
-        what = f"Mean {metric} of each cluster's model on held-out {kind}, higher is better"
-    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), (
-        f"{what}, on the mix of groups that trained it in that round. A line breaks where no client chose the cluster."
-    ))  # fmt: skip
+    whose = ("that each cluster's model gets right", "of each cluster's model")
+    which = "on the mix of groups that trained it in that round. A line breaks where no client chose the cluster."
+    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), whose, which)
 
 
 def accuracy_by_group(
@@ -86,11 +72,8 @@ def accuracy_by_group(
             right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
             means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
             curves.append(Curve(short(group), means, group_style(g)))
-    what = f"Share of held-out {kind} of a group that are right"
-    if metric != ACCURACY:
-        what = f"Mean {metric} on held-out {kind} of a group, higher is better"
-    caption = f"{what}, each client with the model that it chose in that round."
-    return _accuracy("group", kind, metric, curves, caption)
+    whose = ("of a group that are right", "of a group")
+    return _accuracy("group", kind, metric, curves, whose, "each client with the model that it chose in that round.")
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -99,10 +82,15 @@ def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
     return rounds[rounds["round"].isin(rounds.loc[known, "round"])]
 
 
-def _accuracy(by: str, kind: str, metric: str, curves: Sequence[Curve], caption: str) -> Figure | None:
-    name, title = f"accuracy-by-{by}", f"{capitalized(metric)} by {by}"
+def _accuracy(
+    by: str, kind: str, metric: str, curves: Sequence[Curve], whose: tuple[str, str], remark: str
+) -> Figure | None:
     if all(curve.values.isna().all() for curve in curves):
         return None
+    title = f"{capitalized(metric)} by {by}"
+    caption = f"Share of held-out {kind} {whose[0]}, {remark}"
+    if metric != ACCURACY:
+        caption = f"Mean {metric} on held-out {kind} {whose[1]}, higher is better, {remark}"
 
     def draw(figure: MplFigure) -> None:
         axes = round_axes(figure, f"{metric} on held-out {kind}")
@@ -115,7 +103,7 @@ def _accuracy(by: str, kind: str, metric: str, curves: Sequence[Curve], caption:
         legend(figure, [curve.key() for curve in curves])
 
     alt = f"{title} over rounds. At the end: {', '.join(curve.end for curve in curves)}."
-    return draw_figure(name, title, name_examples(caption, kind), alt, draw)
+    return draw_figure(f"accuracy-by-{by}", title, caption, alt, draw)
 
 
 def risk(
@@ -123,7 +111,6 @@ def risk(
 ) -> Figure | None:
     """The red team's estimates and the measured exposure of the final models; None if there is neither."""
     curves = curves_by_cluster(rounds, "risk")
-    # Runs of earlier versions have no intervals.
     known = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
     bands = [curves_by_cluster(rounds, f"risk_{end}") for end in ("low", "high")] if known else []
     measured = [summary.by_cluster.get(k, {}).get("mia", nan) for k in range(len(curves))]
@@ -135,46 +122,35 @@ def risk(
         axes.axhline(0.5, **CHANCE_LINE)
         end = fit_rounds(axes, rounds["round"])
         for curve, value in zip(curves, measured, strict=True):
-            color, dashes = curve.style.color, curve.style.dashes
             if estimated:
-                over, values = _to_the_end(curve, end)
-                axes.step(over, values, where="post", color=color, linestyle=dashes)
-                curve.name_values(axes)
-            if np.isnan(value):
-                continue  # Nobody trained the model, so it has no members.
-            (diamond,) = axes.plot(
-                [end], [value], marker="D", markersize=7, color=color, markeredgecolor="black", clip_on=False, zorder=7
-            )
-            name_points(diamond, [f"{curve.label}, measured at the end: {decimal(value)}"])
+                curve.draw_steps(axes, end)
+            if not np.isnan(value):  # Nobody trained the model otherwise, so it has no members.
+                (diamond,) = axes.plot(
+                    [end], [value], marker="D", markersize=7, color=curve.style.color, markeredgecolor="black",
+                    clip_on=False, zorder=7,
+                )  # fmt: skip
+                name_points(diamond, [f"{curve.label}, measured at the end: {decimal(value)}"])
         for low, high in zip(*bands, strict=True):
-            (over, lower), (_, upper) = _to_the_end(low, end), _to_the_end(high, end)
+            (over, lower), (_, upper) = low.held_until(end), high.held_until(end)
             axes.fill_between(over, lower, upper, step="post", color=low.style.color, alpha=0.12, linewidth=0)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.45), max(high, 0.6))
         keys = [curve.key() if estimated else curve.key("D") for curve in curves]
-        diamond = Line2D(
-            [], [], color="white", marker="D", linestyle="", markeredgecolor="black", label="measured at the end"
-        )
+        diamond = Line2D([], [], **_CHOSEN, marker="D", linestyle="", label="measured at the end")
         legend(figure, [*keys, diamond, guess_key()], columns=2)
 
     ends = [curve.end for curve in curves if estimated]
     ends += [f"cluster {k} measured {decimal(value)}" for k, value in enumerate(measured) if not np.isnan(value)]
+    steps = "The red team estimated no risk during this run."
+    if estimated:
+        steps = (
+            "Steps: the red team's estimate of the accuracy with which an attacker tells a model's training images "
+            f"from others, {ESTIMATORS[estimator]}; 0.5 before the first estimate."
+        )
     shaded = " Shaded: its 95 % interval." if bands else ""
-    steps = (
-        "Steps: the red team's estimate of the accuracy with which an attacker tells a model's training images from "
-        f"others, {ESTIMATORS[estimator]}; 0.5 before the first estimate.{shaded}"
-        if estimated
-        else "The red team estimated no risk during this run."
-    )
-    caption = name_examples(f"{steps} Diamonds: what attacking the final model measured.", kind)
-    return draw_figure(
-        "risk", "Risk of each model", caption, f"Risk by cluster over rounds. At the end: {'; '.join(ends)}.", draw
-    )
-
-
-def _to_the_end(curve: Curve, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The rounds and values of ``curve``, the last of which holds until ``end``."""
-    return np.append(curve.values.index, end), np.append(curve.values, curve.values.iloc[-1])
+    caption = name_examples(f"{steps}{shaded} Diamonds: what attacking the final model measured.", kind)
+    alt = f"Risk by cluster over rounds. At the end: {'; '.join(ends)}."
+    return draw_figure("risk", "Risk of each model", caption, alt, draw)
 
 
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> Figure:
@@ -197,27 +173,25 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
     def draw(figure: MplFigure) -> None:
         panels = round_panels(figure, titles, "clients")
         for axes, k in zip(panels, at_end, strict=True):
-            own = rounds[rounds["cluster"] == k].set_index("round")
-            edges, below = np.append(own.index - 0.5, own.index[-1] + 0.5), np.zeros(len(own))
+            inside = rounds[rounds["cluster"] == k].set_index("round")
+            edges, below = np.append(inside.index - 0.5, inside.index[-1] + 0.5), np.zeros(len(inside))
             for g, group in enumerate(groups):
-                top = below + own[f"clients.{group}"].to_numpy()
+                top = below + inside[f"clients.{group}"].to_numpy()
                 axes.stairs(top, edges, baseline=below, fill=True, color=group_style(g).color)
                 below = top
-            names = [_sizes(row, groups) for row in own.to_dict("records")]
-            names = [f"cluster {k}, round {number}: {name}" for number, name in zip(own.index, names, strict=True)]
-            add_named_points(axes, own.index.to_list(), below.tolist(), names)
+            sizes = [", ".join(f"{row['clients.' + group]:.0f} of {group}" for group in groups)
+                     for row in inside.to_dict("records")]  # fmt: skip
+            names = [f"cluster {k}, round {number}: {size}" for number, size in zip(inside.index, sizes, strict=True)]
+            add_named_points(axes, inside.index.to_list(), below.tolist(), names)
             axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
-            end = fit_rounds(axes, own.index.to_series())
+            end = fit_rounds(axes, inside.index.to_series())
             (diamond,) = axes.plot([end], [at_end[k]], marker="D", markersize=7, clip_on=False, zorder=7, **_CHOSEN)
             name_points(diamond, [f"cluster {k}: chosen by {at_end[k]} after round {last}"])
         # After the last diamond, since panels share their scale and this ends its fitting.
         panels[0].set_ylim(0, None)
+        keys = [Patch(color=group_style(g).color, label=short(group)) for g, group in enumerate(groups)]
         chosen = Line2D([], [], marker="D", linestyle="", **_CHOSEN, label="chose it after the last round")
-        legend(
-            figure,
-            [*[Patch(color=group_style(g).color, label=short(group)) for g, group in enumerate(groups)], chosen],
-            columns=2,
-        )
+        legend(figure, [*keys, chosen], columns=2)
 
     alt = f"Clients by cluster over rounds. At the end: {', '.join(f'cluster {k} {n}' for k, n in at_end.items())}."
     caption = (
@@ -225,10 +199,6 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
         f"chose it after the last round, from the final models; the tables count these. {drained(at_end)}"
     )
     return draw_figure("sizes", "Cluster sizes", caption.strip(), alt, draw)
-
-
-def _sizes(row: Mapping[Hashable, Any], groups: Sequence[str]) -> str:
-    return ", ".join(f"{row['clients.' + group]:.0f} of {group}" for group in groups)
 
 
 def drained(at_end: Mapping[int, int]) -> str:
@@ -243,6 +213,50 @@ def drained(at_end: Mapping[int, int]) -> str:
     return f"Clusters that end with at most {FEW} clients: {small}. A model of so few can give them away more easily."
 
 
-def guess_key(label: str = "guessing (0.5)") -> Line2D:
-    """The entry of `CHANCE_LINE` in a legend."""
-    return Line2D([], [], **CHANCE_LINE, label=label)
+def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) -> NDArray[Any]:
+    """Draw three axes over the rounds, in a figure of their own; clusters differ by colour and by dashes.
+
+    Accuracy is the share of held-out examples that are right, or the mean of the run's metric; exposure is the balanced
+    accuracy of the membership attack: lines are the red team's estimates, where it made any, and diamonds what was
+    measured on the final models.
+
+    Args:
+        rounds: the rows of `rounds.csv`.
+        summary: of the run.
+        metric: its name.
+
+    Returns:
+        (3,) axes: accuracy or the metric, exposure, clients.
+    """
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - pages do without it
+
+    evaluated = rounds[rounds["round"].isin(rounds.loc[rounds["accuracy"].notna(), "round"])]
+    estimated = rounds if bool((rounds["risk"].fillna(0.5) != 0.5).any()) else rounds.assign(risk=np.nan)
+    last = int(rounds["round"].max())
+    with styled():
+        figure, axes = plt.subplots(3, 1, sharex=True, figsize=(WIDTH, 6.6), layout="constrained")
+        shown = ((evaluated, "accuracy"), (estimated, "risk"), (rounds, "clients"))
+        for panel, (frame, column) in zip(axes, shown, strict=True):
+            for curve in curves_by_cluster(frame, column):
+                curve.draw(panel).set_label(curve.label)
+        for k, curve in enumerate(curves_by_cluster(rounds, "risk")):
+            measured = summary.by_cluster.get(k, {}).get("mia")
+            if measured is not None:
+                axes[1].plot([last], [measured], "D", color=curve.style.color, markeredgecolor="black", clip_on=False)
+        axes[1].axhline(0.5, **CHANCE_LINE)
+        if metric == ACCURACY:
+            axes[0].set_ylabel("accuracy (%)")
+            axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
+            axes[0].set_title("held-out examples that are right", loc="left")
+        else:
+            axes[0].set_ylabel(metric)
+            axes[0].set_title("mean over held-out examples; higher is better", loc="left")
+        axes[1].set_ylabel("exposure (balanced accuracy)")
+        axes[1].set_title("membership attack; 0.5: guessing; diamonds: measured at the end", loc="left")
+        axes[2].set_ylabel("size (clients)")
+        axes[2].set_title("clients that trained the cluster's model", loc="left")
+        axes[2].yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[2].set_ylim(0, None)
+        over_rounds(axes[2])
+        figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return axes

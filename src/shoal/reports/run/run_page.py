@@ -1,40 +1,29 @@
 """A run's report: one HTML page that holds everything it shows. The same run gives the same bytes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import nan
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 from numpy.typing import NDArray
 
-from shoal.core.formats import (
-    ACCURACY,
-    DASH,
-    capitalized,
-    count,
-    decimal,
-    format_duration,
-    metric_format,
-    name_examples,
-)
+from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name_examples
 from shoal.data import Group
+from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Summary
-from shoal.reports.attack_titles import attack_title
 from shoal.reports.estimate import null_size
-from shoal.reports.html import render
+from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
-from shoal.reports.run import privacy_figures, run_curves, run_tables
+from shoal.reports.run import run_curves, run_tables
 from shoal.reports.run.canary_section import canary_section
 from shoal.reports.run.client_table import client_table
 from shoal.reports.run.coordinator_section import coordinator_section
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.limits import with_limits
-from shoal.reports.run.recorded_updates import RecordedUpdates, recorded_sentence
-from shoal.reports.run.run_audit import RunAudit
-from shoal.reports.run.run_tables import cell
+from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
+from shoal.reports.run.privacy_figures import roc_curves, violations
 from shoal.reports.run.run_verdict import of_groups, verdict
-from shoal.reports.strongest import reference_federations, strongest_attacks
+from shoal.reports.run.run_view import RunView, strongest_attacks
 
 ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "
@@ -66,70 +55,62 @@ def run_page(
     ``recorded`` are the updates in the run's directory, and ``audit`` is the audit there, if there is one; ``warnings``
     are sentences that were said while it ran.
     """
-    references = reference_federations(summary)
-    if references:
-        clients = clients.assign(attack=clients["attack"].map(attack_title))
-    listed = client_table(clients, run.attack, run.kind, run.metric)
-    clients = with_limits(clients, run.attack)
-    groups = [name for name in run.groups if (clients["group"] == name).any()]
-    others = [name for name in run.groups if name not in groups]
-    estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
-    clusters = int(rounds["cluster"].max()) + 1
-    at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
-    non_members = {name: summary.by_group.get(name, {}).get("non_members", run.test_examples) for name in groups}
-    describe = getattr(run.property_attack, "page", None)
-    section = None if describe is None or updates is None else describe(run.task, summary, updates, clusters)
+    view = RunView.of(run, summary, rounds, clients)
+    groups, several = view.groups, len(view.groups) > 1 or view.clusters > 1
     figures = (
         run_curves.accuracy_by_cluster(rounds, run.kind, run.metric),
-        run_curves.accuracy_by_group(rounds, groups, run.kind, run.metric) if len(groups) > 1 or clusters > 1 else None,
-        run_curves.risk(rounds, summary, estimated=estimated, estimator=run.estimator, kind=run.kind),
-        run_curves.cluster_sizes(rounds, groups, at_end),
-        privacy_figures.violations(clients, groups),
-        privacy_figures.roc_curves(roc, groups, configured=references > 0),
+        run_curves.accuracy_by_group(rounds, groups, run.kind, run.metric) if several else None,
+        run_curves.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind),
+        run_curves.cluster_sizes(rounds, groups, view.at_end),
+        violations(view.clients, groups),
+        roc_curves(roc, groups, configured=view.references > 0),
     )
-    # A regression has no fairness between groups; a classification without it is shown dashes.
-    fair = run.metric == ACCURACY or any(key.startswith("fairness.") for key in summary.overall)
-    own = {each.key: each for each in run.metrics}
-    page: dict[str, Any] = {
-        "title": run.title,
-        "kind": run.kind,
-        "verdict": verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict),
-        "audited": audit is not None,
-        "warnings": [capitalized(each) for each in warnings],
-        "drained": run_curves.drained(at_end),
-        "key_metrics": _key_metrics(summary, run, rounds=int(rounds["round"].max()), clients=len(clients), audit=audit),
-        "attack": _attack(run, references),
-        "references": references,
-        "attacks": run_tables.by_attack(summary, groups),
-        "groups": run_tables.by_group(summary, clients, groups, others, non_members, run.kind, run.metric, own=own),
-        "clusters": run_tables.by_cluster(
-            summary,
-            clients,
-            groups,
-            clusters,
-            non_members,
-            estimated=estimated,
-            kind=run.kind,
-            metric=run.metric,
-            own=own,
+    said = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict)
+    lead = [("verdict", f"{said} {run_curves.drained(view.at_end)}".strip())]
+    if audit is not None:
+        lead.append(("", Markup(
+            '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
+        )))  # fmt: skip
+    lead += [("warning", f"{capitalized(each)}.") for each in warnings]
+    listed = client_table(view)
+    describe = getattr(run.property_attack, "page", None)
+    sections = (
+        section_of("by-group", run_tables.by_group(view)),
+        section_of("by-attack", run_tables.by_attack(view)),
+        section_of("by-cluster", run_tables.by_cluster(view)),
+        Section("clients", "Clients", [listed.caption], table=replace(listed, caption="") if listed.rows else None),
+        None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
+        None if describe is None or updates is None else describe(run.task, summary, updates, view.clusters),
+        None if canaries is None else canary_section(summary.overall, canaries),
+        None if recorded is None else _recorded(recorded),
+        Section("figures", "Figures", figures=[each for each in figures if each is not None]),
+        _samples(run.groups, samples) if samples else None,
+        section_of("overall", run_tables.overall(view)),
+        section_of("time", run_tables.seconds(summary.overall)),
+        Section(
+            "configuration", "Configuration", code=run.settings,
+            folded="Everything that decides this run, as a file that runs it again",
         ),
-        "round_attack": section,
-        "canaries": None if canaries is None else canary_section(summary.overall, canaries),
-        "coordinator": None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
-        "recorded": None if recorded is None else recorded_sentence(recorded),
-        "clients": listed,
-        "figures": [figure for figure in figures if figure is not None],
-        "samples": [
-            (name, _description(group), [png(image) for image in samples[name]])
-            for name, group in run.groups.items()
-            if name in samples
-        ],
-        "overall": run_tables.overall(summary.overall, run.kind, fair=fair, own=own),
-        "fair": fair,
-        "seconds": run_tables.seconds(summary.overall),
-        "config": run.settings,
-    }
-    return render("run.html.j2", page)
+    )  # fmt: skip
+    return render(
+        "run.html.j2", run.title, lead, _key_metrics(view, audit), sections, style="run", kind=run.kind,
+        attack=_attack(run, view.references),
+    )  # fmt: skip
+
+
+def _recorded(recorded: RecordedUpdates) -> Section:
+    command = "What such a server finds of single records and clients in them, this command says; DIR is the directory"
+    paragraph = f"{recorded.sentence} {command} of this page."
+    return Section("recorded", "Recorded updates", [paragraph], code="shoal audit --trace DIR")
+
+
+def _samples(groups: Mapping[str, Group], samples: Mapping[str, NDArray[np.uint8]]) -> Section:
+    shown = [
+        (name, _description(group), [Picture(png(image), f"A held-out image of {name}") for image in samples[name]])
+        for name, group in groups.items()
+        if name in samples
+    ]
+    return Section("samples", "Images of the groups", pictures=shown)
 
 
 def _attack(run: RunDescription, references: int) -> str:
@@ -149,38 +130,37 @@ def _attack(run: RunDescription, references: int) -> str:
     )
 
 
-def _key_metrics(
-    summary: Summary, run: RunDescription, *, rounds: int, clients: int, audit: RunAudit | None
-) -> Sequence[tuple[str, str, str]]:
+def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
-    overall, mia = summary.overall, of_groups(summary, "mia")
-    worst = max(mia, key=lambda group: mia[group], default=None)
-    better = "" if run.metric == ACCURACY else "; higher is better"
+    summary, run, overall = view.summary, view.run, view.summary.overall
+    mia = of_groups(summary, "mia")
+    worst = max(mia, key=lambda group: mia[group], default="")
+    attack = strongest_attacks(summary).get(worst)
     whose = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
-    attack = strongest_attacks(summary).get(worst or "")
     whose += f"by {attack}; " if attack else ""
-    whose += f"guessing: 0.500{null_size(summary.by_group.get(worst or '', {}).get('mia_null_high', nan))}"
-    everyone, point = f"of {clients} clients", "violations.total"
-    drawn = "; limits drawn at random" if overall.get("thresholds_drawn") else ""
-    certain = "exceeded.total" if "exceeded.total" in overall else point
-    by_point = f"{everyone}, certain by the 95 % interval; {cell(overall, point, count)} by the point estimate"
-    exceeded = (everyone if certain == point else by_point) + drawn
+    whose += f"guessing: 0.500{null_size(summary.by_group.get(worst, {}).get('mia_null_high', nan))}"
+    everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
+    exceeded, limits = overall.get("exceeded.total", point), everyone
+    if "exceeded.total" in overall:
+        limits += f", at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
+    limits += "; limits drawn at random" if overall.get("thresholds_drawn") else ""
+    limits += "" if audit is None else "; by the run's own attack, not the audit's"
+    better = "" if run.metric == ACCURACY else "; higher is better"
+    accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
+    mean = f"mean over clients, held-out {run.kind}{better}"
+    exposure = (METRICS["mia"].name, decimal(mia[worst]) if mia else DASH, whose)
     return (
-        (
-            capitalized(run.metric),
-            cell(overall, "accuracy.overall", metric_format(run.metric)),
-            f"mean over clients, held-out {run.kind}{better}",
-        ),
-        ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose) if audit is None else audit.key_metric,
-        (
-            "Limits exceeded",
-            cell(overall, certain, count),
-            exceeded if audit is None else f"{exceeded}; by the run's own attack, not the audit's",
-        ),
-        ("Migrated", cell(overall, "migrated", count), everyone),
+        (capitalized(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
+        exposure if audit is None else audit.key_metric,
+        _tile("exceeded", exceeded, limits),
+        _tile("migrated", overall.get("migrated"), everyone),
         ("Rounds", count(rounds), "of training"),
-        ("Time", cell(overall, "seconds.total", format_duration), "in all"),
+        _tile("seconds.total", overall.get("seconds.total"), "in all"),
     )
+
+
+def _tile(key: str, value: float | None, remark: str) -> tuple[str, str, str]:
+    return (capitalized(METRICS[key].name), METRICS[key].text(value), remark)
 
 
 def _description(group: Group) -> str:

@@ -1,200 +1,159 @@
-"""A run's tables: one metric per row, with its meaning in plain words."""
+"""A run's tables: one metric per row, named and explained as in the table of metrics."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 
 import pandas as pd
 
-from shoal.core.formats import (
-    ACCURACY,
-    DASH,
-    capitalized,
-    count,
-    decimal,
-    name_examples,
-)
+from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name_examples
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
-from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
-from shoal.metrics.summary import Metrics, Summary
-from shoal.reports.run.limits import has_intervals
-from shoal.reports.strongest import accuracies_by_attack, strongest_attacks
-
-Format = Callable[[float], str]
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A metric: its name, its meaning, and its values as text, one per column."""
-
-    name: str
-    meaning: str
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under column heads."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[TableRow, ...]
-
-
-def cell(metrics: Metrics, key: str, form: Format) -> str:
-    """A metric as text; a dash where it is undefined."""
-    return form(metrics[key]) if key in metrics else DASH
-
+from shoal.metrics.metric_table import METRICS, Metric, is_declared
+from shoal.metrics.summary import Metrics
+from shoal.reports.run.run_view import RunView, accuracies_by_attack, has_intervals, strongest_attacks
+from shoal.reports.table import Cell, Row, Table, metric_table, row
 
 BY_GROUP = (
     "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_population", "mia_auc", "tpr_at_fpr_0.01",
     "tpr_at_fpr_0.001", "loss_threshold", "exceeded", "violations",
 )  # fmt: skip
-"""The metrics of groups on the page, by their keys in the table of metrics; those of the user's own follow."""
-
-
-RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
+BY_CLUSTER = (
+    "examples", "accuracy", "train_accuracy", "risk", "mia", "mia_auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001",
+)  # fmt: skip
+FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
+GROUPING = ("adjusted_rand_index", "migrated")
+SECONDS = tuple(key for key, each in METRICS.items() if each.format == "seconds")
+_ALWAYS = ("seconds.total", "seconds.train", "seconds.choose", "seconds.red_team")
+RATES: Mapping[str, float] = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
 
 
-def _at_fpr(row: TableRow, key: str, non_members: Sequence[float]) -> TableRow:
-    """A true positive rate with what guessing gives; a dash, and why, where it would hang on one or two non-members.
+def by_group(view: RunView) -> Table:
+    """One column per group with clients; the other groups have only non-members."""
+    groups, clients = view.groups, view.clients
+    values = [view.summary.by_group.get(group, {}) for group in groups]
+    non_members = [view.non_members.get(group, nan) for group in groups]
+    rows = [row("Clients", *(str((clients["group"] == group).sum()) for group in groups))]
+    for metric in _shown(BY_GROUP, values, view):
+        if metric.key != "exceeded" or any("exceeded" in each for each in values):
+            rows.append(_row(metric, metric.meaning, values, view, non_members))
+        for other in view.others if metric.key == "mia_population" else ():
+            against = view.metric(f"mia_against_{other}")
+            meaning = f"The same attack, with non-members from {other}, to which no client belongs."
+            cells = (against.text(each.get(against.key)) for each in values)
+            rows.append(row(Cell(capitalized(against.name), meaning), *cells))
+    return metric_table("Metrics by group", groups, rows)
 
-    ``non_members`` are those of each column, NaN where their number is unknown.
+
+def by_attack(view: RunView) -> Table | None:
+    """One column per group, a row an attack; None without reference federations."""
+    found = {group: accuracies_by_attack(view.summary.by_group.get(group, {})) for group in view.groups}
+    titles = dict.fromkeys(title for each in found.values() for title in each)
+    if not titles:
+        return None
+    decides = strongest_attacks(view.summary)
+    meaning = "Chosen beforehand, without the members, or certain to find more than the one that was."
+    rows = [row(Cell("Attack that decides", meaning), *(capitalized(decides.get(each, DASH)) for each in view.groups))]
+    for title in sorted(titles, key=lambda title: -max(each.get(title, 0.0) for each in found.values())):
+        cells = (decimal(each[title]) if title in each else DASH for each in found.values())
+        rows.append(row(capitalized(title), *cells))
+    asked = f"{view.references} reference federation{'s were' if view.references > 1 else ' was'} asked for."
+    largest = (
+        " The largest of these is a little high, so the attack that is chosen beforehand by the reference models "
+        "decides, unless another is certain to be stronger; limits count as exceeded by an interval."
+    )
+    note = (
+        f" The configured attack and the gap are asked here about the {view.run.kind} that reference federations "
+        "exchange, so the gap may differ from the one above."
+    )
+    return metric_table("Balanced accuracy by attack", view.groups, rows, asked + largest * (len(rows) > 2) + note)
+
+
+def by_cluster(view: RunView) -> Table:
+    """One column per cluster, as chosen after the last round; the risk only where it was ever estimated."""
+    clients, clusters = view.clients, range(view.clusters)
+
+    def counts(those: pd.DataFrame) -> list[str]:
+        return [str((those["cluster"] == k).sum()) for k in clusters]
+
+    rows = [row(Cell("Clients", METRICS["clients"].of_model), *counts(clients))]
+    if len(view.groups) > 1:
+        rows += [row(f"… of {group}", *counts(clients[clients["group"] == group])) for group in view.groups]
+    values = [view.summary.by_cluster.get(k, {}) for k in clusters]
+    non_members = [_effective_non_members(clients[clients["cluster"] == k], view.non_members) for k in clusters]
+    for metric in _shown(BY_CLUSTER, values, view):
+        known = values if metric.key != "risk" or view.estimated else [{}] * len(values)
+        rows.append(_row(metric, metric.of_model or metric.meaning, known, view, non_members))
+    for key, over in (("exceeded", clients["over"]), ("violations", clients["violated"] > 0)):
+        if key != "exceeded" or has_intervals(clients):
+            rows.append(row(Cell(capitalized(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
+    return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
+
+
+def overall(view: RunView) -> Table:
+    """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees.
+
+    A regression has no fairness between groups, which is of classes; a classification without it is shown dashes.
     """
-    rate = RATES[key]
+    metrics = view.summary.overall
+    fair = view.run.metric == ACCURACY or any(key in metrics for key in FAIRNESS)
+    shown = _shown([*(FAIRNESS if fair else ()), *GROUPING], [metrics], view)
+    rows = [_row(metric, metric.meaning, [metrics], view) for metric in shown]
+    private = bool({"epsilon", "delta"} & set(metrics))
+    if private:
+        meaning = f"{METRICS['epsilon'].meaning} At delta = {metrics.get('delta', nan):g}."
+        if "epsilon" not in metrics:
+            meaning += " There is none: without noise, nothing is guaranteed."
+        rows.append(_row(METRICS["epsilon"], meaning, [metrics], view))
+    about = ["Fairness"] * fair + ["grouping"] + ["differential privacy"] * private
+    title = capitalized(" and ".join(filter(None, [", ".join(about[:-1]), about[-1]])))
+    note = (
+        "The three differences are between the groups, each served by the models its clients chose: 0 is fair, 1 is as "
+        "unfair as possible."
+    )
+    return metric_table(title, ["value"], rows, note * fair)
+
+
+def seconds(metrics: Metrics) -> Table:
+    """Wall time; of a property attack, and of reference federations, only where there are some."""
+    shown = [METRICS[key] for key in SECONDS if key in _ALWAYS or key in metrics]
+    rows = [row(Cell(capitalized(each.name), each.meaning), each.text(metrics.get(each.key))) for each in shown]
+    return metric_table("Time", ["wall time"], rows)
+
+
+def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> list[Metric]:
+    """The metrics of ``keys``, and all that are in no table of metrics: the user's own."""
+    further = [key for each in values for key in each if not is_declared(key)]
+    shown = [key for key in dict.fromkeys([*keys, *further]) if view.run.metric == ACCURACY or key != "gap"]
+    return [view.metric(key) for key in shown]
+
+
+def _row(
+    metric: Metric, meaning: str, values: Sequence[Metrics], view: RunView, non_members: Sequence[float] = ()
+) -> Row:
+    """A metric's values; of a true positive rate ``non_members`` are those of each column, NaN where unknown."""
+    name = metric.name if metric.name == metric.key else capitalized(metric.name)
+    texts = [metric.text(each.get(metric.key)) for each in values]
+    if is_declared(metric.key):
+        name, meaning = name_examples(name, view.run.kind), name_examples(meaning, view.run.kind)
+    if metric.key in RATES:
+        return _at_fpr(RATES[metric.key], name, meaning, texts, non_members)
+    return row(Cell(name, meaning), *texts)
+
+
+def _at_fpr(rate: float, name: str, meaning: str, texts: Sequence[str], non_members: Sequence[float]) -> Row:
+    """A true positive rate with that of guessing; a dash, and why, where it would hang on one or two non-members."""
     needed = least_non_members(rate)
     too_few = [number < needed * (1 - 1e-9) for number in non_members]
-    cells = tuple(DASH if few else text for text, few in zip(row.cells, too_few, strict=True))
-    meaning = f"{row.meaning} Guessing: {100 * rate:g} %." if not all(too_few) else row.meaning
+    if not all(too_few):
+        meaning += f" Guessing: {100 * rate:g} %."
     if any(too_few):
         least = min(number for number, few in zip(non_members, too_few, strict=True) if few)
         meaning += (
             f" A dash: too few non-members (at least {count(needed)} are needed, {count(least)} are there), since "
             f"{100 * rate:g} % of them are fewer than {FALSE_POSITIVES}."
         )
-    return TableRow(row.name, meaning, cells)
-
-
-def by_group(
-    summary: Summary,
-    clients: pd.DataFrame,
-    groups: Sequence[str],
-    others: Sequence[str],
-    non_members: Metrics,
-    kind: str = "images",
-    metric: str = ACCURACY,
-    *,
-    own: Mapping[str, Metric] | None = None,
-) -> Table:
-    """One column for each of ``groups``; of ``others``, which have no clients, there are only non-members.
-
-    ``non_members`` are those of each group, ``kind`` is what examples are, and ``metric`` is the run's.
-    """
-    metrics = [summary.by_group.get(group, {}) for group in groups]
-    rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
-    for each in _shown(BY_GROUP, metrics, measured=metric, own=own):
-        key = each.key
-        if key == "exceeded" and not any(key in one for one in metrics):
-            continue
-        rows.append(_row(each, each.meaning, metrics, kind))
-        if key in RATES:
-            rows[-1] = _at_fpr(rows[-1], key, [non_members.get(group, nan) for group in groups])
-        if key == "mia_population":
-            for other in others:
-                against = metric_of(f"mia_against_{other}")
-                whose = f"The same attack, with non-members from {other}, to which no client belongs."
-                rows.append(TableRow(capitalized(against.name), whose, _texts(against, metrics)))
-    return Table("Metrics by group", tuple(groups), tuple(rows))
-
-
-def by_attack(summary: Summary, groups: Sequence[str]) -> Table | None:
-    """One column for each of ``groups``, a row an attack; None without reference federations."""
-    found = {group: accuracies_by_attack(summary.by_group.get(group, {})) for group in groups}
-    titles = dict.fromkeys(title for each in found.values() for title in each)
-    order = sorted(titles, key=lambda title: -max(each.get(title, 0.0) for each in found.values()))
-    if not order:
-        return None
-    decides = strongest_attacks(summary)
-    best = tuple(capitalized(decides.get(group, DASH)) for group in groups)
-    meaning = "Chosen beforehand, without the members, or certain to find more than the one that was."
-    rows = [TableRow("Attack that decides", meaning, best)]
-    rows += [
-        TableRow(capitalized(title), "", tuple(cell(each, title, decimal) for each in found.values()))
-        for title in order
-    ]
-    return Table("Balanced accuracy by attack", tuple(groups), tuple(rows))
-
-
-BY_CLUSTER = (
-    "examples", "accuracy", "train_accuracy", "risk", "mia", "mia_auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001",
-)  # fmt: skip
-"""The metrics of models on the page."""
-
-
-def _shown(
-    keys: Sequence[str],
-    metrics: Sequence[Metrics],
-    *,
-    measured: str = ACCURACY,
-    own: Mapping[str, Metric] | None = None,
-) -> list[Metric]:
-    """The metrics of the rows: those of ``keys``, and all that the table of metrics does not have."""
-    further = [key for each in metrics for key in each if not is_declared(key)]
-    shown = [key for key in dict.fromkeys([*keys, *further]) if measured == ACCURACY or key != "gap"]
-    return [metric_of(key, measured=measured, own=own) for key in shown]
-
-
-def _texts(metric: Metric, metrics: Sequence[Metrics]) -> tuple[str, ...]:
-    return tuple(metric.text(each.get(metric.key)) for each in metrics)
-
-
-def _row(metric: Metric, meaning: str, metrics: Sequence[Metrics], kind: str) -> TableRow:
-    name = capitalized(metric.name)
-    if not is_declared(metric.key):
-        # The user's own words.
-        return TableRow(name, meaning, _texts(metric, metrics))
-    return TableRow(name_examples(name, kind), name_examples(meaning, kind), _texts(metric, metrics))
-
-
-def by_cluster(
-    summary: Summary,
-    clients: pd.DataFrame,
-    groups: Sequence[str],
-    clusters: int,
-    non_members: Metrics,
-    *,
-    estimated: bool,
-    kind: str = "images",
-    metric: str = ACCURACY,
-    own: Mapping[str, Metric] | None = None,
-) -> Table:
-    """One column per cluster, as chosen after the last round; the risk only where it was ever estimated.
-
-    ``non_members`` are those of each group, ``kind`` is what examples are, and ``metric`` is the run's.
-    """
-
-    def counts(those: pd.DataFrame) -> tuple[str, ...]:
-        return tuple(str((those["cluster"] == k).sum()) for k in range(clusters))
-
-    rows = [TableRow("Clients", METRICS["clients"].of_model, counts(clients))]
-    if len(groups) > 1:
-        rows += [TableRow(f"… of {group}", "", counts(clients[clients["group"] == group])) for group in groups]
-    metrics = [summary.by_cluster.get(k, {}) for k in range(clusters)]
-    for each in _shown(BY_CLUSTER, metrics, measured=metric, own=own):
-        key = each.key
-        known = metrics if key != "risk" or estimated else [{}] * clusters
-        rows.append(_row(each, each.of_model or each.meaning, known, kind))
-        if key in RATES:
-            inside = (clients[clients["cluster"] == k] for k in range(clusters))
-            rows[-1] = _at_fpr(rows[-1], key, [_effective_non_members(each, non_members) for each in inside])
-    exceeded, violations = METRICS["exceeded"], METRICS["violations"]
-    if has_intervals(clients):
-        rows.append(TableRow(capitalized(exceeded.name), exceeded.of_model, counts(clients[clients["over"]])))
-    over = counts(clients[clients["violated"] > 0])
-    rows.append(TableRow(capitalized(violations.name), violations.of_model, over))
-    return Table("Metrics by cluster", tuple(f"cluster {k}" for k in range(clusters)), tuple(rows))
+    return row(Cell(name, meaning), *(DASH if few else text for text, few in zip(texts, too_few, strict=True)))
 
 
 def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float:
@@ -210,39 +169,3 @@ def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float
     mix = mix[[group for group in mix.index if non_members.get(str(group), 0) > 0]]
     spread = sum(share**2 / non_members[str(group)] for group, share in (mix / mix.sum()).items())
     return 1 / spread if spread else nan
-
-
-OVERALL = (
-    "fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds", "adjusted_rand_index",
-    "migrated",
-)  # fmt: skip
-SECONDS = [key for key, each in METRICS.items() if each.format == "seconds"]
-
-# The others are missing in runs of earlier versions, and where nothing of the kind is done.
-_ALWAYS = ("seconds.total", "seconds.train", "seconds.choose", "seconds.red_team")
-
-
-def overall(
-    metrics: Metrics, kind: str = "images", *, fair: bool = True, own: Mapping[str, Metric] | None = None
-) -> Table:
-    """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees.
-
-    Without ``fair`` there is no fairness, which is of classes.
-    """
-    keys = [key for key in OVERALL if fair or not key.startswith("fairness.")]
-    rows = tuple(_row(each, each.meaning, [metrics], kind) for each in _shown(keys, [metrics], own=own))
-    about = "Fairness, grouping" if fair else "Grouping"
-    if not {"epsilon", "delta"} & set(metrics):
-        return Table(about.replace(",", " and"), ("value",), rows)
-    meaning = f"{METRICS['epsilon'].meaning} At delta = {cell(metrics, 'delta', '{:g}'.format)}."
-    if "epsilon" not in metrics:
-        meaning += " There is none: without noise, nothing is guaranteed."
-    epsilon = TableRow("Epsilon", meaning, _texts(METRICS["epsilon"], [metrics]))
-    return Table(f"{about} and differential privacy", ("value",), (*rows, epsilon))
-
-
-def seconds(metrics: Metrics) -> Table:
-    """Wall time; of a property attack, and of reference federations, only where there are some."""
-    shown = [METRICS[key] for key in SECONDS if key in _ALWAYS or key in metrics]
-    rows = tuple(_row(each, each.meaning, [metrics], "images") for each in shown)
-    return Table("Time", ("wall time",), rows)

@@ -8,7 +8,7 @@ from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.estimate import Estimate, Outcome
-from shoal.reports.strongest import reference_federations, strongest_attacks
+from shoal.reports.run.run_view import reference_federations, strongest_attacks
 
 SAID: Mapping[Outcome, str] = {
     "exposed": "tells members from non-members",

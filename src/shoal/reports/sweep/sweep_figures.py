@@ -24,8 +24,8 @@ HEIGHT = 3.2
 class SweepFigure(Figure):
     """A figure of a sweep: of a page, and as two files."""
 
-    svg: bytes
-    pdf: bytes
+    svg: bytes = b""
+    pdf: bytes = b""
 
 
 def draw_figure(
@@ -37,7 +37,7 @@ def draw_figure(
     title, size = spec.title or name, (content.columns * content.width, len(content.rows) * HEIGHT)
     alt, draw = f"{title}. {content.description}", partial(paint, content=content, data=data)
     files = figure_files(alt, draw, size, name=f"figure-{name}-drawn")
-    return SweepFigure(name, title, content.caption, files.image, files.svg, files.pdf)
+    return SweepFigure(name, title, content.caption, files.image, svg=files.svg, pdf=files.pdf)
 
 
 def paint(figure: MplFigure, content: Content, data: FigureData) -> None:

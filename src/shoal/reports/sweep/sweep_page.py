@@ -1,28 +1,28 @@
 """A sweep's report: tables and figures as files, and a page of them, of what was run and of what is missing."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pandas as pd
+from markupsafe import Markup
 
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.formats import DASH, capitalized
-from shoal.reports.html import render
-from shoal.reports.sweep.answer import answer, reading
+from shoal.reports.page import Section, render
+from shoal.reports.sweep.answer import USUAL, answer, reading
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, said_of
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.sweep_curves import ReadRounds
 from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure
 from shoal.reports.sweep.sweep_metrics import format_value, metric_at
-from shoal.reports.sweep.sweep_tables import SweepTable, sweep_table
-from shoal.reports.sweep.table_formats import latex, markdown, table_csv
+from shoal.reports.sweep.sweep_tables import sweep_table
+from shoal.reports.table import Cell, Row, Table, heads, latex, markdown, row, table_csv
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
 """Runs that are not finished: their settings and seed, and why."""
-
-USUAL = ("accuracy.overall", "exceeded.total", "violations.total", "seconds.total")
-"""Metrics of each run on the page, beside those of the tables and figures."""
 
 
 def write_sweep_report(
@@ -82,36 +82,75 @@ def sweep_page(
     title: str,
     spec: ReportSpec,
     statistics: SeedStatistics,
-    tables: Sequence[SweepTable],
+    tables: Sequence[Table],
     figures: Sequence[SweepFigure],
     *,
     missing: Missing,
     source: str,
 ) -> str:
     """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv."""
-    results, labels, named = statistics.results, Labels(spec.labels), [*statistics.axes, "seed"]
-    wanted = [*USUAL, *(key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y)]
+    labels, results = Labels(spec.labels), statistics.results
+    said, summary = answer(statistics, spec, labels), _summary(statistics, len(missing), labels)
+    lead = [("verdict", capitalized(each)) for each in said]
+    lead += [("soft", reading(statistics, labels)), ("", summary)] if said else [("verdict", summary)]
+    if results.empty:
+        lead.append(("", "No run is finished, so there are no tables and figures yet."))
+    elif tables:
+        lead.append(("soft", f"A dash ({DASH}) stands for what is undefined, or is of no finished run."))
+    shown = [replace(each, files=_links("figures", each.name, ("svg", "pdf"))) for each in figures]
+    sections = (
+        _missing(missing, statistics.axes, labels) if missing else None,
+        *(
+            Section(
+                f"table-{each.name}", each.title, table=each, note=_links("tables", each.name, ("md", "csv", "tex"))
+            )
+            for each in tables
+        ),
+        Section("figures", "Figures", figures=shown) if figures else None,
+        None if results.empty else _runs(spec, statistics, labels),
+        Section("file", "Sweep", folded="The sweep's file", code=source),
+    )
+    return render("page.html.j2", title or "Sweep", lead, (), sections, style="sweep")
+
+
+def _links(folder: str, name: str, endings: Sequence[str]) -> str:
+    link = Markup('<a href="{}/{}.{}">{}.{}</a>')
+    return Markup(" ").join(link.format(folder, quote(name), ending, name, ending) for ending in endings)
+
+
+def _missing(missing: Missing, axes: Axes, labels: Labels) -> Section:
+    rows = [
+        row(*(labels.setting(settings[axis]) if axis in settings else DASH for axis in (*axes, "seed")), reason)
+        for settings, reason in missing
+    ]
+    paragraph = (
+        "These runs are in none of the tables and figures; what is over fewer seeds than the sweep has says over how "
+        "many, as n."
+    )
+    table = Table(heads([*map(labels.axis, axes), "seed", "why"]), tuple(rows), stubs=0)
+    return Section("missing", "Runs that are missing", [paragraph], table=table)
+
+
+def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Section:
+    """Every finished run, with the metrics of the tables and figures."""
+    results, named = statistics.results, [*statistics.axes, "seed"]
+    wanted = [
+        *USUAL,
+        "seconds.total",
+        *(key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y),
+    ]
     known = metrics_in(results, ("run", *named))
     keys = [key for key in dict.fromkeys(wanted) if key in known]
-    columns = [results[name].map(labels.setting) for name in named if len(results)]
-    columns += [_values(results[key], key) for key in keys]
-    page = {
-        "title": title or "Sweep",
-        "answer": [capitalized(each) for each in answer(statistics, spec, labels)],
-        "reading": reading(statistics, labels),
-        "summary": _summary(statistics, len(missing), labels),
-        "missing": [
-            ([labels.setting(settings[axis]) if axis in settings else DASH for axis in named], reason)
-            for settings, reason in missing
-        ],
-        "axes": [labels.axis(axis) for axis in statistics.axes],
-        "tables": tables,
-        "figures": figures,
-        "keys": [labels.key(key) for key in keys],
-        "runs": [(str(run), cells) for run, *cells in zip(results.get("run", ()), *columns, strict=True)],
-        "source": source,
-    }
-    return render("sweep.html.j2", page)
+    columns = [results[name].map(labels.setting) for name in named] + [_values(results[key], key) for key in keys]
+    rows = (
+        Row((Cell(str(run), link=f"runs/{quote(str(run))}/report.html"), *map(Cell, cells)))
+        for run, *cells in zip(results["run"], *columns, strict=True)
+    )
+    words = ["run", *map(labels.axis, statistics.axes), "seed"]
+    number = f"{len(results)} {'run' if len(results) == 1 else 'runs'}, each with a report of its own"
+    all_metrics = Markup('Every metric of every run is in <a href="results.csv">results.csv</a>.')
+    table = Table(heads(words, map(labels.key, keys)), tuple(rows))
+    return Section("runs", "All finished runs", [all_metrics], number, table=table)
 
 
 def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:

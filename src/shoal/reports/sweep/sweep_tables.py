@@ -1,9 +1,6 @@
-"""A sweep's tables as data frames: each cell is a metric's mean and spread over seeds."""
+"""A sweep's tables: each cell is a metric's mean and spread over seeds."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,47 +11,16 @@ from shoal.reports.sweep.labels import SPREADS, Labels
 from shoal.reports.sweep.report_spec import TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.sweep_metrics import format_estimate, format_value, reason
+from shoal.reports.table import Cell, Row, Table, heads
 
 
-@dataclass(frozen=True, eq=False)
-class SweepTable:
-    """A table of a sweep.
+def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> Table:
+    """The table that ``spec`` describes; an `InputError` where no run can have one of its metrics.
 
-    Args:
-        name, title, caption: of its files, of itself, and in the sweep's file.
-        note: what the cells are.
-        over: names of the columns' axes, above their heads; empty where the heads are words and need none.
-        stubs: (rows, stubs) what each row is about; the columns are the names of the rows' axes.
-        texts: (rows, columns) the cells as people read them, under their heads.
-        best: (rows, columns) whether a cell is the best of those that differ by the columns' axes only.
-        values: one row per cell, in reading order: the settings, ``key``, ``mean``, ``sd`` or ``ci``, and ``n``.
+    Its stubs say what a row is about, and are faded where they and all to their left repeat the row above; the strong
+    cells are the best of those that differ by the columns' axes only. Its ``values`` have a row per cell, in reading
+    order: the settings, ``key``, ``mean``, ``sd`` or ``ci``, and ``n``.
     """
-
-    name: str
-    title: str
-    caption: str
-    note: str
-    over: str
-    stubs: pd.DataFrame
-    texts: pd.DataFrame
-    best: NDArray[np.bool_]
-    values: pd.DataFrame
-
-    @property
-    def repeats(self) -> NDArray[np.bool_]:
-        """(rows, stubs) whether a stub and all to its left are those of the row above."""
-        stubs = self.stubs.to_numpy()
-        same = np.logical_and.accumulate(stubs[1:] == stubs[:-1], axis=1)
-        return np.concatenate([np.zeros_like(stubs[:1], dtype=bool), same])
-
-    @property
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The stubs, which of them repeat, the cells, and which of them are best, of each row."""
-        return zip(self.stubs.to_numpy(), self.repeats, self.texts.to_numpy(), self.best, strict=True)
-
-
-def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> SweepTable:
-    """The table that ``spec`` describes; an `InputError` where no run can have one of its metrics."""
     # A single metric needs no row or column of its own.
     key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
     values, width = _values(spec, statistics, key_in_rows=key_in_rows)
@@ -63,30 +29,37 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
     def words(cells: pd.DataFrame, axes: list[str]) -> list[list[str]]:
         return [list(map(labels.setting, cell)) for cell in cells[axes].itertuples(index=False)]
 
-    stubs, heads = words(rows, spec.rows), [", ".join(each) for each in words(columns, spec.columns)]
+    stubs, names = words(rows, spec.rows), [", ".join(each) for each in words(columns, spec.columns)]
     if key_in_rows:
         stubs = [[*stub, labels.key(key)] for stub, key in zip(stubs, rows["key"], strict=True)]
     elif len(spec.y) > 1 or not spec.columns:
         keys = map(labels.key, columns["key"])
-        heads = [": ".join(filter(None, pair)) for pair in zip(heads, keys, strict=True)]
+        names = [": ".join(filter(None, pair)) for pair in zip(names, keys, strict=True)]
     estimates = values[["mean", spec.spread, "n", "key"]].itertuples(index=False)
     texts = [format_estimate(*each, seeds=len(statistics.seeds)) for each in estimates]
+    cells = np.array([Cell(text, strong=best) for text, best in zip(texts, _best(values, spec), strict=True)])
+    above = [None, *stubs[:-1]]
+    stub_cells = [
+        [Cell(stub[i], faded=over is not None and stub[: i + 1] == over[: i + 1]) for i in range(len(stub))]
+        for over, stub in zip(above, stubs, strict=True)
+    ]
     named = all(isinstance(value, str) for axis in spec.columns for value in statistics.axes[axis])
-    return SweepTable(
-        name=name,
+    stub_heads = [*map(labels.axis, spec.rows), *["metric"] * key_in_rows]
+    return Table(
+        columns=heads(stub_heads, (each or "value" for each in names)),
+        rows=tuple(Row((*stub, *row)) for stub, row in zip(stub_cells, cells.reshape(-1, width), strict=True)),
         title=spec.title or capitalized("; ".join(map(labels.key, spec.y))),
         caption=spec.caption,
         note=_note(spec, statistics, labels),
+        name=name,
         over="" if named else ", ".join(map(labels.axis, spec.columns)),
-        stubs=pd.DataFrame(stubs, columns=[*map(labels.axis, spec.rows), *["metric"] * key_in_rows], dtype=object),
-        texts=pd.DataFrame(np.reshape(texts, (-1, width)), columns=[head or "value" for head in heads]),
-        best=_best(values, spec).reshape(-1, width),
+        stubs=len(stub_heads),
         values=values,
     )
 
 
 def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -> tuple[pd.DataFrame, int]:
-    """`SweepTable.values`, and how many cells a row of the table has."""
+    """`Table.values`, and how many cells a row of the table has."""
     axes, by = statistics.axes, spec.displayed
     result = estimate(statistics.metrics_by_seed(spec), spec.spread)
     values = pd.DataFrame([*product(*(axes[axis] for axis in by), spec.y)], columns=[*by, "key"], dtype=object)

@@ -1,4 +1,7 @@
-"""A lower bound on epsilon from one training run, by guessing which canaries were trained on.
+"""Canaries on the final models: how many of those trained on are found, and the epsilon that this proves.
+
+Every canary, trained on or left out, is scored on the model that its client trained last, by the logit of its wrong
+label's probability. One threshold serves all models.
 
 Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1. The data of m canaries are
 included by independent fair coins. If training is (epsilon, delta)-DP towards adding or removing one of them, at least
@@ -6,22 +9,35 @@ v of at most r guesses are right with probability at most
 
     f(v) + 2 m delta max_{i = 1..m} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
 
-With delta = 0 it is f(v), which randomized response attains: it is exact. What `tests/attacks/test_one_run_audit.py`
-verifies of the other term: with it the bounds are those that the paper prints, and it is never below the exact
-probability for randomized response that also reveals a random set of coins now and then. Its proof is the paper's.
+With delta = 0 it is f(v), which randomized response attains: it is exact. What `tests/audit/test_canaries.py` verifies
+of the other term: with it the bounds are those that the paper prints, and it is never below the exact probability for
+randomized response that also reveals a random set of coins now and then. Its proof is the paper's.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
+import torch
 
+from shoal.attacks import logit_confidence
+from shoal.audit.measurement import FinishedTraining
+from shoal.audit.records import Bools, Floats, RecordTable, measure
 from shoal.core.errors import require
 from shoal.core.representation import one_line
+from shoal.data import Canaries
+from shoal.metrics import canary_rate, exposure_of_canaries
+from shoal.metrics.summary import Summary
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+CANARY_COLUMNS = ("client", "record", "model", "label", "true_label", "member", "score", "exposure")
+"""The columns of `canaries.csv`."""
+
+CLIENT_CANARY_COLUMNS = ("canaries", "canaries_found")
+"""The columns of `clients.csv` with canaries: how many each client trained on, and how many of them are found."""
+
+DELTA = 1e-5
+"""Of the audit, where nothing else says one."""
 
 _STEPS = 128
 """Epsilons at which the probability is computed before the first crossing is refined."""
@@ -30,9 +46,67 @@ _CELLS = 1 << 22
 """Probabilities computed at a time, which limits the memory."""
 
 
+@dataclass(frozen=True, eq=False)
+class CanaryExposure:
+    """The measurement of a run's canaries: `canary_summary`, the table of canaries, and `CLIENT_CANARY_COLUMNS`.
+
+    Args:
+        canaries: of the federation.
+        delta: of the audit.
+    """
+
+    canaries: Canaries
+    delta: float = DELTA
+    name, title = "canaries", "Canaries"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """The metrics of `canary_summary`."""
+        table = finished.tables["canaries"] = self._table(finished)
+        outside = table["score"][~table["member"]].max()
+        trained = table[table["member"] & table["score"].notna()]
+        # Without a left-out canary nothing can be said to stand out.
+        for column, rows in zip(CLIENT_CANARY_COLUMNS, (trained, trained[trained["score"] > outside]), strict=True):
+            counts = rows["client"].value_counts()
+            finished.clients[column] = finished.clients["client"].map(counts).fillna(0).astype(int)
+        return canary_summary(table, self.delta)
+
+    def _table(self, finished: FinishedTraining) -> pd.DataFrame:
+        """One row per canary; ``model`` is -1, and scores are NaN, where its client trained no model lately."""
+        canaries, engine = self.canaries, finished.training.engine
+        ids, position = finished.federation.ids.sort()
+        model = finished.members.latest[position[torch.searchsorted(ids, canaries.client)]]
+        score = torch.full((len(canaries),), np.nan, dtype=torch.float64)
+        for s in model[model >= 0].unique().tolist():
+            rows = torch.nonzero(model == s).flatten()
+            outputs = engine.outputs(finished.deployed.models[s], canaries.x, rows).cpu()
+            score[rows] = logit_confidence(outputs, canaries.y[rows])
+        values = canaries.client, canaries.record, model, canaries.y, canaries.true_label, canaries.member, score
+        columns = {name: value.numpy() for name, value in zip(CANARY_COLUMNS, values, strict=False)}
+        return pd.DataFrame({**columns, "exposure": exposure_of_canaries(score.numpy(), canaries.member.numpy())})
+
+
+def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
+    """The metrics of a run with canaries, from the rows of `canaries.csv`.
+
+    Rates come with their limits, ``.low`` and ``.high``. ``canaries.found`` is the share that scores above every
+    left-out canary. ``canaries.epsilon_low`` is what one audit proves: with 95 % confidence training is not
+    (epsilon, ``canaries.delta``)-DP towards one record for any smaller epsilon.
+    """
+    scores, member = table["score"].to_numpy(), table["member"].to_numpy(dtype=bool)
+    audit, scored = one_run_audit(scores, member, delta=delta), ~np.isnan(scores)
+    records = RecordTable.from_columns(scores[scored], member[scored])
+    measured = measure(records)
+    metrics: dict[str, float] = {"canaries.members": measured.members, "canaries.non_members": measured.non_members}
+    metrics["canaries.auc"] = measured.auc
+    for name, max_fpr in {"found": 0.0, "tpr_at_fpr_0.1": 0.1, "tpr_at_fpr_0.01": 0.01}.items():
+        rate = canary_rate(records.score, records.member, max_fpr)
+        metrics |= {f"canaries.{name}": rate.tpr, f"canaries.{name}.low": rate.low, f"canaries.{name}.high": rate.high}
+    return Summary(overall={**metrics, "canaries.epsilon_low": audit.epsilon, "canaries.delta": delta})
+
+
 @dataclass(frozen=True)
 class OneRunAudit:
-    """What an audit found.
+    """A lower bound on epsilon from one training run, by guessing which canaries were trained on.
 
     Args:
         epsilon: lower bound, at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e below.
@@ -41,14 +115,6 @@ class OneRunAudit:
         canaries: m, all canaries whose inclusion was drawn by a coin.
         guesses: r, how many of them were guessed by the choice that gave the bound.
         correct: v, how many of the guesses were right.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.audit import one_run_audit
-        >>> included = np.random.default_rng(0).random(1000) < 0.5
-        >>> perfect, blind = (one_run_audit(scores, included) for scores in (1.0 * included, np.zeros(1000)))
-        >>> perfect.correct == perfect.guesses, round(perfect.epsilon, 1), blind.epsilon
-        (True, 5.3, 0.0)
     """
 
     epsilon: float
@@ -84,8 +150,6 @@ def one_run_audit(
     Raises:
         InputError: shapes that differ, no canaries, or a number outside its range.
 
-    Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1.
-
     Example:
         >>> import numpy as np
         >>> from shoal.audit import one_run_audit
@@ -104,12 +168,12 @@ def one_run_audit(
         fits = high >= 0 and low >= 0 and 1 <= high + low <= count
         require(fits, f"'guesses' must be pairs (in, out) that sum to 1..{count} (canaries); got ({high}, {low})")
     level = (1 - confidence) / len(choices)
-    found = []
+    audits = []
     for high, low in choices:
         correct = correct_guesses(scores, included, high, low)
         bound = epsilon_lower_bound(count, high + low, correct, delta, 1 - level)
-        found.append(OneRunAudit(bound, delta, confidence, count, high + low, correct))
-    return max(found, key=lambda each: each.epsilon)
+        audits.append(OneRunAudit(bound, delta, confidence, count, high + low, correct))
+    return max(audits, key=lambda audit: audit.epsilon)
 
 
 def default_guesses(canaries: int) -> list[tuple[int, int]]:

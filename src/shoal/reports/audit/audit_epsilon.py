@@ -33,7 +33,7 @@ def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
     return comparable and audit.empirical_epsilon > stated.get("epsilon", float("inf"))
 
 
-def loud_sentence(audit: Audit, stated: Mapping[str, float]) -> str:
+def violation_warning(audit: Audit, stated: Mapping[str, float]) -> str:
     """What a contradiction between the two means; empty where there is none."""
     if not exceeds_stated(audit, stated):
         return ""

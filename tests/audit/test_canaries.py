@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shoal.audit.one_run_audit import (
+from shoal.audit.canaries import (
     correct_guesses,
     default_guesses,
     epsilon_lower_bound,

@@ -1,0 +1,142 @@
+"""A finished run as its page shows it: who has clients, how many models there are, and whose limit is exceeded."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from shoal.metrics.metric_table import Metric, metric_of
+from shoal.metrics.summary import Metrics, Summary, accuracy_key
+from shoal.reports.attack_titles import attack_title
+from shoal.reports.run.description import RunDescription
+
+EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", "not measured"
+"""What can be said of a client's limit, in the column ``limit``."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunView:
+    """A finished run.
+
+    Args:
+        run: how it was made.
+        summary: its metrics.
+        rounds: one row per round and cluster.
+        clients: one row per client, with the columns of `with_limits`.
+    """
+
+    run: RunDescription
+    summary: Summary
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+
+    @staticmethod
+    def of(run: RunDescription, summary: Summary, rounds: pd.DataFrame, clients: pd.DataFrame) -> "RunView":
+        """The view of a run whose ``clients`` are the rows of clients.csv."""
+        if reference_federations(summary):
+            clients = clients.assign(attack=clients["attack"].map(attack_title))
+        return RunView(run, summary, rounds, with_limits(clients, run.attack))
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Those with clients."""
+        present = {*self.clients["group"]}
+        return [name for name in self.run.groups if name in present]
+
+    @property
+    def others(self) -> list[str]:
+        """Groups without clients, of which there are only non-members."""
+        return [name for name in self.run.groups if name not in self.groups]
+
+    @property
+    def clusters(self) -> int:
+        """K, the number of models."""
+        return int(self.rounds["cluster"].max()) + 1
+
+    @property
+    def at_end(self) -> dict[int, int]:
+        """Clients of each cluster after the last round."""
+        return {k: int((self.clients["cluster"] == k).sum()) for k in range(self.clusters)}
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the red team ever estimated a risk."""
+        return bool((self.rounds["risk"].fillna(0.5) != 0.5).any())
+
+    @property
+    def references(self) -> int:
+        """The number of reference federations; 0: the configured attack decides."""
+        return reference_federations(self.summary)
+
+    @property
+    def non_members(self) -> Metrics:
+        """Those of each group."""
+        by_group, usual = self.summary.by_group, self.run.test_examples
+        return {name: by_group.get(name, {}).get("non_members", usual) for name in self.groups}
+
+    def metric(self, key: str) -> Metric:
+        """The metric of a key, as this run reports it."""
+        own = {each.key: each for each in self.run.metrics}
+        return metric_of(key, measured=self.run.metric, own=own, attack_title=attack_title)
+
+
+def reference_federations(summary: Summary) -> int:
+    """The number of reference federations of a run; 0: the configured attack decides how exposed it is."""
+    return int(summary.overall.get("references", 0))
+
+
+def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
+    """Each attack's balanced accuracy on a group by the attack's title, the strongest first.
+
+    >>> accuracies_by_attack({"mia": 0.6, "mia_by_gap": 0.55, "mia_by_rmia_offline": 0.6})
+    {'offline RMIA': 0.6, 'gap': 0.55}
+    """
+    prefix = accuracy_key("")
+    known = {attack_title(key.removeprefix(prefix).replace("_", "-")): value
+             for key, value in metrics.items() if key.startswith(prefix)}  # fmt: skip
+    return dict(sorted(known.items(), key=lambda pair: -pair[1]))
+
+
+def strongest_attacks(summary: Summary) -> dict[str, str]:
+    """The title of the attack that decides about each group; nothing without reference federations."""
+    decides = {}
+    for name, metrics in summary.by_group.items():
+        values = accuracies_by_attack(metrics)
+        if values:
+            # A group's `mia` is that of the attack that decides, which need not be the largest.
+            same = (title for title, value in values.items() if value == metrics.get("mia"))
+            decides[name] = next(same, next(iter(values)))
+    return decides
+
+
+def has_intervals(clients: pd.DataFrame) -> bool:
+    """Whether a limit counts as exceeded only where the whole 95 % interval of the exposure lies above it."""
+    return "exceeded" in clients
+
+
+def with_limits(clients: pd.DataFrame, attack: str) -> pd.DataFrame:
+    """The clients with what clients.csv says of their limits.
+
+    The columns added or replaced:
+
+    - ``exposure``: the balanced accuracy of the attack that decides; otherwise ``mia``, that of the configured attack.
+    - ``exposure_low``: the lower end of its 95 % interval; otherwise NaN.
+    - ``attack``: the attack's name; otherwise ``attack``, the configured one.
+    - ``over``: whether the limit is exceeded: ``exceeded``, by the interval; otherwise ``violated``, by the point
+      estimate.
+    - ``margin``: how far the limit is exceeded, negative below it: by the lower end where it is known.
+    - ``limit``: one of `EXCEEDED`, `UNCERTAIN` (above the limit, but the interval reaches below it), `WITHIN_LIMIT`,
+      `UNKNOWN`.
+    """
+    nothing = pd.Series(float("nan"), clients.index)
+    exposure = clients.get("exposure", clients["mia"])
+    low = clients.get("exposure_low", nothing)
+    over = clients.get("exceeded", clients["violated"]).fillna(0) > 0
+    above = (exposure > clients["threshold"]) | (clients["violated"].fillna(0) > 0)
+    limit = pd.Series(WITHIN_LIMIT, clients.index).mask(above & has_intervals(clients), UNCERTAIN)
+    limit = limit.mask(exposure.isna() | clients["threshold"].isna(), UNKNOWN).mask(over, EXCEEDED)
+    name = clients["attack"] if "attack" in clients else pd.Series(attack, clients.index).where(exposure.notna())
+    return clients.assign(
+        exposure=exposure, exposure_low=low, attack=name, over=over,
+        margin=low.fillna(exposure) - clients["threshold"], limit=limit,
+    )  # fmt: skip

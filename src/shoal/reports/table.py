@@ -1,0 +1,158 @@
+"""The table of all pages and files: built once, written as HTML by `page`, as Markdown, as LaTeX, or as a frame."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+
+_MARKDOWN = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#~$&"})
+
+_GREEK = "alpha beta gamma delta epsilon eta theta lambda mu pi rho sigma tau phi omega"
+_LATEX = str.maketrans(
+    {letter: rf"$\{name}$" for letter, name in zip("αβγδεηθλμπρστφω", _GREEK.split(), strict=True)}
+    | {
+        "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+        # In TeX's first font encoding these print other characters.
+        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
+        # After the end of a row TeX would read these as its arguments.
+        "[": "{[}", "]": "{]}", "*": "{*}",
+        # Two hyphens would become a dash; `escape` puts this between them.
+        "\N{ZERO WIDTH SPACE}": "{}",
+        "\N{EN DASH}": "--", "—": "---", "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "\N{MULTIPLICATION SIGN}": r"$\times$",
+        "≤": r"$\leq$", "≥": r"$\geq$", "…": r"\ldots{}", "°": r"$^{\circ}$",
+        "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell.
+
+    Args:
+        text: of it.
+        small: text below it, such as an interval or a meaning.
+        sort: the number to sort its column by, as scripts write numbers; empty: undefined.
+        strong, faded: whether it is bold, or soft since it repeats the cell above.
+        link: the address of what it names.
+    """
+
+    text: str
+    small: str = ""
+    sort: str = ""
+    strong: bool = False
+    faded: bool = False
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column, with smaller text below it, and whether it holds numbers."""
+
+    head: str
+    small: str = ""
+    number: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells, of which the last may be missing; ``style`` is a class of style.css: strong, over, or of (a heading)."""
+
+    cells: tuple[Cell, ...]
+    style: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows under column heads.
+
+    Args:
+        columns, rows: as shown.
+        title, caption, note: above it, and below it.
+        name: of its files.
+        over: above the heads of numbers, such as the name of their axis; empty: nothing.
+        stubs: how many of the first columns head their row.
+        sorted_by: the index of the column that the rows are sorted by; others by a click. None: they stay as they are.
+        values: the numbers behind the cells, for a CSV file.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    title: str = ""
+    caption: str = ""
+    note: str = ""
+    name: str = ""
+    over: str = ""
+    stubs: int = 1
+    sorted_by: int | None = None
+    values: pd.DataFrame | None = None
+
+    def frame(self, written: Callable[[Cell], str] = lambda cell: cell.text) -> pd.DataFrame:
+        """The texts of the cells under their heads."""
+        heads = [each.head for each in self.columns]
+        return pd.DataFrame([[written(cell) for cell in each.cells] for each in self.rows], columns=heads, dtype=object)
+
+
+def row(*cells: str | Cell, style: str = "") -> Row:
+    """A row of cells, some of which are only text."""
+    return Row(tuple(Cell(each) if isinstance(each, str) else each for each in cells), style)
+
+
+def heads(words: Iterable[str], numbers: Iterable[str] = ()) -> tuple[Column, ...]:
+    """Columns of words, then columns of numbers."""
+    return (*(Column(each, number=False) for each in words), *map(Column, numbers))
+
+
+def metric_table(title: str, columns: Iterable[str], rows: Iterable[Row], note: str = "") -> Table:
+    """A table with a metric in each row; the first cell is its name, with its meaning below."""
+    return Table(heads(["metric"], columns), tuple(rows), title, note=note)
+
+
+def markdown(table: Table) -> str:
+    """A pipe table with its title and notes; strong cells are bold."""
+    grid = table.frame(lambda cell: f"**{_plain(cell.text)}**" if cell.strong else _plain(cell.text))
+    grid.columns = [_plain(each) for each in grid.columns]
+    align = ["right" if each.number else "left" for each in table.columns]
+    # The cells are texts already; tabulate must not read numbers in them.
+    pipes = grid.to_markdown(index=False, colalign=align, disable_numparse=True)
+    over = f"Columns: {table.over}." if table.over else ""
+    notes = [_plain(each) for each in (table.caption, over, table.note) if each]
+    return "\n\n".join([f"**{_plain(table.title)}**", pipes, *notes]) + "\n"
+
+
+def latex(table: Table) -> str:
+    r"""A table environment to ``\input``; the document needs the package booktabs. Its label is ``tab:NAME``."""
+    grid = table.frame(lambda cell: "" if cell.faded else rf"\textbf{{{escape(cell.text)}}}" if cell.strong
+                       else escape(cell.text))  # fmt: skip
+    grid.columns = [escape(each) for each in grid.columns]
+    numbers = len(table.columns) - table.stubs
+    if table.over:
+        over = [""] * table.stubs + [escape(table.over)] * numbers
+        grid.columns = pd.MultiIndex.from_arrays([over, grid.columns])
+    parts = [part.strip() for part in (table.title, table.caption, table.note)]
+    caption = " ".join(part if part[-1] in ".!?" else f"{part}." for part in parts if part)
+    return grid.style.hide(axis="index").to_latex(
+        column_format="l" * table.stubs + "r" * numbers, position_float="centering", hrules=True, multicol_align="c",
+        label=f"tab:{table.name}", caption=escape(caption),
+    )  # fmt: skip
+
+
+def table_csv(table: Table) -> str:
+    """The values, a row per cell; what is undefined is empty."""
+    return pd.DataFrame(table.values).to_csv(index=False, lineterminator="\n")
+
+
+def escape(text: str) -> str:
+    r"""``text`` in one line, to be printed by LaTeX as it stands.
+
+    >>> escape("50 % of_all ± 1")
+    '50 \\% of\\_all $\\pm$ 1'
+    """
+    return re.sub("-(?=-)", "-\N{ZERO WIDTH SPACE}", " ".join(text.split())).translate(_LATEX)
+
+
+def _plain(text: str) -> str:
+    """``text`` in one line, without meaning to Markdown."""
+    return " ".join(text.split()).translate(_MARKDOWN)
