@@ -106,7 +106,7 @@ def test_what_vmap_cannot_compute_is_looped_and_said(case, caplog):
     build, words = LOOPED[case]
     result = trained(build, 4)
     assert result.engine.backend == "loop"
-    assert "cpu, float32, loop" in result.description.settings
+    assert 'backend = "loop"' in result.description.settings
     (said,) = (each for each in caplog.messages if "backend 'loop'" in each)
     assert words in said
     assert "\n" not in said
@@ -375,7 +375,7 @@ def test_outputs_are_taken_out_of_what_a_network_gives(case, backend, tmp_path):
     result = trained(model, 4, backend=backend, out=tmp_path / "out")
     assert torch.equal(result.state.models, plain.state.models)
     Several(made).load_state_dict(result.models[0])
-    with pytest.raises(InputError, match="holds a simulation with outputs = "):
+    with pytest.raises(InputError, match=r"holds a run with simulation\.outputs = "):
         trained(
             Model(lambda: Several(made), outputs=partial(outputs)),
             4,
@@ -391,5 +391,5 @@ def test_outputs_that_are_not_there_are_one_sentence():
         InputError, match="the model's outputs cannot be taken out of the Made that its network gives: "
     ):
         trained(model, 4)
-    with pytest.raises(InputError, match="a Model's outputs must be a function of what the network gives, such as"):
+    with pytest.raises(InputError, match="a Model's outputs must be a function of the network's result, such as"):
         Model(Net, outputs="logits")

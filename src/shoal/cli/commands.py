@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.audit.audit import parse_gates
-from shoal.cli.audit_display import AuditDisplay, in_words
-from shoal.cli.sweep_display import SweepDisplay
+from shoal.cli.displays import AuditDisplay, SweepDisplay, in_words
 from shoal.config.build import load_data, resolve
 from shoal.config.kinds import made
 from shoal.config.schema import read_config

@@ -200,12 +200,12 @@ class Simulation:
 
     @property
     def replayable(self) -> bool:
-        """Whether the run can be repeated with other examples: without a round attack or malicious clients."""
+        """Whether the run can be repeated with other examples (no round attack, no malicious clients)."""
         return self.round_attack is None and self.malicious_clients is None
 
     @property
     def first_round(self) -> int:
-        """The number of the first round: 1, or the one after those of ``start``."""
+        """The number of the first round (1, or the one after those of ``start``)."""
         return 1 if self.start is None else self.start.state.round + 1
 
     @property

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from shoal.core.errors import require
 from shoal.engine.backends.ghost_norms import ParameterGradients, formula
-from shoal.models.dropout import seeded_dropouts
+from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Loss
 
 Forward = Callable[[Tensor], Tensor]
