@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.settings import settings
-from shoal.data.sources.table import read_csv
 from shoal.data.user.client_dataset import ClientDataset
+from shoal.data.user.table_file import read_csv
 from shoal.data.user.table_rows import require_columns, require_named
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
