@@ -281,17 +281,3 @@ def test_a_sketch_keeps_cosines():
     off = error[torch.triu_indices(30, 30, 1).unbind()]
     assert float(off.square().mean().sqrt()) < 2 * (2 / 1024) ** 0.5
     assert torch.equal(UpdateSketch.draw(100, 100, Stream(0)).sketched(updates[:, :100]), updates[:, :100])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"eps1": -0.1}, {"eps2": -1.0}, {"gamma_max": 1.1}, {"linkage": "ward"}, {"warm_up": -1}, {"min_clients": 0},
-        {"min_examples": -1}, {"sketch": 0}, {"walk": "up"}, {"admission": 1.1}, {"admission": -1.1},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_other_values_are_one_sentence(wrong):
-    (name,) = wrong
-    with pytest.raises(InputError, match=rf"^'{name}' must be [^\n]*; got [^\n]*$"):
-        CFL(**wrong)

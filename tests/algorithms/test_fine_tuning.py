@@ -2,45 +2,30 @@
 
 import pytest
 import torch
-from torch import Tensor
 
+from plain_training import CLOSE, batches, played, sgd
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning
 from shoal.audit.model_scores import Membership
 from shoal.core.errors import InputError
-from shoal.core.randomness import Stream
-from shoal.data import Federation
 from shoal.defenses import NormClipping, ShorterTraining
-from shoal.engine import Deployed, Engine, LocalSGD, State, Training
+from shoal.engine import LocalSGD
 from shoal.engine.rounds import training as engine_rounds
-from shoal.models import Model
 
 STEPS, RATE = 3, 0.1
 LOCAL = LocalSGD(steps=STEPS, batch_size="all", learning_rate=RATE, decay=0.5)
 BATCHES = LocalSGD(epochs=2, batch_size=4, learning_rate=RATE)
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
-def ended(
-    model: Model, federation: Federation, algorithm, local=LOCAL, rounds=2, threads=1, **others
-) -> tuple[State, Deployed]:
+def ended(model, federation, algorithm, local=LOCAL, rounds=2, **options):
     """The last state, and what clients use after it."""
-    with Engine(model, threads=threads) as engine:
-        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
-        first = training.start()
-        state = [first, *(each for each, _ in training.rounds(first, rounds))][-1]
-        return state, training.deployed(state)[0]
+    states, _, deployed = played(model, federation, algorithm, local, rounds, **options)
+    return states[-1], deployed
 
 
-def descended(model: Model, federation: Federation, start: Tensor, i: int, rate: float, steps: int = STEPS) -> Tensor:
+def descended(model, federation, start, i, rate, steps=STEPS):
     """Full-batch gradient descent of client i."""
-    network, clients, theta = model.network(), federation.clients, start.clone()
-    mine = clients.owned(i)
-    for _ in range(steps):
-        theta.requires_grad_(True)
-        outputs = torch.func.functional_call(network, model.layout.views(theta), (clients.x[mine],))
-        (gradient,) = torch.autograd.grad(model.loss(outputs, clients.y[mine]).mean(), theta)
-        theta = theta.detach() - rate * gradient
-    return theta
+    local = LocalSGD(steps=steps, batch_size="all", learning_rate=rate)
+    return sgd(model, start, batches(federation, i, local), local)
 
 
 @pytest.mark.parametrize("base", [FedAvg(), IFCA(2), Ditto(IFCA(2))], ids=repr)

@@ -6,25 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from plain_training import CLOSE, gradient, played
 from shoal.algorithms import IFCA, Ditto, FedAvg, FedOpt, FedProx, Scaffold
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data import Federation
-from shoal.engine import Engine, LocalSGD, State, TorchOptimizer, Training
+from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model
 
 LOCAL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
 RATE, STEPS, ROUNDS = 0.1, 2, 3
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
-def trained(model: Model, federation: Federation, algorithm, local=LOCAL, rounds=ROUNDS, **others) -> list[State]:
-    """The states after each round, the initial one first."""
-    with Engine(model, threads=1) as engine:
-        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
-        first = training.start()
-        return [first, *(state for state, _ in training.rounds(first, rounds))]
+def trained(model, federation, algorithm, **options):
+    return played(model, federation, algorithm, LOCAL, **options)[0]
 
 
 class Plain:
@@ -35,14 +31,8 @@ class Plain:
         self.sizes = federation.clients.sizes.float()
 
     def gradient(self, theta: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Of the mean loss of a client, plus a term of the objective."""
-        network = self.model.network()
-        theta = theta.clone().requires_grad_(True)
-        views = self.model.layout.views(theta)
         mine = self.clients.owned(client)
-        outputs = torch.func.functional_call(network, views, (self.clients.x[mine],))
-        loss = self.model.loss(outputs, self.clients.y[mine]).mean()
-        return torch.autograd.grad(loss if term is None else loss + term(theta), theta)[0]
+        return gradient(self.model, theta, (self.clients.x[mine], self.clients.y[mine]), term=term)
 
     def local(self, start: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         theta = start.clone()

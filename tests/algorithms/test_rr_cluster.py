@@ -141,8 +141,3 @@ def test_it_asks_its_base_too():
     with pytest.raises(InputError, match="IFCA-MIR chooses by risk"):
         RRCluster(IFCAMIR()).check(LocalSGD(), 0)
     FedProx(RRCluster()).check(LocalSGD(), 0)
-
-
-def test_a_floor_is_a_number_of_clients():
-    with pytest.raises(InputError, match=r"^'min_clients' must be at least 1; got 0$"):
-        RRCluster(min_clients=0)
