@@ -30,7 +30,7 @@ from shoal.engine import (
 
 @settings
 class FedRep(Derived):
-    """Client i trains its head h_i with a fixed body b, ``h_i <- h_i - eta * grad_h f_i(b, h)``; then b with a fixed h_i.
+    """Client i trains its head h_i with a fixed body b, ``h_i <- h_i - eta * grad_h f_i(b, h)``; then b with h_i.
 
     The trained body is sent and averaged; the head stays with the client. Of the local epochs the last ``body_epochs``
     train the body and all before them the head, as in the authors' code (paper: ten epochs of the head and one of the
