@@ -21,7 +21,7 @@ from shoal.attacks.queries.recorded_risks import RecordedRisks
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.attacks.queries.yeom import Gap, LossThreshold
-from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
+from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores, View
 from shoal.attacks.scores.bavaria import BaVarIA
 from shoal.attacks.scores.calibration import DifficultyCalibration, LossScore, OtherClusters
 from shoal.attacks.scores.lira import LiRA, OfflineLiRA
@@ -94,6 +94,7 @@ __all__ = [
     "SourceInference",
     "UpdateAttack",
     "UpdateScores",
+    "View",
     "augmentation_votes",
     "boundary_distance",
     "canary_cosines",
