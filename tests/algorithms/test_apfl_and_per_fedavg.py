@@ -78,7 +78,7 @@ def test_an_adapted_share_stays_between_0_and_1(mlp, build):
     assert bool(((shares == 0) | (shares == 1)).any()), "the rate is too small to reach an end"
 
 
-def test_of_apfl_the_server_receives_the_shared_model_alone(mlp, build):
+def test_the_server_receives_only_the_shared_model_of_apfl(mlp, build):
     states, reports, _ = trained(mlp, build(), APFL(), record_every=1, rounds=1)
     updates = reports[0].updates
     assert updates is not None

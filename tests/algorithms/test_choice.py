@@ -103,7 +103,7 @@ def test_ifca_mir_weighs_the_price_as_it_weighs_the_loss(ask):
 
 
 @pytest.mark.parametrize("base", [IFCAMIR(), IFCA(2, choose_by="batch")], ids=repr)
-def test_no_price_is_the_base_bit_for_bit(play, base):
+def test_prices_of_0_are_the_base_bit_for_bit(play, base):
     plain, reports = play(base, risks=(0.7, 0.6))
     for algorithm, directives in (
         (PricedChoice(base), {}),
@@ -117,7 +117,7 @@ def test_no_price_is_the_base_bit_for_bit(play, base):
     assert not torch.equal(play(PricedChoice(base, (0.0, 5.0)), risks=(0.7, 0.6))[0][-1].models, plain[-1].models)
 
 
-def test_who_does_not_choose_pays_nothing(play):
+def test_prices_change_nothing_where_clients_do_not_choose(play):
     one, other = (play(each)[0][-1] for each in (PricedChoice(FedAvg(), (3.0,)), FedAvg()))
     assert torch.equal(one.models, other.models)
 

@@ -33,7 +33,7 @@ def head_of(model: Model) -> Tensor:
 @pytest.mark.parametrize(
     ("weighting", "body_epochs", "participation"), [("equal", 1, 0.5), ("examples", 2, 1.0)], ids=str
 )
-def test_it_is_each_client_s_head_then_the_body(model, build, weighting, body_epochs, participation):
+def test_fedrep_trains_each_clients_head_and_then_the_body(model, build, weighting, body_epochs, participation):
     federation, head = build(), head_of(model)
     algorithm = FedRep(weighting, body_epochs=body_epochs)
     states, reports, deployed = trained(model, federation, algorithm, participation=participation)
@@ -57,7 +57,7 @@ def test_it_is_each_client_s_head_then_the_body(model, build, weighting, body_ep
     torch.testing.assert_close(deployed.tensor()[:, ~head], body[~head].expand(6, -1), **CLOSE)
 
 
-def test_no_head_leaves_its_client(mlp, build):
+def test_heads_of_fedrep_are_not_sent(mlp, build):
     head = head_of(mlp)
     states, reports, _ = trained(mlp, build(), FedRep(), record_every=1)
     for before, report in zip(states, reports, strict=False):
@@ -73,7 +73,7 @@ def test_no_head_leaves_its_client(mlp, build):
     torch.testing.assert_close(again, reports[1].updates.updates[2], **CLOSE)
 
 
-def test_the_server_s_filter_bounds_the_body_s_update_and_leaves_the_heads(mlp, build):
+def test_the_servers_filter_bounds_updates_of_the_body_only(mlp, build):
     head = head_of(mlp)
     plain, _, _ = trained(mlp, build(), FedRep("equal"), rounds=1)
     options = {"update_filter": NormClipping(0.01), "record_every": 1}
@@ -85,7 +85,7 @@ def test_the_server_s_filter_bounds_the_body_s_update_and_leaves_the_heads(mlp, 
     torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_with_its_first_layer_as_head_the_rest_is_shared(mlp, build):
+def test_fedrep_with_the_first_layer_as_head_shares_the_rest(mlp, build):
     states, _, deployed = trained(mlp, build(), FedRep(head="hidden"), rounds=1)
     head = ~head_of(mlp)
     assert (deployed.tensor()[:, ~head] == states[-1].models[0, ~head]).all()

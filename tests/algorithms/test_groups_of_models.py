@@ -122,7 +122,7 @@ def test_the_server_follows_what_it_received_not_what_clients_chose(play):
     assert torch.equal(states[-1].assignment, report.assignment)
 
 
-def test_who_trained_a_model_is_remembered_over_rounds(play):
+def test_group_privacy_remembers_trainers_over_rounds(play):
     states, reports = play(GroupPrivacy(2), rounds=4, training={"participation": 0.5})
     expected = torch.zeros(6, 2, dtype=torch.int64)
     for number, report in enumerate(reports, start=1):

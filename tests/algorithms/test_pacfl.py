@@ -74,7 +74,7 @@ def test_one_cluster_is_fedavg_bit_for_bit(play):
     assert torch.equal(mine.assignment, average.assignment)
 
 
-def test_what_differs_in_labels_alone_is_not_seen():
+def test_pacfl_does_not_see_groups_that_differ_in_labels_alone():
     assert len(trained(relabelled(TWO), PACFL(20.0), 1)[-1].models) == 1
 
 

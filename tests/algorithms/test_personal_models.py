@@ -77,7 +77,7 @@ def test_ditto_without_a_pull_is_local_training_bit_for_bit(model, build, local)
         assert torch.equal(alone, own(trained(model, build(), LocalOnly(), local)[-1]))
 
 
-def test_of_local_training_the_server_receives_nothing_and_so_limits_nothing(mlp, build):
+def test_local_training_sends_nothing_so_the_servers_filter_has_no_effect(mlp, build):
     federation = build()
     with Engine(mlp, threads=1) as engine:
         training = Training(federation, LocalOnly(), FULL, engine, Stream(5), record_every=1)
@@ -135,7 +135,7 @@ def test_a_stronger_pull_of_mr_mtl_keeps_the_clients_models_together(mlp, build)
     assert spread(0.0) > spread(1.0) > spread(4.0) > 0
 
 
-def test_what_clients_send_by_mr_mtl_is_their_model_and_moves_the_mean_by_its_share(mlp, build):
+def test_clients_of_mr_mtl_send_their_models_which_move_the_mean_by_their_share(mlp, build):
     federation = build()
     with Engine(mlp, threads=1) as engine:
         options = {"participation": 0.5, "record_every": 2}

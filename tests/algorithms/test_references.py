@@ -149,14 +149,14 @@ def test_a_stronger_pull_keeps_personal_models_closer(model, build):
 
 
 @pytest.mark.parametrize("base", [FedAvg(), IFCA(2)], ids=repr)
-def test_a_server_step_of_1_is_the_base(model, build, base):
+def test_fedopt_with_sgd_and_rate_1_is_the_base(model, build, base):
     one, other = (trained(model, build(), each)[-1] for each in (FedOpt(base, "sgd", 1.0, 0.0), base))
     assert torch.equal(one.models, other.models)
     assert torch.equal(one.assignment, other.assignment)
 
 
 @pytest.mark.parametrize("base", [FedAvg(), IFCA(2), Scaffold()], ids=repr)
-def test_no_pull_is_the_base(model, build, base):
+def test_fedprox_without_a_pull_is_the_base_bit_for_bit(model, build, base):
     if isinstance(base, Scaffold):
         with pytest.raises(InputError, match="linear term already"):
             trained(model, build(), FedProx(base, mu=0.1))
@@ -184,7 +184,7 @@ def test_fedopt(plain, model, build, optimizer):
     torch.testing.assert_close(last.models[0], x.float(), rtol=1e-3, atol=1e-5)
 
 
-def test_a_model_that_nobody_trains_keeps_its_place_and_its_moments(model, build):
+def test_fedopt_keeps_untrained_models_and_their_moments(model, build):
     @settings
     class First:
         """IFCA in which everybody trains the first model from round 2 on."""

@@ -203,7 +203,7 @@ def test_fedrc_does_not_prefer_a_model_for_having_seen_more_of_a_label(mlp, buil
 
 
 @pytest.mark.parametrize("algorithm", [FedEM(2), FedRC(2)], ids=repr)
-def test_all_clients_of_a_mixture_are_members_of_all_models_and_use_the_heaviest(mlp, build, algorithm):
+def test_clients_of_a_mixture_are_members_of_all_models_and_use_the_heaviest(mlp, build, algorithm):
     with Engine(mlp, threads=1) as engine:
         training = Training(build(), algorithm, LOCAL, engine, Stream(8), record_every=1)
         before = training.start()
@@ -241,7 +241,7 @@ def test_a_mixture_s_directives_are_those_of_the_model_that_is_trained(mlp, buil
     ],
     ids=str,
 )
-def test_what_cannot_weigh_examples_is_refused_before_the_run(name, defense, sentence, toy_config):
+def test_defences_that_cannot_weigh_examples_are_refused_before_the_run(name, defense, sentence, toy_config):
     from shoal.config.build import build  # noqa: PLC0415
 
     with pytest.raises(InputError, match=sentence):
@@ -249,7 +249,7 @@ def test_what_cannot_weigh_examples_is_refused_before_the_run(name, defense, sen
 
 
 @pytest.mark.parametrize("defense", [DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3)], ids=repr)
-def test_what_cannot_weigh_examples_is_refused_in_a_round_too(mlp, build, defense):
+def test_defences_that_cannot_weigh_examples_are_refused_in_a_round(mlp, build, defense):
     with pytest.raises(InputError, match="leave"):
         trained(mlp, build(), FedEM(2), rounds=1, defenses=(defense,))
 

@@ -180,7 +180,7 @@ class Counting(IFCA):
         return replace(after, clients={"count": count})
 
 
-def test_its_base_hears_of_those_who_trained_alone(play):
+def test_the_base_of_early_stopping_is_told_only_of_clients_that_trained(play):
     (_, after), (report,) = play(EarlyStopping(Counting(2)), rounds=1, stop=(0.0, 1.0))
     assert after.clients["count"].tolist() == (report.assignment == 0).long().tolist()
 
@@ -234,7 +234,7 @@ def test_models_move_towards_the_mean_by_clients(play, directive):
     assert not torch.equal(after.models, first.models)
 
 
-def test_all_of_it_is_fedavg_where_clients_begin_and_count_alike(play):
+def test_pooling_with_share_1_is_fedavg_of_equal_clients(play):
     """The mean is weighted so that every client counts once."""
     (_, begun, *_), _ = play(Pooling(IFCA(2), 1.0), rounds=1)
     assert torch.equal(begun.models[0], begun.models[1])
@@ -302,7 +302,7 @@ def test_the_head_is_the_last_linear_layer_and_nothing_else(network, head):
     assert all(bool(each.all()) or not bool(each.any()) for each in found.values())
 
 
-def test_it_is_pooling_with_1_on_the_body_and_0_on_the_head(play, mlp):
+def test_a_shared_body_is_pooling_with_share_1_of_the_body_and_0_of_the_head(play, mlp):
     (_, shared), _ = play(SharedBody(IFCA(2)), rounds=1)
     (_, together), _ = play(Pooling(IFCA(2), 1.0), rounds=1)
     (_, apart), _ = play(IFCA(2), rounds=1)

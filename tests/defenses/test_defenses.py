@@ -113,7 +113,7 @@ def test_every_defense_plays_every_algorithm(network, build, algorithm, defense,
     assert torch.equal(permuted.assignment, one.assignment[order])
 
 
-def test_all_defenses_together(cnn, build, algorithm):
+def test_all_defences_run_together(cnn, build, algorithm):
     found = played(cnn, build(), algorithm, Dropout(0.2), L2(0.01), DPSGD(1.0, 0.4), NormClipping(1.0))
     assert found.summary.overall["epsilon"] == found.clients["epsilon"].max()
 
@@ -160,7 +160,7 @@ def test_only_private_runs_say_what_they_spent(cnn, build):
     ],
     ids=repr,
 )
-def test_no_defense_changes_no_bit(model, build, undefended, nothing):
+def test_defences_at_strength_0_change_no_bit(model, build, undefended, nothing):
     assert torch.equal(trained(model, build(), IFCA(2), nothing).models, undefended(model, IFCA(2)))
 
 

@@ -181,7 +181,7 @@ def test_passes_are_counted_over_the_whole_training(build, mlp):
     assert one.at_round(2).rounds_earlier(3).rounds_done == 0
 
 
-def test_what_a_client_draws_is_its_own(mlp, build):
+def test_clients_draw_independently_of_each_other(mlp, build):
     """Neither other clients nor threads change a bit of what one trains, and no two of them mix alike."""
     local, federation, order = replace(LOCAL, objective=Mixup(0.4)), build(), torch.tensor([3, 0, 5, 1, 4, 2])
 
