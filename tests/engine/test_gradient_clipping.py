@@ -170,8 +170,8 @@ def test_clipped_sums_are_those_of_one_example_at_a_time(name, monkeypatch):
     network, (x, y) = network_of(Model((IMAGES | WORDS)[name])), batch(name)
     _, norms = one_by_one(network, x, y, 1.0)
     slow = []
-    each = PerExampleClipper._each
-    monkeypatch.setattr(PerExampleClipper, "_each", lambda self, *given: slow.append(1) or each(self, *given))
+    each = PerExampleClipper._by_example
+    monkeypatch.setattr(PerExampleClipper, "_by_example", lambda self, *given: slow.append(1) or each(self, *given))
     sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
     for bound in (sorted(norms)[3], 0.5 * min(norms), 2 * max(norms), float("inf")):
         close(sums(network._forward, x, y, bound), one_by_one(network, x, y, bound)[0])

@@ -19,7 +19,7 @@ from shoal.attacks import (
     ReferenceAttack,
     ReferenceScores,
 )
-from shoal.audit.records import CLIENT, OUTSIDER, Bools, Floats, Ints, RecordTable, View, measure
+from shoal.audit.records import CLIENT, Bools, Floats, Ints, RecordTable, View, measure
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
@@ -176,7 +176,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
             continue
         left_out = leave_one_out_scores(attack, scores)
         thresholds = reference_thresholds(score, left_out, trained, *cells)
-        found[attack.name] = AttackScores(getattr(attack, "view", OUTSIDER), score, thresholds)
+        found[attack.name] = AttackScores(attack.view, score, thresholds)
         if left_out is not None and scores.references >= LEAST_TO_CHOOSE:
             strength[attack.name] = roc_auc(left_out.ravel(), trained.ravel())
     if records.all_models is not None and records.all_models.shape[1] > 1:

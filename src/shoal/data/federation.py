@@ -93,7 +93,7 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """The kind of its examples by their shape, in the plural: images, texts, rows of a table, or just examples."""
+        """The kind of its examples by their shape (images, texts, rows of a table, or just examples)."""
         x = self.clients.x
         if x.dim() == 2:
             return "rows" if x.is_floating_point() else "texts"

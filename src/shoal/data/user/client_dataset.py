@@ -30,7 +30,7 @@ _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 class ClientDataset:
     """Labelled examples of N named clients.
 
-    Attributes:
+    Args:
         name: of the file or folder, in sentences.
         x: pictures (M, C, H, W) uint8, or rows of a table (M, F) float64, not standardised.
         labels: (M,) int64, the classes by their numbers.
@@ -70,7 +70,7 @@ class ClientDataset:
 
     @property
     def kind(self) -> str:
-        """What the examples are, in the plural: images, or rows of a table."""
+        """What the examples are (images, or rows of a table)."""
         return "images" if self.x.dim() == 4 else "rows"
 
     @property
