@@ -246,8 +246,8 @@ def audit_server(
     titles = {each.name: each.title for each in attacks}
     titles |= {name + OTHERS: f"{title}, other clients" for name, title in titles.items()}
     guesses = {
-        "source-inference": SourceInference().guess(scores).averaged,
-        "source-inference-in-cluster": SourceInference(among="cluster").guess(scores).averaged,
+        "source-inference": SourceInference().guess(scores),
+        "source-inference-in-cluster": SourceInference(among="cluster").guess(scores),
         "group-inference": GroupInference().guess(scores),
     }
     flat = {f"{name}.{key}": value for name, guess in guesses.items() for key, value in _flat(guess).items()}
