@@ -7,25 +7,20 @@ audits of clients' updates, canaries, and property inference, whose "members" ar
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from shoal.attacks.reference_scores import Bools, Floats, Ints, View
 from shoal.core.representation import one_line
 from shoal.metrics import MembershipMetrics, membership_metrics
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-
-View = Literal["outsider", "client", "server"]
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
 SERVER: View = "server"
-"""Views of an attacker. An outsider has the released models, a client those of all clusters, in every round; the server
-sees each client's updates."""
+"""The views of an attacker."""
 
 NOBODY = -1
 """The client of a record that is no client's."""

@@ -148,7 +148,7 @@ def _records(attack: UpdateAttack, score: Floats, scores: UpdateScores, *, other
             group=scores.group[rows],
             model=scores.clients[i],
             attack=attack.name + (OTHERS if others else ""),
-            view=SERVER,
+            view=attack.view,
         )
         tables.append(table)
     return RecordTable.join(tables)
@@ -198,7 +198,7 @@ def audit_server(
     )
     groups = [None, *(scores.groups[g] for g in np.unique(scores.group[owned]))]
     found = {attack.name: _audits(attack, scores, groups) for attack in UPDATE_ATTACKS}
-    rows, views = [], dict.fromkeys(found, SERVER)
+    rows, views = [], {attack.name: attack.view for attack in UPDATE_ATTACKS}
     for i, group in enumerate(groups):
         place = ("all", "all") if group is None else ("group", group)
         against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in found.items()}, views)
