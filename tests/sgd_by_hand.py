@@ -91,7 +91,7 @@ def by_hand(
 
 
 def optimizer_of(local: LocalSGD, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    common = {"lr": local.learning_rate, "weight_decay": local.weight_decay}
+    common: dict[str, Any] = {"lr": local.learning_rate, "weight_decay": local.weight_decay}
     if local.optimizer is None:
         return torch.optim.SGD(parameters, momentum=local.momentum, **common)
     options = {key: tuple(each) if isinstance(each, list) else each for key, each in local.optimizer.options.items()}

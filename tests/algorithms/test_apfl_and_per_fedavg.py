@@ -2,20 +2,16 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from plain_training import CLOSE, batches, gradient, played
 from shoal.algorithms import APFL, FedAvg, FedProx, LocalOnly, PerFedAvg
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Federation
 from shoal.defenses import NormClipping
 from shoal.engine import (
-    Algorithm,
-    Deployed,
     Engine,
     LocalSGD,
-    RoundReport,
-    State,
     TorchOptimizer,
     Training,
     client_updates,
@@ -25,38 +21,10 @@ from shoal.models import Model
 # Clients of 5 to 12 examples have 2 or 3 batches a pass, so their numbers of steps are odd and even.
 BATCHES = LocalSGD(epochs=1, batch_size=4, learning_rate=0.2, weight_decay=0.02)
 FULL = LocalSGD(steps=3, batch_size="all", learning_rate=0.2)
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
-ROUNDS = 3
 
 
-def trained(
-    model: Model, federation: Federation, algorithm: Algorithm, local=BATCHES, rounds=ROUNDS, **others
-) -> tuple[list[State], list[RoundReport], Deployed]:
-    """The states after each round, the initial one first; the reports; and what clients use in the end."""
-    backend = {"backend": others.pop("backend")} if "backend" in others else {}
-    with Engine(model, threads=1, **backend) as engine:
-        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
-        first = training.start()
-        played = list(training.rounds(first, rounds))
-        states = [first, *(state for state, _ in played)]
-        return states, [report for _, report in played], training.deployed(states[-1])[0]
-
-
-def gradient(model: Model, theta: Tensor, batch: tuple[Tensor, Tensor], decay: float = 0.0) -> Tensor:
-    theta = theta.clone().requires_grad_(True)
-    outputs = torch.func.functional_call(model.network(), model.layout.views(theta), (batch[0],))
-    loss = nn.functional.cross_entropy(outputs, batch[1]) + decay / 2 * theta.square().sum()
-    return torch.autograd.grad(loss, theta)[0]
-
-
-def batches(federation: Federation, i: int, local: LocalSGD, number: int) -> list[tuple[Tensor, Tensor]]:
-    """Client i's batches in a round."""
-    clients = federation.clients
-    mine = clients.owned(i)
-    randomness = local.randomness(clients, federation.ids, Stream(5)("round", number, "batches"))
-    orders = [order[: len(mine)] for order in randomness.orders[i]] or [torch.arange(len(mine))] * FULL.steps_of(1)
-    parts = [mine[part] for order in orders for part in order.split(local.batch(len(mine)))]
-    return [(clients.x[part], clients.y[part]) for part in parts]
+def trained(model, federation, algorithm, local=BATCHES, **options):
+    return played(model, federation, algorithm, local, **options)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -110,7 +78,7 @@ def test_an_adapted_share_stays_between_0_and_1(mlp, build):
     assert bool(((shares == 0) | (shares == 1)).any()), "the rate is too small to reach an end"
 
 
-def test_of_apfl_the_server_receives_the_shared_model_alone(mlp, build):
+def test_the_server_receives_only_the_shared_model_of_apfl(mlp, build):
     states, reports, _ = trained(mlp, build(), APFL(), record_every=1, rounds=1)
     updates = reports[0].updates
     assert updates is not None
@@ -179,11 +147,3 @@ def test_batch_norm_is_refused(algorithm, build):
 def test_a_pull_of_fedprox_is_refused_where_steps_have_a_rule(mlp, build):
     with pytest.raises(InputError, match=r"a step rule, .*, takes no linear term"):
         trained(mlp, build(), FedProx(PerFedAvg(), 0.1), rounds=1)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5])
-def test_a_share_that_is_none_is_refused_with_its_place(value, toy_config):
-    with pytest.raises(InputError, match=r"'alpha' must be at (least 0|most 1); got"):
-        APFL(value)
-    with pytest.raises(InputError, match=r"'algorithm.alpha' must be at (least 0|most 1); got"):
-        toy_config(algorithm={"name": "apfl", "rounds": 1, "alpha": value})

@@ -2,49 +2,34 @@
 
 import pytest
 import torch
-from torch import Tensor
 
+from plain_training import CLOSE, batches, played, sgd
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning
 from shoal.audit.model_scores import Membership
 from shoal.core.errors import InputError
-from shoal.core.randomness import Stream
-from shoal.data import Federation
 from shoal.defenses import NormClipping, ShorterTraining
-from shoal.engine import Deployed, Engine, LocalSGD, State, Training
+from shoal.engine import LocalSGD
 from shoal.engine.rounds import training as engine_rounds
-from shoal.models import Model
 
 STEPS, RATE = 3, 0.1
 LOCAL = LocalSGD(steps=STEPS, batch_size="all", learning_rate=RATE, decay=0.5)
 BATCHES = LocalSGD(epochs=2, batch_size=4, learning_rate=RATE)
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
-def ended(
-    model: Model, federation: Federation, algorithm, local=LOCAL, rounds=2, threads=1, **others
-) -> tuple[State, Deployed]:
+def ended(model, federation, algorithm, local=LOCAL, rounds=2, **options):
     """The last state, and what clients use after it."""
-    with Engine(model, threads=threads) as engine:
-        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
-        first = training.start()
-        state = [first, *(each for each, _ in training.rounds(first, rounds))][-1]
-        return state, training.deployed(state)[0]
+    states, _, deployed = played(model, federation, algorithm, local, rounds, **options)
+    return states[-1], deployed
 
 
-def descended(model: Model, federation: Federation, start: Tensor, i: int, rate: float, steps: int = STEPS) -> Tensor:
+def descended(model, federation, start, i, rate, steps=STEPS):
     """Full-batch gradient descent of client i."""
-    network, clients, theta = model.network(), federation.clients, start.clone()
-    mine = clients.owned(i)
-    for _ in range(steps):
-        theta.requires_grad_(True)
-        outputs = torch.func.functional_call(network, model.layout.views(theta), (clients.x[mine],))
-        (gradient,) = torch.autograd.grad(model.loss(outputs, clients.y[mine]).mean(), theta)
-        theta = theta.detach() - rate * gradient
-    return theta
+    local = LocalSGD(steps=steps, batch_size="all", learning_rate=rate)
+    return sgd(model, start, batches(federation, i, local), local)
 
 
 @pytest.mark.parametrize("base", [FedAvg(), IFCA(2), Ditto(IFCA(2))], ids=repr)
-def test_it_is_local_training_of_what_the_base_deploys(model, build, base):
+def test_fine_tuning_is_local_training_of_the_models_that_the_base_deploys(model, build, base):
     federation = build()
     shared, before = ended(model, federation, base)
     state, deployed = ended(model, federation, FineTuning(base))
@@ -59,7 +44,7 @@ def test_it_is_local_training_of_what_the_base_deploys(model, build, base):
     assert torch.equal(deployed.assignment, before.assignment)
 
 
-def test_its_own_local_training_takes_the_place_of_the_run_s(mlp, build):
+def test_fine_tuning_with_local_settings_replaces_those_of_the_run(mlp, build):
     federation, own = build(), LocalSGD(steps=1, batch_size="all", learning_rate=0.3)
     shared, _ = ended(mlp, federation, FedAvg())
     _, deployed = ended(mlp, federation, FineTuning(local=own))
@@ -75,7 +60,7 @@ def test_fine_tuning_twice_trains_twice(mlp, build):
     torch.testing.assert_close(twice.models.tensor(), torch.stack(expected), **CLOSE)
 
 
-def test_who_never_took_part_is_fine_tuned_and_is_a_member_of_its_model(mlp, build):
+def test_absent_clients_are_fine_tuned_and_are_members_of_their_models(mlp, build):
     state, deployed = ended(mlp, build(), FineTuning(), rounds=1, participation=0.5)
     assert (state.assignment < 0).sum() == 3
     assert (deployed.models.tensor() != state.models[0]).any(dim=1).all()
@@ -96,7 +81,7 @@ def test_asked_again_on_other_threads_or_in_another_order_it_gives_the_same_mode
 
 
 @pytest.mark.parametrize("base", [IFCA(2), FineTuning(Ditto())], ids=repr)
-def test_some_clients_at_a_time_is_all_at_once(mlp, build, base, monkeypatch):
+def test_fine_tuning_in_blocks_of_clients_changes_nothing(mlp, build, base, monkeypatch):
     federation = build()
     _, whole = ended(mlp, federation, FineTuning(base), BATCHES)
     monkeypatch.setattr(engine_rounds, "BLOCK", 4 * mlp.parameters)

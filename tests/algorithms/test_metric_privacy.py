@@ -87,7 +87,7 @@ def test_in_a_round_in_which_nothing_is_sent_there_is_no_noise(play):
     assert torch.equal(one.models, stopped.models)
 
 
-def test_what_clients_keep_to_themselves_lengthens_no_noise(play):
+def test_personal_tensors_do_not_add_to_metric_privacys_noise(play):
     """FedRep's heads differ by far more than the bodies that are sent, to which alone the formula applies."""
     z, base, local = 0.7, FedRep(), LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
     noisy = play(MetricPrivacy(base, z), rounds=1, local=local)[0][-1]
@@ -125,7 +125,7 @@ def test_a_lone_client_is_not_hidden_and_a_model_of_nobody_stays(play, base):
         assert not torch.equal(one.models[1], play(base, rounds=0)[0][-1].models[1])
 
 
-def test_what_it_refuses(mlp, build, play):
+def test_metric_privacy_refuses_batch_norm_changing_clusters_and_clients_that_send_nothing(mlp, build, play):
     with pytest.raises(InputError, match=r"^metric privacy needs clients that send models; those of LocalOnly do not$"):
         play(MetricPrivacy(LocalOnly()), rounds=1)
     with pytest.raises(InputError, match=r"^MetricPrivacy's 'base' must keep its number of models, which CFL changes"):

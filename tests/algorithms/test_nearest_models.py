@@ -149,20 +149,6 @@ def test_a_start_keeps_its_base_s_own_tensors(play, base):
     assert {*states[-1].server, *states[-1].clients} >= {*before[0].server, *before[0].clients}
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrong"),
-    [
-        (FeSEM, {"clusters": 0}), (OneShotClustering, {"clusters": 0}), (FedAvgStart, {"fedavg_rounds": 0}),
-        (FedAvgStart, {"noise": 0.0}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_other_values_are_one_sentence(kind, wrong):
-    (name,) = wrong
-    with pytest.raises(InputError, match=rf"^'{name}' must be [^\n]*; got [^\n]*$"):
-        kind(**wrong)
-
-
 @pytest.mark.parametrize("kind", [FeSEM, OneShotClustering])
 def test_there_are_at_most_as_many_clusters_as_clients(mlp, build, kind):
     with Engine(mlp) as engine, pytest.raises(InputError, match="'clusters' must be at most the federation's 6"):

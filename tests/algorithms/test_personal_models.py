@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from plain_training import CLOSE, batches, played, sgd
 from shoal.algorithms import MRMTL, Ditto, FedAvg, FedProx, LocalOnly
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping
@@ -16,16 +16,11 @@ from shoal.models import Model
 
 FULL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
 BATCHES = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 ROUNDS = 3
 
 
-def trained(model: Model, federation: Federation, algorithm, local=FULL, rounds=ROUNDS, **others) -> list[State]:
-    """The states after each round, the initial one first."""
-    with Engine(model, threads=1) as engine:
-        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
-        first = training.start()
-        return [first, *(state for state, _ in training.rounds(first, rounds))]
+def trained(model, federation, algorithm, local=FULL, **options):
+    return played(model, federation, algorithm, local, **options)[0]
 
 
 def cohorts(model: Model, federation: Federation, **others) -> list[list[int]]:
@@ -33,25 +28,6 @@ def cohorts(model: Model, federation: Federation, **others) -> list[list[int]]:
     with Engine(model, threads=1) as engine:
         training = Training(federation, LocalOnly(), FULL, engine, Stream(5), **others)
         return [training.cohort(number).tolist() for number in range(1, ROUNDS + 1)]
-
-
-def sgd(model: Model, federation: Federation, start: Tensor, i: int, local: LocalSGD, number: int, pull=None) -> Tensor:
-    """Client i's local training in a round by `torch.optim.SGD`, of its mean loss and a further objective."""
-    theta = nn.Parameter(start.clone())
-    optimizer = torch.optim.SGD([theta], local.learning_rate, local.momentum)
-    network, clients = model.network(), federation.clients
-    mine = clients.owned(i)
-    randomness = local.randomness(clients, federation.ids, Stream(5)("round", number, "batches"))
-    orders = [order[: len(mine)] for order in randomness.orders[i]] or [torch.arange(len(mine))] * FULL.steps_of(1)
-    for order in orders:
-        for batch in order.split(local.batch(len(mine))):
-            x, y = clients.x[mine[batch]], clients.y[mine[batch]]
-            outputs = torch.func.functional_call(network, model.layout.views(theta), (x,))
-            objective = model.loss(outputs, y).mean() + (0 if pull is None else pull(theta))
-            optimizer.zero_grad()
-            objective.backward()
-            optimizer.step()
-    return theta.detach()
 
 
 def own(state: State) -> Tensor:
@@ -65,7 +41,7 @@ def test_local_training_is_each_client_s_own_sgd(model, build, local, participat
     expected = [states[0].models[0]] * len(federation)
     for number, cohort in enumerate(cohorts(model, federation, participation=participation), start=1):
         for i in cohort:
-            expected[i] = sgd(model, federation, expected[i], i, local, number)
+            expected[i] = sgd(model, expected[i], batches(federation, i, local, number), local)
     torch.testing.assert_close(own(states[-1]), torch.stack(expected), **CLOSE)
 
 
@@ -101,7 +77,7 @@ def test_ditto_without_a_pull_is_local_training_bit_for_bit(model, build, local)
         assert torch.equal(alone, own(trained(model, build(), LocalOnly(), local)[-1]))
 
 
-def test_of_local_training_the_server_receives_nothing_and_so_limits_nothing(mlp, build):
+def test_local_training_sends_nothing_so_the_servers_filter_has_no_effect(mlp, build):
     federation = build()
     with Engine(mlp, threads=1) as engine:
         training = Training(federation, LocalOnly(), FULL, engine, Stream(5), record_every=1)
@@ -126,7 +102,7 @@ def test_mr_mtl_is_each_client_s_sgd_with_a_pull_to_the_mean_of_all(model, build
         mean = torch.stack(expected).mean(dim=0)
         for i in cohort:
             pull = lambda w, m=mean: 0.35 * (w - m).square().sum()  # noqa: E731
-            expected[i] = sgd(model, federation, expected[i], i, local, number, pull)
+            expected[i] = sgd(model, expected[i], batches(federation, i, local, number), local, pull=pull)
     torch.testing.assert_close(own(states[-1]), torch.stack(expected), **CLOSE)
     torch.testing.assert_close(states[-1].models[0], torch.stack(expected).mean(dim=0), **CLOSE)
 
@@ -159,7 +135,7 @@ def test_a_stronger_pull_of_mr_mtl_keeps_the_clients_models_together(mlp, build)
     assert spread(0.0) > spread(1.0) > spread(4.0) > 0
 
 
-def test_what_clients_send_by_mr_mtl_is_their_model_and_moves_the_mean_by_its_share(mlp, build):
+def test_clients_of_mr_mtl_send_their_models_which_move_the_mean_by_their_share(mlp, build):
     federation = build()
     with Engine(mlp, threads=1) as engine:
         options = {"participation": 0.5, "record_every": 2}
@@ -177,14 +153,3 @@ def test_what_clients_send_by_mr_mtl_is_their_model_and_moves_the_mean_by_its_sh
     moved = torch.stack([weight * update for _, weight, update in again]).sum(dim=0)
     torch.testing.assert_close(first.models[0] + moved, after.models[0], **CLOSE)
     assert torch.equal(deployed.models.tensor(), own(after))
-
-
-@pytest.mark.parametrize(
-    ("strength", "allowed"),
-    [(-0.1, "at least 0; got -0.1"), (float("nan"), "a finite number; got nan"), ("strong", "a number; got 'strong'")],
-)
-def test_a_pull_of_mr_mtl_that_is_none_is_refused_with_its_place(strength, allowed, toy_config):
-    with pytest.raises(InputError, match=f"'strength' must be {allowed}"):
-        MRMTL(strength)
-    with pytest.raises(InputError, match=f"'algorithm.strength' must be {allowed}"):
-        toy_config(algorithm={"name": "mr-mtl", "rounds": 1, "strength": strength})

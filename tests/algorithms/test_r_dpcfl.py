@@ -118,7 +118,7 @@ class _Silent:
         raise AssertionError("nobody's data is asked in this phase")
 
 
-def test_who_comes_later_is_drawn_alike_and_chooses_by_loss_when_it_comes(play):
+def test_late_clients_start_uniform_then_choose_by_loss(play):
     states, reports = play(RDPCFL(2, 1, 1), rounds=6, training={"participation": 0.5})
     absent = [i for i in range(6) if i not in reports[0].cohort.tolist()]
     assert states[1].clients["r-dpcfl.probabilities"][absent].tolist() == [[0.5, 0.5]] * 3

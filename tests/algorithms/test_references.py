@@ -6,25 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from plain_training import CLOSE, gradient, played
 from shoal.algorithms import IFCA, Ditto, FedAvg, FedOpt, FedProx, Scaffold
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data import Federation
-from shoal.engine import Engine, LocalSGD, State, TorchOptimizer, Training
+from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model
 
 LOCAL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
 RATE, STEPS, ROUNDS = 0.1, 2, 3
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
-def trained(model: Model, federation: Federation, algorithm, local=LOCAL, rounds=ROUNDS, **others) -> list[State]:
-    """The states after each round, the initial one first."""
-    with Engine(model, threads=1) as engine:
-        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
-        first = training.start()
-        return [first, *(state for state, _ in training.rounds(first, rounds))]
+def trained(model, federation, algorithm, **options):
+    return played(model, federation, algorithm, LOCAL, **options)[0]
 
 
 class Plain:
@@ -35,14 +31,8 @@ class Plain:
         self.sizes = federation.clients.sizes.float()
 
     def gradient(self, theta: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Of the mean loss of a client, plus a term of the objective."""
-        network = self.model.network()
-        theta = theta.clone().requires_grad_(True)
-        views = self.model.layout.views(theta)
         mine = self.clients.owned(client)
-        outputs = torch.func.functional_call(network, views, (self.clients.x[mine],))
-        loss = self.model.loss(outputs, self.clients.y[mine]).mean()
-        return torch.autograd.grad(loss if term is None else loss + term(theta), theta)[0]
+        return gradient(self.model, theta, (self.clients.x[mine], self.clients.y[mine]), term=term)
 
     def local(self, start: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         theta = start.clone()
@@ -159,14 +149,14 @@ def test_a_stronger_pull_keeps_personal_models_closer(model, build):
 
 
 @pytest.mark.parametrize("base", [FedAvg(), IFCA(2)], ids=repr)
-def test_a_server_step_of_1_is_the_base(model, build, base):
+def test_fedopt_with_sgd_and_rate_1_is_the_base(model, build, base):
     one, other = (trained(model, build(), each)[-1] for each in (FedOpt(base, "sgd", 1.0, 0.0), base))
     assert torch.equal(one.models, other.models)
     assert torch.equal(one.assignment, other.assignment)
 
 
 @pytest.mark.parametrize("base", [FedAvg(), IFCA(2), Scaffold()], ids=repr)
-def test_no_pull_is_the_base(model, build, base):
+def test_fedprox_without_a_pull_is_the_base_bit_for_bit(model, build, base):
     if isinstance(base, Scaffold):
         with pytest.raises(InputError, match="linear term already"):
             trained(model, build(), FedProx(base, mu=0.1))
@@ -194,7 +184,7 @@ def test_fedopt(plain, model, build, optimizer):
     torch.testing.assert_close(last.models[0], x.float(), rtol=1e-3, atol=1e-5)
 
 
-def test_a_model_that_nobody_trains_keeps_its_place_and_its_moments(model, build):
+def test_fedopt_keeps_untrained_models_and_their_moments(model, build):
     @settings
     class First:
         """IFCA in which everybody trains the first model from round 2 on."""

@@ -38,7 +38,7 @@ def test_no_model_is_below_the_floor_while_another_is_above_it(least):
     assert (moved > 0) == (least < 20)
 
 
-def test_with_too_few_to_give_the_neediest_come_first():
+def test_the_smallest_models_are_filled_first():
     assignment = torch.tensor([0, 0, 0, 0, 0, 1])
     after = rebalanced(assignment, torch.tensor([3, 3, 3]), 3, torch.arange(6))
     # Two can be given: one goes where nobody is, and then both others lack two. A third would leave the first lacking.
@@ -49,7 +49,7 @@ def test_with_too_few_to_give_the_neediest_come_first():
     assert torch.bincount(after, minlength=3).tolist() == [2, 3, 1]
 
 
-def test_floors_of_their_own_but_nobody_gives_what_it_needs_for_the_whole_floor():
+def test_models_have_floors_of_their_own_and_give_no_client_below_the_full_floor():
     assignment = torch.tensor([0] * 8 + [1] * 4 + [2])
     # The clients of the second model are asked before those of the first.
     after = rebalanced(assignment, torch.tensor([0, 0, 2]), 5, torch.arange(13).flip(0))
@@ -57,7 +57,7 @@ def test_floors_of_their_own_but_nobody_gives_what_it_needs_for_the_whole_floor(
     assert torch.equal(rebalanced(assignment, torch.tensor([0, 0, 0]), 5, torch.arange(13)), assignment)
 
 
-def test_every_client_that_may_go_is_as_likely_to():
+def test_every_client_above_the_floor_is_equally_likely_to_move():
     """Of six clients of two models above the floor, two go: each in a third of the permutations."""
     gone, draw = Counter(), torch.Generator().manual_seed(0)
     assignment = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -83,7 +83,7 @@ def test_starts_weights_and_assignment_follow_the_moves(play, ifca, wrapped):
     assert torch.equal(report.losses, chosen.losses)
 
 
-def test_who_moved_trained_and_who_chose_uses(play, mlp, build):
+def test_moved_clients_train_the_new_model_and_use_their_choice(play, mlp, build):
     base, algorithm = IFCA(2), RRCluster(IFCA(2), 3)
     states, reports = play(algorithm, rounds=4)
     assert all(torch.bincount(each.assignment).tolist() == [3, 3] for each in reports)
@@ -105,7 +105,7 @@ class First(IFCA):
         return self.plan_of(torch.zeros(len(cohort), dtype=torch.int64), None, state, cohort)
 
 
-def test_who_moves_differs_from_round_to_round_and_not_from_run_to_run(play):
+def test_moved_clients_differ_between_rounds_and_not_between_runs(play):
     (one, other) = (play(RRCluster(First(), 3), rounds=4)[1] for _ in range(2))
     moved = [tuple(each.assignment.tolist()) for each in one]
     assert all(sorted(each) == [0, 0, 0, 1, 1, 1] for each in moved)
@@ -137,12 +137,7 @@ def test_other_bases_are_one_sentence(base):
         RRCluster(base).check(LocalSGD(), 5)
 
 
-def test_it_asks_its_base_too():
+def test_rr_cluster_checks_its_base():
     with pytest.raises(InputError, match="IFCA-MIR chooses by risk"):
         RRCluster(IFCAMIR()).check(LocalSGD(), 0)
     FedProx(RRCluster()).check(LocalSGD(), 0)
-
-
-def test_a_floor_is_a_number_of_clients():
-    with pytest.raises(InputError, match=r"^'min_clients' must be at least 1; got 0$"):
-        RRCluster(min_clients=0)

@@ -128,7 +128,7 @@ def values_of(scores):
 def test_memory_and_threads_change_nothing_that_is_found(mlp, monkeypatch):
     rounds, records = recorded(mlp), images(40)
     whole = scored(mlp, rounds, records, threads=1)
-    monkeypatch.setattr(gradients_module, "NUMBERS", 3 * mlp.layout.size)
+    monkeypatch.setattr(gradients_module, "_ELEMENTS", 3 * mlp.layout.size)
     sizes = []
     original = gradients_module.example_gradients
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from shoal.cli.app import main
-from shoal.cli.sweep_display import SweepDisplay
+from shoal.cli.displays import SweepDisplay
 from shoal.sweeps import SweepProgress
 
 SWEEP = """

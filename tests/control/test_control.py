@@ -61,14 +61,14 @@ def test_allocation_changes_no_more_than_it_must_and_keeps_the_budget(seed):
     assert tight.min() >= 0
 
 
-def test_knobs_do_not_change_places_when_their_order_does():
+def test_held_knobs_do_not_swap_when_the_order_of_their_costs_does():
     relief, held = torch.tensor([0.04, 0.02], dtype=FLOAT), torch.tensor([1.0, 0.0], dtype=FLOAT)
     for cost in (0.0051, 0.0049):
         found = allocate(0.04, relief, torch.tensor([0.01, cost], dtype=FLOAT), 0.01, held)
         torch.testing.assert_close(found, held)
 
 
-def test_a_knob_without_relief_stays_off():
+def test_a_knob_that_reduces_no_risk_stays_off():
     assert allocate(1.0, torch.tensor([0.0, 0.1]), torch.tensor([0.0, 0.1]), 1.0).tolist() == [0.0, 1.0]
 
 
@@ -79,7 +79,7 @@ def sensitivity(prior: list[float], ratio: float = 1.0) -> Sensitivity:
     )
 
 
-def test_effects_are_found_whatever_the_trend():
+def test_effects_are_learned_whatever_the_trend():
     true, learned, generator = (
         torch.tensor([0.3, -0.2], dtype=FLOAT),
         sensitivity([0.0, 0.1], 0.01),
@@ -403,7 +403,7 @@ def test_a_predicted_risk_is_of_the_examples_of_a_class_that_a_model_has(limit, 
 
 
 @pytest.mark.parametrize("prediction", [RiskPrediction(), RiskPrediction(factor=0.5, exponent=1.0)], ids=repr)
-def test_so_many_examples_keep_the_predicted_risk_at_a_bound_and_no_fewer(prediction):
+def test_examples_per_class_are_the_fewest_that_keep_the_predicted_risk_at_a_bound(prediction):
     for bound in (0.55, 0.6, 0.7):
         least = prediction.examples_per_class(bound)
         assert prediction.risk(least) == pytest.approx(bound)

@@ -39,7 +39,7 @@ def test_epsilon_is_opacus_s(accountant, spent, sigma, delta):
     assert expected > 0
 
 
-def test_no_noise_guarantees_nothing_and_no_step_spends_nothing():
+def test_epsilon_is_infinite_without_noise_and_0_without_steps():
     for accountant in ("rdp", "prv"):
         assert accounting.epsilon([(0.1, 3)], 0.0, 1e-5, accountant) == math.inf
         assert accounting.epsilon([], 0.0, 1e-5, accountant) == 0

@@ -42,7 +42,7 @@ ALL = {
 }
 
 
-def test_what_is_left_out_is_not_done(config_of):
+def test_defences_that_are_left_out_are_not_applied(config_of):
     config, simulation = build(config_of({}))
     assert (
         simulation.setup.first_local().gradient_privacy,
@@ -56,7 +56,7 @@ def test_what_is_left_out_is_not_done(config_of):
     assert config.engine.backend == "vmap"
 
 
-def test_all_of_them_reach_the_simulation(config_of, tmp_path):
+def test_all_configured_defences_reach_the_simulation(config_of, tmp_path):
     config, simulation = build(config_of(ALL))
     assert simulation.setup.first_local().gradient_privacy == DPSGD(2.0, 0.5, 1e-4, "rdp", "poisson")
     assert simulation.setup.first_local().weight_decay == 0.01
@@ -79,7 +79,7 @@ LOOPED = [
 
 
 @pytest.mark.parametrize("defenses", LOOPED, ids=str)
-def test_some_defences_are_the_loop_s(config_of, defenses):
+def test_loss_defences_choose_the_loop_backend(config_of, defenses):
     assert build(config_of(defenses))[0].engine.backend == "loop"
     with pytest.raises(InputError, match="backend 'vmap' cannot"):
         build(config_of(defenses, engine={"backend": "vmap"}))
@@ -153,7 +153,7 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
         ({"dp_sgd": {"noise_multiplier": 0.05, "accountant": "prv"}}, r"takes too much memory"),
     ],
 )
-def test_values_that_cannot_be(config_of, defenses, sentence):
+def test_invalid_defences_of_a_configuration_are_refused(config_of, defenses, sentence):
     big = {"algorithm": {"name": "fedavg", "rounds": 5000}}
     with pytest.raises(InputError, match=sentence):
         build(config_of(defenses, **big))

@@ -161,7 +161,7 @@ def test_noise_is_another_in_each_round_and_the_same_in_each_run(mlp, build):
     assert float(torch.nn.functional.cosine_similarity(one, two).abs().max()) < 0.3
 
 
-def test_what_it_cannot_defend(mlp):
+def test_laplace_noise_refuses_batch_norm_and_a_second_filter(mlp):
     with pytest.raises(InputError, match="Laplace noise is added, but clients change their updates already"):
         defended(TrainingSetup(mlp, LOCAL), (LaplaceNoise(1.0), LaplaceNoise(2.0)))
     normed = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))

@@ -60,7 +60,7 @@ def test_strength_1_is_the_defence_itself_and_strength_0_is_none(model, build, d
     assert not torch.equal(alone, none)
 
 
-def test_what_is_scaled_to_nothing_leaves_the_backend_alone(mlp, defense):
+def test_defences_scaled_to_0_do_not_change_the_backend(mlp, defense):
     at, none = ClusterRound(1, 0), defense.scaled(0)
     assert loop_reason(none.local(LOCAL, at)) is None
     assert none.scaled(1) == none
@@ -81,7 +81,7 @@ def test_a_directive_moves_its_own_cluster_alone_and_the_loop_trains_what_vmap_c
     torch.testing.assert_close(steered, looped, rtol=1e-4, atol=1e-5)
 
 
-def test_what_the_loop_alone_can_train_is_looped_under_vmap_bit_for_bit(mlp, build):
+def test_clusters_that_vmap_cannot_train_are_looped_bit_for_bit(mlp, build):
     """Of one training of every client: the ends under an engine of vmap are the loop's, and no call before matters."""
 
     def ends_of(local, backend):

@@ -1,19 +1,27 @@
 """The files of docs/adding.md: one's own algorithm, attack, defence, data source, network, all outside the package."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 import shoal
 from full_simulation import simulate_with
-from shoal.config.schema import parse_config, read_config
+from shoal.attacks import LiRA, ReferenceAttack, UpdateAttack
+from shoal.audit import Measurement
+from shoal.cli.app import main
+from shoal.config.build import build
+from shoal.config.schema import RecordSection, parse_config, read_config
 from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
+from shoal.runs.audits.audit_members import audit_trace
 from shoal.runs.result import report_of
 from shoal.runs.run import run
 
@@ -50,7 +58,13 @@ def test_all_of_them_run_from_a_configuration(examples, tmp_path):
     assert written.coordinator == config.coordinator
     assert list(config.coordinator.coordinator().knobs) == ["rate"]
     assert "clusters.0.directive.rate" in summary
-    assert ">Coordinator</h2>" in report_of(out).read_text()
+    clients = pd.read_csv(out / "clients.csv")
+    assert summary["worst_client"] == clients["accuracy"].min()
+    assert summary["clusters.0.worst_client"] == clients.loc[clients["cluster"] == 0, "accuracy"].min()
+    page = report_of(out).read_text()
+    assert ">Coordinator</h2>" in page
+    assert "Accuracy of the worst client" in page
+    assert written.evaluation == config.evaluation
 
 
 def test_all_of_them_run_from_a_script(examples):
@@ -142,6 +156,65 @@ def test_keys_that_do_not_fit_a_source_are_one_sentence(examples, monkeypatch, t
         run(parse_config(table, "a test"), tmp_path / "run")
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
+def test_own_attacks_enter_the_audit_of_a_run(examples, tmp_path, capsys):
+    """Those of the configuration, and one more that the command names; from Python the same."""
+    config = read_config(EXAMPLES / "own.toml", ["algorithm.rounds=2", "evaluation.attacks=['step_attack:StepAttack']"])
+    out = run(replace(config, record=RecordSection(updates=1)), tmp_path / "run")
+    assert main(["audit", str(out), "--references", "2", "--attack", "rank_attack:RankAttack"]) == 0
+    found = json.loads((out / "audit.json").read_text())
+    assert {"attacks.rank.all.auc", "attacks.step.all.auc", "attacks.step-others.all.auc"} <= set(found)
+    page = (out / "audit.html").read_text()
+    assert "Rank among reference models" in page
+    assert "Nearest step" in page
+    rows = pd.read_csv(out / "audit.csv").drop_duplicates("attack").set_index("attack")["attacker"]
+    assert rows[["rank", "step"]].tolist() == ["outsider", "server"]
+    audit_trace(out, out=tmp_path / "trace", attacks=[importlib.import_module("step_attack").StepAttack()])
+    assert json.loads((tmp_path / "trace/audit.json").read_text())["attacks.step.all.auc"] > 0.5
+    capsys.readouterr()
+
+
+def test_own_attacks_and_metrics_from_a_script(examples, build, mlp):
+    from rank_attack import RankAttack  # noqa: PLC0415
+    from step_attack import StepAttack  # noqa: PLC0415
+    from worst_client import worst_client  # noqa: PLC0415
+
+    assert isinstance(RankAttack(), ReferenceAttack)
+    assert isinstance(StepAttack(), UpdateAttack)
+    assert isinstance(worst_client, Measurement)
+    asked = {"metrics": [worst_client], "attacks": [RankAttack()], "reference_federations": 2}
+    result = simulate_with(build(), mlp, shoal.FedAvg(), LocalSGD(), rounds=2, **asked)
+    assert result.summary.overall["worst_client"] == result.clients["accuracy"].min()
+    assert "mia_by_rank" in result.summary.by_group[next(iter(result.summary.by_group))]
+    assert "rank" in set(result.audit(references=2).attacks["attack"])
+    again = simulate_with(build(), mlp, shoal.FedAvg(), LocalSGD(), rounds=2)
+    assert "rank" in set(again.audit(references=2, attacks=[RankAttack()]).attacks["attack"])
+    assert torch.equal(again.state.models, result.state.models), "what is measured changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ([shoal.FedAvg()], "'attacks' must hold attacks on scores .ReferenceAttack. or on updates .UpdateAttack."),
+        ([LiRA], "'attacks' must hold values, such as Mine"),
+        ([LiRA()], "'attacks' must have names of their own; 'lira' is"),
+    ],
+)
+def test_what_is_no_further_attack_is_one_sentence(build, mlp, wrong, sentence):
+    with pytest.raises(shoal.InputError, match=sentence):
+        shoal.Simulation(build(), mlp, shoal.FedAvg(), LocalSGD(), 1, attacks=wrong)
+
+
+def test_a_metric_that_cannot_be_made_is_one_sentence(examples):
+    for name, sentence in (
+        ("worst_client", "must be 'module:Name'"),
+        ("bars:load", "with 'name', 'title' and 'measure'"),
+        ("fractions:Fraction", "with 'name'"),
+    ):
+        with pytest.raises(shoal.InputError, match=sentence):
+            build(read_config(EXAMPLES / "own.toml", [f"evaluation.metrics=['{name}']"]))
+
+
 def test_one_s_own_defence_is_steered(examples, build, mlp):
     from lower_rate import LowerRate  # noqa: PLC0415
 
@@ -157,6 +230,19 @@ def test_one_s_own_defence_is_steered(examples, build, mlp):
     slow = shoal.simulate(build(), mlp, shoal.IFCA(2), half.local(local, at), rounds=2, red_team=team)
     assert not torch.equal(result.state.models, alone.state.models)
     assert torch.equal(result.state.models, slow.state.models), "at full strength it is the fixed defence"
+
+
+def test_one_s_own_loss_is_minimised_and_at_strength_0_is_the_plain_one(examples, build, mlp):
+    from label_smoothing import LabelSmoothing  # noqa: PLC0415
+
+    local = LocalSGD(epochs=5)
+    plain, off, smoothed = (
+        shoal.simulate(build(), mlp, shoal.FedAvg(), local, rounds=2, defenses=defenses)
+        for defenses in ([], [LabelSmoothing(0.0)], [LabelSmoothing(0.5)])
+    )
+    assert torch.equal(off.state.models, plain.state.models)
+    assert smoothed.clients["loss"].mean() > plain.clients["loss"].mean()
+    assert isinstance(LabelSmoothing(), ScalableDefense)
 
 
 def test_they_are_what_the_protocols_ask_for(examples):

@@ -14,7 +14,7 @@ from shoal.config.settings_tables import names_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-NOT_A_CLASS = {"canaries", "CanaryClients", "passive", "active", "scaled", "reconstruction", "label-only"} | {
+NOT_A_CLASS = {"canaries", "passive", "active", "scaled", "reconstruction", "label-only"} | {
     "boundary-distance", "trajectory", "posterior", "source-inference-in-cluster",
 }  # fmt: skip
 """Attacks of the table that no class with a name declares: functions, modes, and keys of `audit.json`."""

@@ -15,7 +15,7 @@ def moved(models, weights, ends, parts):
 
 
 @pytest.mark.parametrize("size", [1, 3, 12])
-def test_models_move_by_their_weights_whatever_the_parts(size):
+def test_aggregated_models_do_not_depend_on_the_partial_sums(size):
     draw = Stream(0).generator()
     models, ends = torch.randn(3, 5, generator=draw), torch.randn(12, 5, generator=draw)
     weights = torch.rand(3, 12, generator=draw, dtype=torch.float64)

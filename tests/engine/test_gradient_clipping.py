@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine.backends import gradient_clipping
 from shoal.engine.backends.bound_network import BoundNetwork
@@ -167,12 +166,12 @@ def close(found, expected, share=1e-4):
 
 
 @pytest.mark.parametrize("name", [*IMAGES, *WORDS])
-def test_sums_are_those_of_one_example_at_a_time(name, monkeypatch):
+def test_clipped_sums_are_those_of_one_example_at_a_time(name, monkeypatch):
     network, (x, y) = network_of(Model((IMAGES | WORDS)[name])), batch(name)
     _, norms = one_by_one(network, x, y, 1.0)
     slow = []
-    each = PerExampleClipper._each
-    monkeypatch.setattr(PerExampleClipper, "_each", lambda self, *given: slow.append(1) or each(self, *given))
+    each = PerExampleClipper._by_example
+    monkeypatch.setattr(PerExampleClipper, "_by_example", lambda self, *given: slow.append(1) or each(self, *given))
     sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
     for bound in (sorted(norms)[3], 0.5 * min(norms), 2 * max(norms), float("inf")):
         close(sums(network._forward, x, y, bound), one_by_one(network, x, y, bound)[0])
@@ -180,7 +179,7 @@ def test_sums_are_those_of_one_example_at_a_time(name, monkeypatch):
     close(sums(network._forward, x[:1], y[:1], 0.1), one_by_one(network, x[:1], y[:1], 0.1)[0])
 
 
-def test_a_network_that_vmap_cannot_take_goes_one_by_one(monkeypatch):
+def test_clipping_without_a_batching_rule_goes_one_by_one(monkeypatch):
     def refuse(*given, **named):
         raise RuntimeError("no batching rule")
 
@@ -193,14 +192,14 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gru", "tied", "twice", "shared", "mixing"])
-def test_vmap_takes_what_has_no_short_way(name):
+def test_networks_without_ghost_norms_are_clipped_by_vmap(name):
     network, (x, y) = network_of(Model((IMAGES | WORDS)[name])), batch(name)
     sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
     sums(network._forward, x, y, 0.2)
     assert sums._batched
 
 
-def test_no_sum_is_longer_than_its_examples_allow():
+def test_a_clipped_gradient_has_at_most_the_bound_s_norm():
     network, (x, y) = network_of(Model(Convolutions)), batch("convolutions")
     sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
     for i in range(len(x)):
@@ -209,7 +208,7 @@ def test_no_sum_is_longer_than_its_examples_allow():
 
 
 @pytest.mark.parametrize("build", [MnistCNN, lambda: VGG(depth=11, norm="group")], ids=["mnist-cnn", "vgg11"])
-def test_the_papers_networks(build):
+def test_networks_of_the_papers_are_clipped_by_ghost_norms(build):
     network = network_of(Model(build))
     shape = (28, 28, 1) if build is MnistCNN else (32, 32, 3)
     draw = torch.Generator().manual_seed(3)
@@ -221,7 +220,7 @@ def test_the_papers_networks(build):
 
 
 @pytest.mark.parametrize("name", ["convolutions", "words", "gru"])
-def test_in_bf16(name):
+def test_clipped_sums_in_bf16_are_close_to_one_by_one(name):
     x, y = batch(name)
     x = x if name in WORDS else x.bfloat16()
     network = network_of(Model((IMAGES | WORDS)[name]), torch.bfloat16)
@@ -256,10 +255,3 @@ def test_opacus_finds_the_same_gradients():
     kept = (bound / norms).clamp(max=1)
     expected = {name: torch.einsum("b,b...->...", kept, g) for name, g in each.items()}
     close(PerExampleClipper(network.network, cross_entropy, torch.float32)(network._forward, x, y, bound), expected)
-
-
-def test_batch_norm_is_refused_with_the_remedy():
-    with pytest.raises(
-        InputError, match=r"mixes the examples of a batch.*use group norm \(norm = 'group' for the VGGs\)"
-    ):
-        PerExampleClipper(VGG().train(), cross_entropy, torch.float32)

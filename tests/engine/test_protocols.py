@@ -58,7 +58,7 @@ class Absent(Halves):
         return replace(after, clients={"kept": aggregate.kept[0]})
 
 
-def test_who_sits_a_training_out_is_as_if_not_there_but_for_its_weight(model, build):
+def test_a_client_that_does_not_participate_moves_nothing(model, build):
     first, after = states(model, build(), Absent(), rounds=1)
     kept = after.clients["kept"]
     moved = (kept != 0).any(dim=1)
@@ -69,7 +69,7 @@ def test_who_sits_a_training_out_is_as_if_not_there_but_for_its_weight(model, bu
     assert torch.equal(after.models[1], whole.models[1])
 
 
-def test_a_directive_is_obeyed_by_its_own_cluster_alone(model, build):
+def test_a_directive_changes_its_own_cluster_alone(model, build):
     plain = states(model, build(), Halves())[-1]
     steered = states(model, build(), Halves((0.0, 0.3)), defenses=(Obeys(),))[-1]
     decayed = states(model, build(), Halves(), local=replace(LOCAL, weight_decay=0.3))[-1]
@@ -78,12 +78,12 @@ def test_a_directive_is_obeyed_by_its_own_cluster_alone(model, build):
     assert not torch.allclose(steered.models[1], plain.models[1], rtol=1e-3)
 
 
-def test_a_directive_of_nothing_changes_no_bit(model, build):
+def test_a_directive_of_zero_changes_no_bit(model, build):
     steered, plain = states(model, build(), Halves(), defenses=(Obeys(),))[-1], states(model, build(), Halves())[-1]
     assert torch.equal(steered.models, plain.models)
 
 
-def test_defences_are_asked_anew_for_each_cluster_and_round(model, build):
+def test_defences_are_called_for_each_cluster_and_round(model, build):
     asked = []
 
     class Asked:
@@ -96,7 +96,7 @@ def test_defences_are_asked_anew_for_each_cluster_and_round(model, build):
     assert {risk for *_, risk in asked} == {0.5}
 
 
-def test_fixed_defences_are_local_training_with_their_setting(model, build):
+def test_a_fixed_defence_equals_local_training_with_its_setting(model, build):
     for defense, local in ((L2(0.1), replace(LOCAL, weight_decay=0.1)),):
         one, other = (
             states(model, build(), IFCA(2), defenses=(defense,))[-1],
@@ -124,7 +124,7 @@ class Sybils:
         return state.models[cluster].clone(), {"called": called}
 
 
-def test_malicious_clients_are_several_and_share_their_memory(model, build):
+def test_several_malicious_clients_share_their_memory(model, build):
     federation, sybils = build(), Sybils(torch.tensor([1, 4]))
     last = states(model, federation, FedAvg("equal"), rounds=3, malicious_clients=sybils)[-1]
     assert last.adversary["called"].tolist() == [3, 3]
@@ -139,7 +139,7 @@ def test_malicious_clients_are_several_and_share_their_memory(model, build):
     )
 
 
-def test_malicious_clients_see_nothing_of_trainings_that_send_nothing(model, build):
+def test_malicious_clients_train_personal_models_honestly(model, build):
     sybils = Sybils(torch.tensor([1, 4]))
     last = states(model, build(), Ditto(strength=0.5), rounds=2, malicious_clients=sybils)[-1]
     assert last.adversary["called"].tolist() == [2, 2]
@@ -200,7 +200,7 @@ def test_the_number_of_models_may_change_between_rounds(model, build):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_the_server_keeps_is_each_client_s_in_its_own_row(model, build, threads):
+def test_kept_updates_have_one_row_per_client(model, build, threads):
     federation = build()
     first, one = states(model, federation, Splits(), rounds=1, threads=threads)
     with Engine(model) as engine:
@@ -210,7 +210,7 @@ def test_what_the_server_keeps_is_each_client_s_in_its_own_row(model, build, thr
     torch.testing.assert_close(one.server["norms"][:, 0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_a_filter_has_a_seed_of_each_client_and_round(model, build):
+def test_an_update_filter_gets_a_seed_per_client_and_round(model, build):
     class Seeds:
         def __init__(self):
             self.seen = {}
@@ -232,7 +232,7 @@ def test_a_filter_has_a_seed_of_each_client_and_round(model, build):
     assert all(torch.equal(end, by_threads[1][seed]) for seed, end in by_threads[0].items())
 
 
-def test_what_is_not_sent_passes_no_filter(model, build):
+def test_personal_models_pass_no_update_filter(model, build):
     shared, personal = (
         states(model, build(), Ditto(strength=0.5), update_filter=filter_)[-1] for filter_ in (NormClipping(1e-3), None)
     )
@@ -242,7 +242,7 @@ def test_what_is_not_sent_passes_no_filter(model, build):
     assert not torch.equal(shared.models, personal.models)
 
 
-def test_no_update_is_kept_unasked(model, build):
+def test_updates_are_not_kept_without_keep(model, build):
     kept = []
 
     class Keeps(Halves):
@@ -254,7 +254,7 @@ def test_no_update_is_kept_unasked(model, build):
     assert kept == [(None,), (None,)]
 
 
-def test_newcomers_join_as_the_first_state_has_them_and_the_others_keep_theirs(mlp, build):
+def test_newcomers_have_the_first_state_and_others_keep_theirs(mlp, build):
     federation = build()
     few = federation.take(torch.arange(4))
     assert torch.equal(few.ids, federation.ids[:4])

@@ -75,7 +75,7 @@ def test_training_a_gru_is_sgd_and_moves_only_the_words_that_are_read(federation
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_words_stay_whole_numbers_whatever_the_precision(federation, precision, backend):
+def test_words_stay_integers_in_every_precision(federation, precision, backend):
     """3,000 and 2,999 are one number in bfloat16; they must not be one word."""
     model = Model(Bag)
     with Engine(model, precision=precision, backend=backend) as engine:
@@ -98,7 +98,7 @@ def test_a_gru_in_bfloat16_is_close_to_one_in_float32(federation, gru):
     assert (rough - exact).norm() < 0.1 * (exact - start).norm()
 
 
-def test_two_threads_give_a_gru_s_federation_bit_for_bit_what_one_gives(federation, gru):
+def test_threads_change_no_bit_of_a_gru_s_federation(federation, gru):
     done = [
         simulate_with(federation, gru, FedAvg(), LOCAL, rounds=2, threads=threads, red_team=RedTeam(every=1))
         for threads in (1, 2)
@@ -114,7 +114,7 @@ def test_a_gru_is_trained_by_the_loop(gru):
         Engine(gru, backend="vmap")
 
 
-def test_words_that_the_network_does_not_know_are_refused(federation):
+def test_words_outside_the_vocabulary_are_refused(federation):
     small = create_model("gru", TextShape(20, 3))
     with pytest.raises(InputError, match=r"the model cannot take examples of shape \(9,\)"):
         simulate(federation, small, FedAvg(), LOCAL, rounds=1)
@@ -129,7 +129,7 @@ def numbered(count: int) -> TextDataset:
     return TextDataset("numbers", torch.stack([number // 10, number % 10], dim=1) + 1, 11, number % 2, count, 2)
 
 
-def test_texts_are_dealt_out_as_they_are():
+def test_texts_are_partitioned_unchanged():
     given = numbered(60)
     preferences = draw_preferences(4, (0.5, 0.8), 0.5, Stream(0))
     plan = Partition(clients=4, examples_per_client=10, shadow_examples=5, test_examples=8, dirichlet_alpha=1.0)
@@ -149,7 +149,7 @@ def test_groups_that_shift_texts_are_refused(shift):
         plan.check(numbered(60), [Group("all", 1.0, **shift)])
 
 
-def test_too_few_texts_are_called_texts():
+def test_too_few_texts_are_refused():
     with pytest.raises(InputError, match=r"needs 33 texts \(.*\), but numbers has 9"):
         Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8).check(
             numbered(9), [Group("all", 1.0)]
@@ -186,14 +186,14 @@ def test_a_run_on_texts_ends_in_a_report_without_samples(tmp_path):
     assert b"data:image/png;base64," not in page
 
 
-def test_a_text_run_s_decided_configuration_says_only_what_the_network_uses():
+def test_the_resolved_configuration_of_texts_has_only_used_settings():
     decided, simulation = build(settings(hidden=7, filters=[1, 2, 3]))
     assert (decided.model.classes, decided.model.hidden, decided.model.filters) == (5, None, None)
     assert decided.engine.backend == "loop"
     assert simulation.federation.clients.x.dtype == torch.int64
 
 
-def test_a_network_of_images_on_texts_is_refused():
+def test_an_image_network_refuses_texts():
     with pytest.raises(
         InputError, match=r"\[model\]: model 'mlp' takes images, but the data are texts; 'gru' takes those"
     ):

@@ -55,7 +55,7 @@ def local(request: pytest.FixtureRequest) -> LocalSGD:
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_training_is_sgd(model, build, local, backend):
+def test_local_training_equals_torch_sgd(model, build, local, backend):
     federation = build()
     torch.testing.assert_close(
         trained(model, federation, local, backend=backend), by_hand(model, federation, local), **CLOSE
@@ -63,7 +63,7 @@ def test_training_is_sgd(model, build, local, backend):
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_any_optimizer_of_pytorch_trains(model, build, name):
+def test_local_training_equals_torch_optimizers(model, build, name):
     federation, local = build(), OPTIMIZERS[name]
     torch.testing.assert_close(trained(model, federation, local), by_hand(model, federation, local), **CLOSE)
 
@@ -80,7 +80,7 @@ def term_of(federation, model) -> LinearTerm:
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize("name", list(LOCALS) + list(OPTIMIZERS))
-def test_a_linear_term_joins_the_gradient(model, build, name, backend):
+def test_a_linear_term_is_added_to_the_gradient(model, build, name, backend):
     if name in OPTIMIZERS and backend == "vmap":
         with pytest.raises(InputError, match="trains by SGD alone"):
             trained(model, build(), OPTIMIZERS[name], backend=backend)
@@ -96,7 +96,7 @@ def test_a_linear_term_joins_the_gradient(model, build, name, backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_a_term_of_nothing_changes_nothing(model, build, local, backend):
+def test_a_linear_term_of_zero_changes_nothing(model, build, local, backend):
     federation = build()
     nothing = LinearTerm(torch.zeros(6), torch.zeros(1, model.layout.size), torch.zeros(6, dtype=torch.int64))
     torch.testing.assert_close(
@@ -108,7 +108,7 @@ def test_a_term_of_nothing_changes_nothing(model, build, local, backend):
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize("name", list(LOCALS) + list(OPTIMIZERS))
-def test_examples_weigh_in_the_mean_of_their_batch(model, build, name, backend):
+def test_example_weights_scale_losses_in_the_batch_mean(model, build, name, backend):
     local = (LOCALS | OPTIMIZERS)[name]
     if name in OPTIMIZERS and backend == "vmap":
         pytest.skip("vmap trains by SGD alone")
@@ -121,14 +121,14 @@ def test_examples_weigh_in_the_mean_of_their_batch(model, build, name, backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_weights_of_1_change_no_bit(model, build, local, backend):
+def test_example_weights_of_1_change_no_bit(model, build, local, backend):
     federation = build()
     ones = torch.ones(len(federation.clients.indices))
     plain, weighed = (trained(model, federation, local, weights=each, backend=backend) for each in (None, ones))
     assert torch.equal(plain, weighed)
 
 
-def test_full_batches_in_the_span_of_their_inputs_weigh_examples_too(build):
+def test_the_gram_trainer_uses_example_weights(build):
     federation, model = build(), Model(lambda: MLP(36, 8, 3))
     local = LocalSGD(steps=30, batch_size="all", learning_rate=0.1)
     assert VmapBackend(model, CPU, torch.float32)._gram_trainer(federation.clients, local, 12, 30) is not None
@@ -137,7 +137,7 @@ def test_full_batches_in_the_span_of_their_inputs_weigh_examples_too(build):
     torch.testing.assert_close(found, by_hand(model, federation, local, weights=weights), rtol=1e-3, atol=1e-5)
 
 
-def test_weights_go_with_their_owners():
+def test_shards_take_their_example_weights_along():
     x, y = torch.arange(6.0), torch.arange(6)
     shards = Shards.from_indices(x, y, torch.tensor([5, 3, 1, 0, 2]), torch.tensor([2, 1, 2]))
     taken = replace(shards, weights=torch.tensor([0.5, 0.3, 0.1, 0.0, 0.2])).take(torch.tensor([2, 0]))
@@ -168,14 +168,14 @@ def test_owners_may_start_from_mixtures(model, build):
         ({"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam cannot be made: Invalid beta"),
     ],
 )
-def test_wrong_optimizers_are_one_sentence(given, sentence):
+def test_invalid_optimizers_are_refused_in_one_sentence(given, sentence):
     with pytest.raises(InputError) as error:
         TorchOptimizer(**given)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_without_weight_decay_no_optimizer_decays():
+def test_adamw_without_weight_decay_is_adam():
     """AdamW decays unless it is told not to; without, it is Adam."""
     for decay, same in ((0.0, True), (0.01, False)):
         adam, adamw = (TorchOptimizer(name).made([torch.ones(2)], 0.1, decay) for name in ("Adam", "AdamW"))
@@ -194,7 +194,7 @@ def test_momentum_beside_an_optimizer_is_refused():
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_no_bit(model, build, local, backend, threads):
+def test_threads_change_no_bit_of_local_training(model, build, local, backend, threads):
     federation = build()
     one = trained(model, federation, local, backend=backend, threads=1)
     assert torch.equal(trained(model, federation, local, backend=backend, threads=threads), one)
@@ -213,7 +213,7 @@ def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
 @pytest.mark.parametrize(
     "trainer", [LoopBackend(), vmap_backend.VmapBackend(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)]
 )
-def test_every_owner_is_in_one_unit_and_the_largest_come_first(sizes, trainer):
+def test_units_have_every_owner_once_and_the_largest_first(sizes, trainer):
     shards = Shards.from_contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)).long(), torch.tensor(sizes))
     units = trainer.units(shards, LocalSGD(epochs=1, batch_size=4))
     order = torch.cat(units)
@@ -241,7 +241,7 @@ class NoBias(nn.Module):
         LocalSGD(epochs=6, batch_size=50, learning_rate=0.3, weight_decay=0.2),
     ],
 )
-def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local, build, monkeypatch):
+def test_the_gram_trainer_equals_torch_sgd(network, local, build, monkeypatch):
     model, federation, used = Model(network), build(), []
     train = GramTrainer.train
     monkeypatch.setattr(GramTrainer, "train", lambda *given: (used.append(given), train(*given))[1])
@@ -252,7 +252,7 @@ def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local,
     assert torch.equal(trained(model, federation, local, backend="vmap"), found), "tracing changed it"
 
 
-def test_the_span_is_left_alone_where_it_is_more_work(build, monkeypatch):
+def test_the_gram_trainer_is_not_used_where_it_is_more_work(build, monkeypatch):
     monkeypatch.setattr(GramTrainer, "train", None)
     for local in (
         LocalSGD(steps=1, batch_size="all"),
@@ -276,7 +276,7 @@ def test_an_input_layer_that_is_not_linear_is_refused():
 
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize("name", ["steps", "full batch"])
-def test_a_regression_is_traced_with_its_own_targets(name, targets, monkeypatch):
+def test_a_traced_regression_is_the_same_on_both_backends(name, targets, monkeypatch):
     """By both backends alike, also in the span of the inputs (full batches of an MLP)."""
     monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
     draw = torch.Generator().manual_seed(4)
@@ -288,7 +288,7 @@ def test_a_regression_is_traced_with_its_own_targets(name, targets, monkeypatch)
     assert GramTrainer(model).is_cheaper(8, 5)
 
 
-def test_onednn_s_layout_changes_speed_alone():
+def test_onednn_s_layout_changes_no_result():
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.rand(12, 1, 28, 28, generator=draw), torch.arange(12) % 10) for _ in range(2)]
     federation, local = Federation.from_tensors(clients, test=clients[0]), LocalSGD(epochs=2, batch_size=5)
@@ -329,7 +329,7 @@ def test_bf16_stays_near_fp32(cnn, build):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_weights_of_frozen_layers_stay(build, backend):
+def test_frozen_layers_stay(build, backend):
     class Frozen(nn.Module):
         def __init__(self):
             super().__init__()
@@ -347,7 +347,7 @@ def test_weights_of_frozen_layers_stay(build, backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_tensors_that_layers_share_are_trained_in_all_their_places(build, backend):
+def test_shared_tensors_are_trained_in_all_their_places(build, backend):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -363,7 +363,7 @@ def test_tensors_that_layers_share_are_trained_in_all_their_places(build, backen
     torch.testing.assert_close(trained(model, federation, local, backend=backend), expected, **CLOSE)
 
 
-def test_batch_norm_on_a_batch_of_one_is_one_sentence():
+def test_batch_norm_refuses_a_batch_of_one_in_one_sentence():
     x, y = torch.rand(5, 4), torch.tensor([0, 1, 0, 1, 0])
     model = Model(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
     with pytest.raises(InputError, match=r"last batch has one example.*batch_size"):
@@ -384,7 +384,7 @@ def test_divergence_names_the_owner(mlp, build, backend):
     assert caught.value.owner == 3
 
 
-def test_the_loss_matrix_is_the_mean_loss_of_each_client_on_each_model(model, build):
+def test_losses_are_the_mean_loss_per_client_and_model(model, build):
     federation = build()
     rows = torch.stack([model.init(Stream(1)(k)) for k in range(3)])
     with Engine(model) as engine:
@@ -430,7 +430,7 @@ def test_bad_local_training_is_refused(settings, words):
         LocalSGD(**settings)
 
 
-def test_local_training_is_one_epoch_where_nothing_else_is_said():
+def test_local_training_is_one_epoch_by_default():
     assert LocalSGD() == LocalSGD(epochs=1)
     assert LocalSGD(steps=3).epochs is None
 
@@ -444,7 +444,7 @@ def test_bad_engines_are_refused(mlp):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_what_the_cpu_gives(model, build, local):
+def test_gpu_and_cpu_agree(model, build, local):
     federation = build()
     there, here = (trained(model, federation, local, device=device) for device in ("cuda", "cpu"))
     torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-4)

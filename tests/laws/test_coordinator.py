@@ -61,7 +61,7 @@ def same(one: State, other: State) -> bool:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-def test_limits_of_one_no_gain_or_no_strength_are_the_algorithm_alone_bit_for_bit(mlp, build, algorithm):
+def test_a_coordinator_without_effect_changes_no_bit(mlp, build, algorithm):
     for federation, asked in (
         (build(threshold=1.0), coordinator()),
         (build(threshold=0.5), coordinator(gain=0.0)),
@@ -78,7 +78,7 @@ def test_directives_change_training_where_members_are_over_their_limits(mlp, bui
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-def test_interrupted_threads_and_order_of_clients_change_nothing(mlp, build, algorithm):
+def test_interruption_threads_and_client_order_change_no_directive(mlp, build, algorithm):
     federation, asked = build(threshold=0.5), coordinator(vote_epsilon=1.0)
     whole = played(mlp, federation, algorithm, asked)
     assert same(played(mlp, federation, algorithm, asked, threads=1), whole)
@@ -95,7 +95,7 @@ def test_interrupted_threads_and_order_of_clients_change_nothing(mlp, build, alg
     torch.testing.assert_close(permuted.models, whole.models, rtol=1e-4, atol=1e-5)
 
 
-def test_recorded_risks_and_directives_play_the_run_again(mlp, build):
+def test_recorded_risks_and_directives_replay_the_run(mlp, build):
     federation, asked = build(threshold=0.5), coordinator()
     with Engine(mlp) as engine:
         given = training(mlp, federation, IFCAMIR(), asked, engine)

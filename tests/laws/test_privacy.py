@@ -196,7 +196,7 @@ def findings(algorithm: Any, federation: Federation) -> set[str]:
     return broken
 
 
-def test_every_algorithm_is_here():
+def test_privacy_laws_cover_every_algorithm():
     kinds = {type(inside) for each in ALGORITHMS for inside in with_bases(each)}
     assert kinds == set(get_args(Algorithms))
 
@@ -217,7 +217,7 @@ def test_a_record_moves_what_is_sent_by_its_clipped_share(algorithm, build):
 
 
 @pytest.mark.parametrize(("factor", "shares"), [(0, 1), (-1, 2)])
-def test_the_bound_is_reached(build, factor, shares):
+def test_the_clipped_share_bound_is_tight(build, factor, shares):
     federation = build(SIZES)
     for each in rounds(FedAvg(), federation, with_record(federation, factor)):
         expected = shares * each.bounds * (each.senders == CLIENT)
@@ -271,7 +271,7 @@ class SteppedByLoss(Faulty):
     ],
     ids=repr,
 )
-def test_what_breaks_the_law_is_found(algorithm, found, build):
+def test_faulty_algorithms_break_the_privacy_law(algorithm, found, build):
     assert findings(algorithm, build(SIZES)) == found
 
 
@@ -366,7 +366,7 @@ class TunesAfterwards(FedAvg):
 
 
 @pytest.mark.parametrize("algorithm", [TrainsTwice(), TunesAfterwards()])
-def test_a_training_that_nobody_counts_is_one_sentence_with_dp_sgd_alone(algorithm, build):
+def test_an_undeclared_training_is_refused_with_dp_sgd(algorithm, build):
     simulate(build(SIZES), MODEL, algorithm, LOCAL, rounds=1)
     with pytest.raises(InputError, match=r"with DP-SGD every local training must be counted, but T\w+ has"):
         simulate(build(SIZES), MODEL, algorithm, LOCAL, rounds=1, defenses=[RULE])

@@ -17,7 +17,7 @@ def made_up(seed: int, count: int = 90) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("max_fpr", [0.0, 0.05, 0.3])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_rate_is_that_of_the_roc_curve(seed, max_fpr):
+def test_the_canary_rate_is_on_the_roc_curve(seed, max_fpr):
     scores, member = made_up(seed)
     rate = canary_rate(scores, member, max_fpr)
     assert rate.tpr == tpr_at_fpr(*roc(scores, member), max_fpr)
@@ -25,7 +25,7 @@ def test_the_rate_is_that_of_the_roc_curve(seed, max_fpr):
     assert (rate.members, rate.non_members) == (member.sum(), (~member).sum())
 
 
-def test_the_limits_are_those_at_which_what_was_seen_has_probability_one_fortieth():
+def test_limits_of_the_canary_rate_are_exact():
     scores, member = made_up(1)
     rate = canary_rate(scores, member, 0.1)
     assert stats.binom.sf(rate.found - 1, rate.members, rate.low) == pytest.approx(0.025)
@@ -34,7 +34,7 @@ def test_the_limits_are_those_at_which_what_was_seen_has_probability_one_fortiet
     assert none.fpr_high == pytest.approx(1 - 0.025 ** (1 / none.non_members))
 
 
-def test_a_rate_that_the_left_out_canaries_cannot_carry_is_undefined():
+def test_the_canary_rate_is_undefined_with_too_few_left_out():
     scores, member = np.arange(40.0), np.arange(40) >= 20
     assert np.isnan(canary_rate(scores, member, 0.01).tpr)
     assert canary_rate(scores, member, 0.05).tpr == 1
@@ -44,7 +44,7 @@ def test_a_rate_that_the_left_out_canaries_cannot_carry_is_undefined():
         assert np.isnan([rate.tpr, rate.low, rate.high, rate.fpr_high]).all()
 
 
-def test_the_exposure_of_each_canary_is_its_rank_among_those_left_out():
+def test_exposure_is_the_rank_among_left_out_canaries():
     scores, member = made_up(2)
     expected = []
     for i in range(len(scores)):
@@ -54,7 +54,7 @@ def test_the_exposure_of_each_canary_is_its_rank_among_those_left_out():
     np.testing.assert_allclose(exposure_of_canaries(scores, member), expected)
 
 
-def test_canaries_without_a_score_count_for_nobody():
+def test_canaries_without_a_score_are_not_counted():
     scores, member = made_up(3)
     more = np.concatenate([[np.nan, np.nan], scores])
     exposure = exposure_of_canaries(more, np.concatenate([[True, False], member]))
@@ -62,7 +62,7 @@ def test_canaries_without_a_score_count_for_nobody():
     np.testing.assert_array_equal(exposure[2:], exposure_of_canaries(scores, member))
 
 
-def test_what_left_no_trace_is_rarely_exposed():
+def test_canaries_without_a_trace_are_rarely_exposed():
     """P[exposure <= a] <= a for members that are drawn as the others are."""
     draw = np.random.default_rng(0)
     member = np.arange(20) < 1
@@ -72,7 +72,7 @@ def test_what_left_no_trace_is_rarely_exposed():
     assert (exposure <= 0.05).any()
 
 
-def test_rates_outside_their_range_are_refused():
+def test_canary_rates_outside_their_range_are_refused():
     scores, member = made_up(0)
     with pytest.raises(InputError, match="'max_fpr' must be at least 0 and below 1; got 1"):
         canary_rate(scores, member, 1.0)

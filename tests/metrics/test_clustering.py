@@ -20,18 +20,12 @@ from shoal.metrics import adjusted_rand_index, exceeds_threshold, is_migrated
         ([1], [0], []),
     ],
 )
-def test_migrated_clients(group: list[int], assignment: list[int], expected: list[int]) -> None:
+def test_clients_in_a_cluster_of_another_group_have_migrated(
+    group: list[int], assignment: list[int], expected: list[int]
+) -> None:
     migrated = is_migrated(np.array(assignment), np.array(group))
     assert migrated.dtype == bool
     assert np.flatnonzero(migrated).tolist() == expected
-
-
-def test_permuting_clients_permutes_who_migrated() -> None:
-    rng = np.random.default_rng(0)
-    group, assignment, order = rng.integers(0, 3, 50), rng.integers(0, 4, 50), rng.permutation(50)
-    migrated = is_migrated(assignment, group)
-    assert 0 < migrated.sum() < 50
-    assert (is_migrated(assignment[order], group[order]) == migrated[order]).all()
 
 
 def test_renaming_clusters_changes_neither_figure() -> None:
@@ -46,21 +40,8 @@ def test_renaming_clusters_changes_neither_figure() -> None:
     ("exposure", "threshold", "expected"),
     [(0.61, 0.6, True), (0.6, 0.6, False), (0.59, 0.6, False), (1.0, 0.5, True), (float("nan"), 0.5, False)],
 )
-def test_a_limit_is_violated_above_it_and_not_at_it(exposure: float, threshold: float, expected: bool) -> None:
+def test_a_risk_limit_is_exceeded_above_it_and_not_at_it(exposure: float, threshold: float, expected: bool) -> None:
     assert exceeds_threshold(np.array([exposure]), np.array([threshold])).tolist() == [expected]
-
-
-def test_each_client_has_its_own_limit() -> None:
-    exposure, threshold = np.array([0.7, 0.7, 0.55]), np.array([0.6, 0.8, 0.55])
-    assert exceeds_threshold(exposure, threshold).tolist() == [True, False, False]
-
-
-def test_the_same_partition_is_recovered_whatever_its_names() -> None:
-    assert adjusted_rand_index(np.array([4, 4, 0, 0, 1]), np.array([0, 0, 1, 1, 2])) == 1
-
-
-def test_one_cluster_recovers_nothing() -> None:
-    assert adjusted_rand_index(np.array([0, 0, 0, 0]), np.array([0, 0, 1, 1])) == 0
 
 
 def test_adjusted_rand_index_by_hand() -> None:
@@ -71,5 +52,5 @@ def test_adjusted_rand_index_by_hand() -> None:
     assert index == pytest.approx(expected)
 
 
-def test_crossing_partitions_score_below_chance() -> None:
+def test_crossing_partitions_have_a_negative_rand_index() -> None:
     assert adjusted_rand_index(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])) < 0

@@ -33,19 +33,19 @@ def audit(distance: float, seed: int, size: int = 4000, delta: float = DELTA) ->
 
 
 @pytest.mark.parametrize("distance", [0.3, 1.0, 3.0])
-def test_no_audit_of_twenty_finds_more_than_the_true_epsilon(distance):
+def test_empirical_epsilon_is_below_the_true_one_in_twenty_audits(distance):
     truth = gaussian_epsilon(distance, DELTA)
     found = [audit(distance, seed) for seed in range(20)]
     assert max(found) <= truth
     assert np.median(found) > 0.05 * truth, "and the bound is not empty"
 
 
-def test_a_mechanism_with_a_tenth_of_the_noise_that_it_claims_is_caught():
+def test_a_tenth_of_the_claimed_noise_is_detected():
     claimed = gaussian_epsilon(0.4, DELTA)
     assert min(audit(4.0, seed) for seed in range(5)) > claimed
 
 
-def test_no_difference_shows_nothing():
+def test_empirical_epsilon_is_0_without_a_difference():
     found = [audit(0.0, seed, size=300) for seed in range(100)]
     assert min(found) == 0
     # Each exceeds the true epsilon, 0, with a probability of at most 5 %.
@@ -81,7 +81,7 @@ def test_the_examples_that_are_judged_do_not_choose_the_threshold(seed):
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1])
-def test_the_bound_by_hand(delta):
+def test_the_epsilon_bound_by_hand(delta):
     """60 of 100 members and 5 of 80 non-members are called members."""
     said = np.concatenate([np.arange(100) < 60, np.arange(80) < 5])
     low = binomtest(60, 100).proportion_ci(0.9, "exact").low
@@ -91,7 +91,7 @@ def test_the_bound_by_hand(delta):
     assert bound == pytest.approx(expected)
 
 
-def test_both_answers_count():
+def test_the_epsilon_bound_uses_both_kinds_of_error():
     """Says "no" rightly with hardly an error: the bound comes from the other direction."""
     is_member = np.arange(2000) < 1000
     rarely_no = np.concatenate([np.ones(1000, bool), np.arange(1000) >= 200])
@@ -101,7 +101,7 @@ def test_both_answers_count():
     assert bounds[0] > 3
 
 
-def test_the_bound_is_never_below_0_and_an_attack_that_is_wrong_shows_nothing():
+def test_the_epsilon_bound_is_0_for_a_wrong_attack():
     is_member = np.arange(100) < 50
     assert epsilon_lower_bound(~is_member, is_member, delta=0.0) == 0
     assert epsilon_lower_bound(is_member, is_member, delta=0.999) == 0
@@ -109,16 +109,16 @@ def test_the_bound_is_never_below_0_and_an_attack_that_is_wrong_shows_nothing():
 
 
 @pytest.mark.parametrize("is_member", [[True] * 10, [False] * 10, [True] + [False] * 9, [True] * 9 + [False], []])
-def test_too_few_of_a_kind_show_nothing(is_member):
+def test_empirical_epsilon_is_0_with_too_few_examples(is_member):
     scores = np.arange(float(len(is_member)))
     assert empirical_epsilon(scores, np.array(is_member, dtype=bool), Stream(0), delta=DELTA) == 0
 
 
-def test_equal_scores_show_nothing():
+def test_empirical_epsilon_is_0_for_equal_scores():
     assert empirical_epsilon(np.ones(100), np.arange(100) < 50, Stream(0), delta=DELTA) == 0
 
 
-def test_the_bound_falls_with_delta_and_confidence():
+def test_empirical_epsilon_falls_with_delta_and_confidence():
     rng = np.random.default_rng(0)
     is_member = np.arange(2000) < 1000
     scores = rng.normal(size=2000) + 2 * is_member
@@ -135,7 +135,7 @@ def test_the_bound_falls_with_delta_and_confidence():
         ("confidence", 1.0, "above 0 and below 1; got 1"),
     ],
 )
-def test_what_is_outside_its_range_is_one_sentence(key, value, allowed):
+def test_delta_and_confidence_outside_their_range_are_refused(key, value, allowed):
     arguments = {"delta": DELTA, "confidence": 0.95} | {key: value}
     is_member = np.arange(10) < 5
     for call in (

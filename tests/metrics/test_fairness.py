@@ -66,7 +66,7 @@ def scored(groups: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_figures_are_the_definitions(groups: int, classes: int, weighted: bool) -> None:
+def test_fairness_equals_the_definitions(groups: int, classes: int, weighted: bool) -> None:
     predictions, labels, group = scored(groups, classes, seed=groups + classes)
     weights = np.random.default_rng(2).uniform(0.2, 2, 300) if weighted else np.ones(300)
     expected = by_definition(predictions, labels, group, weights)
@@ -77,7 +77,7 @@ def test_figures_are_the_definitions(groups: int, classes: int, weighted: bool) 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("lacking", [False, True])
-def test_figures_are_fairlearn_s(groups: int, weighted: bool, lacking: bool) -> None:
+def test_fairness_equals_fairlearn(groups: int, weighted: bool, lacking: bool) -> None:
     predictions, labels, group = scored(groups, 4, seed=groups)
     if lacking:  # the first class is in the first group only
         group = np.where(labels == 0, 0, group)
@@ -86,7 +86,7 @@ def test_figures_are_fairlearn_s(groups: int, weighted: bool, lacking: bool) -> 
     assert numbers(fairness(predictions, labels, group, weights)) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
-def test_figures_by_hand() -> None:
+def test_fairness_by_hand() -> None:
     """Group 0 is always right; group 1 takes one of its two ones, and one of its two zeros, for the other."""
     labels = np.array([0, 0, 1, 0, 0, 1, 1])
     predictions = np.array([0, 0, 1, 0, 1, 1, 0])
@@ -97,38 +97,18 @@ def test_figures_by_hand() -> None:
     assert result.equalized_odds == pytest.approx(0.5)
 
 
-def test_groups_that_are_treated_alike_are_treated_fairly() -> None:
-    predictions, labels, _ = scored(2, 4, seed=1)
-    twice, group = np.concatenate([labels, labels]), np.repeat([0, 1], 300)
-    result = fairness(np.concatenate([predictions, predictions]), twice, group, np.ones(600))
-    assert numbers(result) == pytest.approx([0, 0, 0])
-
-
-def test_one_group_is_always_fair() -> None:
-    predictions, labels, group = scored(2, 4, seed=1)
-    assert numbers(fairness(predictions, labels, np.zeros_like(group), np.ones(300))) == [0, 0, 0]
-
-
-def test_the_largest_unfairness_is_one() -> None:
+def test_the_largest_unfairness_is_1() -> None:
     labels = np.array([0, 1, 0, 1])
     result = fairness(np.array([0, 1, 1, 0]), labels, np.array([0, 0, 1, 1]), np.ones(4))
     assert numbers(result) == [0, 1, 1]
 
 
-def test_a_whole_weight_is_that_many_repetitions() -> None:
+def test_integer_weights_are_repetitions_in_fairness() -> None:
     predictions, labels, group = scored(2, 3, seed=4)
     weights = np.random.default_rng(5).integers(1, 5, 300)
     repeated = fairness(*(np.repeat(each, weights) for each in (predictions, labels, group)), np.ones(weights.sum()))
     assert numbers(fairness(predictions, labels, group, weights.astype(float))) == pytest.approx(numbers(repeated))
     assert numbers(repeated) != pytest.approx(numbers(fairness(predictions, labels, group, np.ones(300))))
-
-
-def test_names_of_groups_do_not_matter() -> None:
-    predictions, labels, group = scored(3, 4, seed=6)
-    other = np.array([7, 2, 5])[group]
-    assert numbers(fairness(predictions, labels, other, np.ones(300))) == pytest.approx(
-        numbers(fairness(predictions, labels, group, np.ones(300)))
-    )
 
 
 def test_perfect_predictions_have_equal_opportunity_even_where_a_group_lacks_a_class() -> None:

@@ -21,13 +21,13 @@ from shoal.metrics import (
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
 @pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (0, 300), (3, 300), (150, 300), (300, 300)])
-def test_the_interval_of_a_rate_is_scipy_s(successes, trials, confidence):
+def test_clopper_pearson_equals_scipy(successes, trials, confidence):
     expected = binomtest(successes, trials).proportion_ci(confidence, method="exact")
     low, high = clopper_pearson(successes, trials, confidence)
     assert (low, high) == (pytest.approx(expected.low, abs=1e-12), pytest.approx(expected.high, abs=1e-12))
 
 
-def test_many_rates_at_once_are_each_alone_and_no_trials_say_nothing():
+def test_clopper_pearson_of_arrays_and_of_no_trials():
     low, high = clopper_pearson(np.array([[0, 2], [3, 0]]), np.array([[4, 4], [3, 0]]))
     assert low.shape == (2, 2)
     assert (low[0, 1], high[0, 1]) == tuple(float(end) for end in clopper_pearson(2, 4))
@@ -36,7 +36,7 @@ def test_many_rates_at_once_are_each_alone_and_no_trials_say_nothing():
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
-def test_each_end_of_a_rate_s_interval_is_wrong_at_most_as_often_as_it_says(rate):
+def test_clopper_pearson_covers_on_each_side(rate):
     counts = np.random.default_rng(0).binomial(60, rate, 4000)
     low, high = clopper_pearson(counts, np.full(4000, 60))
     # 2.5 % and three standard deviations of 4,000 draws.
@@ -46,7 +46,7 @@ def test_each_end_of_a_rate_s_interval_is_wrong_at_most_as_often_as_it_says(rate
 
 @pytest.mark.parametrize(("tpr", "tnr"), [(0.5, 0.5), (0.7, 0.45), (0.95, 0.9), (1.0, 0.02)])
 @pytest.mark.parametrize("sizes", [(30, 200), (400, 400)])
-def test_the_interval_of_the_balanced_accuracy_covers_as_often_as_it_says(tpr, tnr, sizes):
+def test_the_balanced_accuracy_interval_covers(tpr, tnr, sizes):
     """1,000 attacks with known rates: at least 95 % of the intervals contain the true balanced accuracy."""
     rng = np.random.default_rng(0)
     is_member = np.arange(sum(sizes)) < sizes[0]
@@ -58,7 +58,7 @@ def test_the_interval_of_the_balanced_accuracy_covers_as_often_as_it_says(tpr, t
     assert 0.94 <= hits / 1000 <= 0.995
 
 
-def test_the_interval_of_the_balanced_accuracy_by_hand():
+def test_the_balanced_accuracy_interval_by_hand():
     """7 of 10 members and 36 of 40 non-members are right."""
     said = np.concatenate([np.arange(10) < 7, np.arange(40) < 4])
     ends = [binomtest(k, n).proportion_ci(method="exact") for k, n in ((7, 10), (36, 40))]
@@ -68,7 +68,7 @@ def test_the_interval_of_the_balanced_accuracy_by_hand():
     assert (low, high) == (pytest.approx(0.8 - below), pytest.approx(0.8 + above))
 
 
-def test_the_interval_of_a_mean_of_rates_is_that_of_one_and_of_two_and_covers_that_of_three():
+def test_the_interval_of_a_mean_of_rates_by_hand_and_covering():
     low, high = (float(end) for end in clopper_pearson(7, 10))
     assert mean_rate_interval([0.7], [10]) == (pytest.approx(low), pytest.approx(high))
     said = np.concatenate([np.arange(10) < 7, np.arange(40) < 4])
@@ -89,7 +89,7 @@ def test_the_interval_of_a_mean_is_student_s():
 
 
 @pytest.mark.parametrize("count", [6, 25, 100])
-def test_the_interval_of_a_median_covers_as_often_as_it_says(count):
+def test_the_median_interval_covers(count):
     drawn = np.random.default_rng(0).exponential(size=(1000, count))
     ends = np.array([median_interval(values) for values in drawn])
     inside = (ends[:, 0] <= math.log(2)) & (math.log(2) <= ends[:, 1])
@@ -97,7 +97,7 @@ def test_the_interval_of_a_median_covers_as_often_as_it_says(count):
     assert np.isnan(median_interval(drawn[0, :5])).all(), "of five even the smallest and the largest are too close"
 
 
-def test_the_interval_narrows_with_the_sizes_and_widens_with_uneven_weights():
+def test_the_balanced_accuracy_interval_depends_on_the_effective_size():
     said, is_member = np.tile([True, False, True, False], 50), np.arange(200) < 100
 
     def width(copies: int, weights: np.ndarray | None = None) -> float:
@@ -110,7 +110,7 @@ def test_the_interval_narrows_with_the_sizes_and_widens_with_uneven_weights():
 
 @pytest.mark.parametrize("distance", [0.0, 1.0, 3.0])
 @pytest.mark.parametrize("sizes", [(20, 100), (200, 200)])
-def test_the_interval_of_the_area_covers_as_often_as_it_says(distance, sizes):
+def test_the_auc_interval_covers(distance, sizes):
     """1,000 attacks whose scores are normal, members' by ``distance`` higher: the true area is known."""
     members, non_members = sizes
     truth = NormalDist().cdf(distance / math.sqrt(2))
@@ -124,7 +124,7 @@ def test_the_interval_of_the_area_covers_as_often_as_it_says(distance, sizes):
 
 
 @pytest.mark.parametrize("auc", [0.0, 0.2, 0.5, 0.9, 1.0])
-def test_the_ends_of_the_area_s_interval_are_where_the_formula_has_them(auc):
+def test_the_auc_interval_solves_its_formula(auc):
     low, high = auc_interval(auc, 40, 25)
     z, others = NormalDist().inv_cdf(0.975), (40 + 25) / 2 - 1
     for end in {low, high} - {0.0, 1.0}:
@@ -137,7 +137,7 @@ def test_the_ends_of_the_area_s_interval_are_where_the_formula_has_them(auc):
     assert (1 - mirrored[1], 1 - mirrored[0]) == (pytest.approx(low), pytest.approx(high))
 
 
-def test_under_the_null_the_area_s_variance_is_that_of_mann_and_whitney():
+def test_the_auc_variance_at_chance_is_that_of_mann_and_whitney():
     """(2 n + 1) / (12 n^2) for n members and n non-members: the interval holds 1/2 up to z of its roots."""
     n, z = 50, NormalDist().inv_cdf(0.975)
     reach = z * math.sqrt((2 * n + 1) / (12 * n * n))

@@ -30,7 +30,7 @@ def test_curve_and_area_have_the_bits_of_scikit_learn(examples: int, ties: bool,
 
 
 @pytest.mark.parametrize("is_member", [[True, True], [False, False]])
-def test_without_members_or_others_there_is_no_area(is_member: list[bool]) -> None:
+def test_auc_is_nan_without_members_or_others(is_member: list[bool]) -> None:
     assert np.isnan(roc_auc(np.array([1.0, 2.0]), np.array(is_member)))
     without = 1 if all(is_member) else 0
     rates = roc(np.array([1.0, 2.0]), np.array(is_member))
@@ -39,13 +39,13 @@ def test_without_members_or_others_there_is_no_area(is_member: list[bool]) -> No
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
+def test_roc_refuses_scores_that_are_not_finite(value: float) -> None:
     for function in (roc, roc_auc):
         with pytest.raises(InputError, match="finite"):
             function(np.array([value, 1.0, 2.0]), np.array([True, False, True]))
 
 
-def test_a_curve_without_examples_is_refused() -> None:
+def test_roc_refuses_no_examples() -> None:
     none = np.zeros(0)
     with pytest.raises(InputError, match="needs an example"):
         roc(none, none.astype(bool))

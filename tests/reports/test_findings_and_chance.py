@@ -60,7 +60,7 @@ def audit_said(rng: np.random.Generator, leak: float) -> str:
         decides, _ = strongest(found)
         for i, (name, each) in enumerate(found.items()):
             flags = {"chosen": i == 0, "strongest": name == decides}
-            rows.append(attack_row("outsider", name, "group", group, each, **flags))
+            rows.append(attack_row("group", group, name, "outsider", each, **flags))
     return audit_verdict(findings(replace(audit_of(), attacks=pd.DataFrame(rows)), "group"))
 
 

@@ -21,7 +21,7 @@ from shoal.attacks.queries.recorded_risks import RecordedRisks
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.attacks.queries.yeom import Gap, LossThreshold
-from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
+from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores, View
 from shoal.attacks.scores.bavaria import BaVarIA
 from shoal.attacks.scores.calibration import DifficultyCalibration, LossScore, OtherClusters
 from shoal.attacks.scores.lira import LiRA, OfflineLiRA
@@ -38,7 +38,6 @@ from shoal.attacks.updates.client_canaries import (
 )
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
-from shoal.attacks.updates.sybil_paths import Received
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
 from shoal.attacks.updates.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 
@@ -46,61 +45,14 @@ MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
 __all__ = [
-    "RMIA",
-    "Acquisition",
-    "BaVarIA",
-    "CanaryClients",
-    "ClientCanaryEstimate",
-    "ClusterIdentity",
-    "DifficultyCalibration",
-    "FedMIACosine",
-    "FedMIALoss",
-    "FittedAttack",
-    "Gap",
-    "GradCosine",
-    "GradDifference",
-    "GroupInference",
-    "Guesses",
-    "HarvestedModel",
-    "IdentityGuesses",
-    "ImageChanges",
-    "LiRA",
-    "LossHistograms",
-    "LossScore",
-    "LossThreshold",
-    "LossTrajectory",
-    "MembershipAttack",
-    "MembershipAttacks",
-    "ModelAcquisition",
-    "Needs",
-    "NoiseChanges",
-    "OfflineLiRA",
-    "OfflineRMIA",
-    "OtherClusters",
-    "OwnedRecords",
-    "Population",
-    "PreferenceInference",
-    "Query",
-    "Received",
-    "ReconstructedUpdates",
-    "RecordedRisks",
-    "Records",
-    "ReferenceAttack",
-    "ReferenceModels",
-    "ReferenceScores",
-    "ShadowModelAttack",
-    "ShadowModels",
-    "SourceGuesses",
-    "SourceInference",
-    "UpdateAttack",
-    "UpdateScores",
-    "augmentation_votes",
-    "boundary_distance",
-    "canary_cosines",
-    "canary_directions",
-    "estimate_client_epsilon",
-    "logit_confidence",
-    "needs_classes",
-    "reconstruct_from_rounds",
+    "RMIA", "Acquisition", "BaVarIA", "CanaryClients", "ClientCanaryEstimate", "ClusterIdentity",
+    "DifficultyCalibration", "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference",
+    "GroupInference", "Guesses", "HarvestedModel", "IdentityGuesses", "ImageChanges", "LiRA", "LossHistograms",
+    "LossScore", "LossThreshold", "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition",
+    "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population",
+    "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records", "ReferenceAttack",
+    "ReferenceModels", "ReferenceScores", "ShadowModelAttack", "ShadowModels", "SourceGuesses", "SourceInference",
+    "UpdateAttack", "UpdateScores", "View", "augmentation_votes", "boundary_distance", "canary_cosines",
+    "canary_directions", "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
     "update_scores",
-]
+]  # fmt: skip

@@ -29,7 +29,7 @@ METRICS = {
 ATTACK_COLUMNS = (
     "attacker", "attack", "scope", "name", "members", "non_members",
     *(column for metric in METRICS for column in (metric, f"{metric}.low", f"{metric}.high")),
-    "accuracy.null_high", "chosen", "strongest",
+    "accuracy.null_high", "chosen", "strongest", "title",
 )  # fmt: skip
 """The columns of `Audit.attacks`."""
 
@@ -46,7 +46,8 @@ class Audit:
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
             "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "chosen": whether the
             attack was chosen beforehand, without the attacked model's members; "strongest": whether it decides how
-            exposed the scope's records are. See `Audit.strongest`.
+            exposed the scope's records are. See `Audit.strongest`. "title": as the attack declares it; empty where
+            no class does.
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
             and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
@@ -171,7 +172,7 @@ def audit_records(
         rows.append(attack_row("client", str(name), decisive, views[decisive], found, chosen=chosen, strongest=True))
     beforehand, member = attacked.attacks[attacked.chosen], records.scores.member
     return Audit(
-        attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
+        attacks=attack_table(rows, {each.name: each.title for each in attacks}),
         records=_records(records, attacked.attacks[decisive], stream("records")),
         references=attacked.references,
         members=int(member.sum()),
@@ -181,6 +182,12 @@ def audit_records(
         omitted=attacked.omitted,
         notes=records.notes,
     )
+
+
+def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> pd.DataFrame:
+    """`Audit.attacks`, with the titles of attacks by name."""
+    table = pd.DataFrame(rows, columns=[*ATTACK_COLUMNS])
+    return table.assign(title=table["attack"].map(titles).fillna(""))
 
 
 def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd.DataFrame:

@@ -1,10 +1,10 @@
 """Measurements of a finished training: their interface and input, and those of accuracy, fairness and exposure.
 
-A metric of one's own is a function with the decorator `measurement`.
+A metric of one's own is a function with the decorator `measurement`; tables call it by its title or its ``metrics``.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import nan
@@ -25,6 +25,7 @@ from shoal.data import Federation
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import (
     MembershipMetrics,
+    Metric,
     adjusted_rand_index,
     exceeds_threshold,
     fairness,
@@ -33,7 +34,8 @@ from shoal.metrics import (
     roc,
 )
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
-from shoal.models import Metric, accuracy
+from shoal.models import Metric as ModelMetric
+from shoal.models import accuracy
 
 LOG = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class FinishedTraining:
         return self.attacks.predictions
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> ModelMetric:
         """What is reported as accuracy."""
         return self.training.engine.model.metric_for(self.federation.classes)
 
@@ -151,10 +153,18 @@ class _Function:
     name: str
     title: str
     measure: Callable[[FinishedTraining], Summary]
+    metrics: tuple[Metric, ...] = ()
 
 
-def measurement(name: str, title: str) -> Callable[[Callable[[FinishedTraining], Summary]], Measurement]:
+def measurement(
+    name: str, title: str, *metrics: Metric
+) -> Callable[[Callable[[FinishedTraining], Summary]], Measurement]:
     """Decorate a function that measures a finished training, so that it is a `Measurement`.
+
+    Args:
+        name: the key of `summary.json`, or what the keys have in common.
+        title: what tables call it.
+        metrics: how tables show each key; by default one of the name and the title.
 
     Example:
         >>> from shoal.audit import measurement
@@ -166,7 +176,16 @@ def measurement(name: str, title: str) -> Callable[[Callable[[FinishedTraining],
         >>> worst_client.title
         'Accuracy of the worst client'
     """
-    return lambda function: _Function(name, title, function)
+    return lambda function: _Function(name, title, function, metrics)
+
+
+def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
+    """What tables show of measurements: their ``metrics``, or one of a measurement's name and title."""
+    shown: list[Metric] = []
+    for each in measurements:
+        alone = (Metric(each.name, each.title),) if isinstance(each, Measurement) else ()
+        shown += getattr(each, "metrics", ()) or alone
+    return tuple(shown)
 
 
 @measurement("accuracy", "Accuracy")
@@ -200,7 +219,7 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
     return Summary(overall=overall, by_group=by_group, by_cluster=by_cluster)
 
 
-def _accuracies(clients: pd.DataFrame, metric: Metric) -> dict[str, float]:
+def _accuracies(clients: pd.DataFrame, metric: ModelMetric) -> dict[str, float]:
     """Means over clients, each on its own group's test examples and on its own training examples.
 
     The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.

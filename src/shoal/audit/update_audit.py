@@ -31,6 +31,7 @@ from shoal.attacks import (
     Guesses,
     IdentityGuesses,
     PreferenceInference,
+    ReferenceAttack,
     SourceInference,
     UpdateAttack,
     UpdateScores,
@@ -38,9 +39,10 @@ from shoal.attacks import (
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
-from shoal.audit.audit import ATTACK_COLUMNS, RECORD_COLUMNS, Audit, attack_row, scope_rows
-from shoal.audit.records import SERVER, Floats, RecordTable, matching_weights, measure, strongest
-from shoal.core.errors import InputError, require
+from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, scope_rows
+from shoal.audit.records import Floats, RecordTable, matching_weights, measure, strongest
+from shoal.audit.reference_records import REFERENCE_ATTACKS
+from shoal.core.errors import InputError, described, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.preferences import Preferences
@@ -52,6 +54,34 @@ UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCo
 
 RECONSTRUCTION = "reconstruction"
 """The key in audit.json of what is reconstructed from released models."""
+
+AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
+"""Attacks on a matrix of scores, and attacks on updates."""
+
+
+def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
+    """The attacks that an audit asks, with ``further`` ones of the user's own.
+
+    Raises:
+        InputError: one of these is neither a `ReferenceAttack` nor an `UpdateAttack`, or has another attack's name.
+    """
+    on_scores, on_updates = [*REFERENCE_ATTACKS], [*UPDATE_ATTACKS]
+    for attack in further:
+        require(not isinstance(attack, type), f"'attacks' must hold values, such as Mine(); got {described(attack)}")
+        name = getattr(attack, "name", "")
+        known = [each.name for each in (*on_scores, *on_updates)]
+        require(name not in known, f"'attacks' must have names of their own; '{name}' is another attack's")
+        if isinstance(attack, ReferenceAttack):
+            on_scores.append(attack)
+        elif isinstance(attack, UpdateAttack):
+            on_updates.append(attack)
+        else:
+            raise InputError(
+                "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
+                f"'title' and 'view'; got {described(attack)}"
+            )
+    return tuple(on_scores), tuple(on_updates)
+
 
 OTHERS = "-others"
 """What follows an attack's name where non-members are other clients' examples, not records that nobody trained on."""
@@ -160,6 +190,8 @@ def audit_server(
     scores: UpdateScores,
     rounds: Iterable[RoundUpdates] = (),
     preferences: Mapping[int, tuple[float, float]] | None = None,
+    *,
+    attacks: Sequence[UpdateAttack] = UPDATE_ATTACKS,
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
@@ -171,6 +203,7 @@ def audit_server(
         scores: of the recorded rounds.
         rounds: the same rounds, in order, for the reconstruction; without them there is none.
         preferences: threshold and beta of each client, by its id; None: unknown, and not inferred.
+        attacks: on membership.
 
     Raises:
         InputError: no record of a client whose updates were recorded, or none of its group and label that nobody
@@ -189,22 +222,24 @@ def audit_server(
         "such records beside them",
     )
     groups = [None, *(scores.groups[g] for g in np.unique(scores.group[owned]))]
-    found = {attack.name: _audits(attack, scores, groups) for attack in UPDATE_ATTACKS}
-    rows, views = [], {attack.name: attack.view for attack in UPDATE_ATTACKS}
+    found = {attack.name: _audits(attack, scores, groups) for attack in attacks}
+    rows, views = [], {attack.name: attack.view for attack in attacks}
     for i, group in enumerate(groups):
         place = ("all", "all") if group is None else ("group", group)
         against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in found.items()}, views)
         for row, (name, audits) in zip(against_nobody, found.items(), strict=True):
-            others = attack_row(*place, name + OTHERS, SERVER, audits[i].others, chosen=False, strongest=False)
+            others = attack_row(*place, name + OTHERS, views[name], audits[i].others, chosen=False, strongest=False)
             rows += [row, others]
     best, _ = strongest({name: audits[0].unused for name, audits in found.items()})
     rows += [
-        attack_row("client", str(client), best, SERVER, metrics, chosen=best == next(iter(found)), strongest=True)
+        attack_row("client", str(client), best, views[best], metrics, chosen=best == next(iter(found)), strongest=True)
         for client, metrics in found[best][0].by_client.items()
     ]
+    titles = {each.name: each.title for each in attacks}
+    titles |= {name + OTHERS: f"{title}, other clients" for name, title in titles.items()}
     guesses, omitted = _guesses(scores, rounds, preferences)
     return Audit(
-        attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
+        attacks=attack_table(rows, titles),
         records=pd.DataFrame(columns=[*RECORD_COLUMNS]),
         references=0,
         members=int(owned.sum()),

@@ -147,6 +147,10 @@ def audit(
         list[str] | None,
         typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
     ] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option("--attack", metavar="MODULE:NAME", help="Also ask an attack of yours; can be repeated."),
+    ] = None,
     leave_out_duplicates: Annotated[
         bool, typer.Option("--leave-out-duplicates", help="Leave out records of which there are copies.")
     ] = False,
@@ -163,6 +167,7 @@ def audit(
         scores=scores,
         trace=trace,
         gate=gate or [],
+        attack=attack or [],
         duplicates="leave-out" if leave_out_duplicates else None,
         out=out,
         data_dir=data_dir,

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.audit.audit import parse_gates
-from shoal.cli.audit_display import AuditDisplay, in_words
-from shoal.cli.sweep_display import SweepDisplay
+from shoal.cli.displays import AuditDisplay, SweepDisplay, in_words
 from shoal.config.build import load_data, resolve
+from shoal.config.kinds import made
 from shoal.config.schema import read_config
 from shoal.config.starter import write_starter
 from shoal.core.errors import require
@@ -23,8 +23,8 @@ from shoal.data.paired_records import Duplicates
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.run.run_verdict import verdict
-from shoal.runs.audit_run import audit_run
-from shoal.runs.audits import audit_scores, audit_trace
+from shoal.runs.audits.audit_members import audit_scores, audit_trace
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.progress import Display
@@ -97,13 +97,14 @@ def audit(
     scores: Path | None,
     trace: Path | None,
     gate: list[str],
+    attack: list[str],
     duplicates: Duplicates | None,
     out: Path | None,
     data_dir: Path | None,
     quiet: bool,
 ) -> None:
     """See `shoal.cli.app.audit`."""
-    gates = parse_gates(gate)
+    gates, attacks = parse_gates(gate), [made(name, "--attack") for name in attack]
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     require(
@@ -111,9 +112,9 @@ def audit(
         "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
     )
     if scores is not None:
-        outcome = audit_scores(scores, out=out, gates=gate)
+        outcome = audit_scores(scores, out=out, gates=gate, attacks=attacks)
     elif trace is not None:
-        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=gate)
+        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=gate, attacks=attacks)
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
@@ -125,6 +126,7 @@ def audit(
                 duplicates=duplicates,
                 watch=display,
                 gates=gate,
+                attacks=attacks,
             )
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")

@@ -101,6 +101,8 @@ class Resolved:
             record_updates=0 if config.record is None else config.record.updates,
             reference_federations=config.evaluation.reference_federations,
             duplicates=config.evaluation.duplicates,
+            attacks=config.evaluation.own_attacks(),
+            metrics=config.evaluation.own_metrics(),
             canaries=canaries,
         )
 

@@ -25,8 +25,8 @@ from shoal.data import (
     load_table,
 )
 from shoal.data.partition import PartitionIndices
-from shoal.data.sources.table import table_dataset
 from shoal.data.user.arrays import labelled_arrays
+from shoal.data.user.table_file import table_dataset
 from shoal.data.user.table_rows import frame_of
 
 Reading = PictureFormat | Columns

@@ -91,8 +91,22 @@ def algorithm_title(name: str) -> str:
     return titles.get(name, name.rpartition(":")[2])
 
 
-def load(name: str, where: str) -> Any:  # noqa: ANN401
-    """The class or function ``module:Name``, from the current directory or wherever Python finds modules.
+def made(name: str, where: str) -> Any:  # noqa: ANN401
+    """The value ``module:Name``, or that of a class made without arguments.
+
+    Raises:
+        InputError: as `load`, or the class needs arguments.
+    """
+    require(":" in name, f"'{where}' must be 'module:Name'; got '{name}'")
+    found = load(name, where, values=True)
+    try:
+        return found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise InputError(f"'{where}' = '{name}' must be a class that is made without arguments: {error}") from error
+
+
+def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
+    """The class or function ``module:Name``, from the current directory or wherever Python finds modules; or a value.
 
     Raises:
         InputError: the module cannot be imported, or has no class or function of that name.
@@ -109,7 +123,7 @@ def load(name: str, where: str) -> Any:  # noqa: ANN401
     named = {each: value for each, value in found.items() if callable(value) and each[0] != "_"}
     own = [each for each, value in named.items() if getattr(value, "__module__", module) == module]
     require(
-        callable(found.get(member)),
+        callable(found.get(member)) or (values and member in found),
         f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, own, named)}",
     )
     return found[member]

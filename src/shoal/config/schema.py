@@ -10,7 +10,7 @@ from pydantic import Field
 
 from shoal.audit import RedTeam
 from shoal.config.coordinator_section import CoordinatorSection
-from shoal.config.kinds import name_of
+from shoal.config.kinds import made, name_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
@@ -212,12 +212,25 @@ class EvaluationSection:
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
+        attacks: your own attacks of audits, each ``module:Name``, a class that is made without arguments; see
+            [adding](adding.md).
+        metrics: your own metrics, in the same way; `summary.json` and the page have them.
     """
 
     every: Positive = 1
     member_rounds: Positive = 5
     reference_federations: Count = 0
     duplicates: Duplicates = "keep"
+    attacks: tuple[str, ...] | None = None
+    metrics: tuple[str, ...] | None = None
+
+    def own_attacks(self) -> tuple[Any, ...]:
+        """The values of ``attacks``."""
+        return tuple(made(name, "evaluation.attacks") for name in self.attacks or ())
+
+    def own_metrics(self) -> tuple[Any, ...]:
+        """The values of ``metrics``."""
+        return tuple(made(name, "evaluation.metrics") for name in self.metrics or ())
 
 
 @settings

@@ -12,12 +12,12 @@ from shoal.data.preferences import Preferences, draw_preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
-from shoal.data.sources.folder import PictureFormat, load_folder
-from shoal.data.sources.table import load_table
 from shoal.data.user.arrays import Columns, Examples
 from shoal.data.user.client_dataset import ClientDataset, ClientSplit, SourceData, federation_of_clients
 from shoal.data.user.packed_arrays import ClientArrays
+from shoal.data.user.picture_folder import PictureFormat, load_folder
 from shoal.data.user.standardizer import Standardizer
+from shoal.data.user.table_file import load_table
 
 __all__ = [
     "Canaries",

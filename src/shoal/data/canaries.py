@@ -31,15 +31,6 @@ class Canaries:
         client: (M,) int64, the id of each canary's client.
         record: (M,) int64, the position of each among the examples that its client had before.
         member: (M,) bool, whether it is trained on, with the wrong label; the others are in no training set.
-
-    Example:
-        >>> import shoal
-        >>> own = ([[float(i)] for i in range(10)], [0, 1] * 5)
-        >>> federation = shoal.Federation.from_tensors([own] * 3, test=own)
-        >>> watched, canaries = shoal.MislabelledCanaries(per_client=4, clients=1).insert(federation, shoal.Stream(0))
-        >>> client, left_out = int(canaries.client[0]), int((~canaries.member).sum())
-        >>> len(canaries), int(federation.clients.sizes[client] - watched.clients.sizes[client]) == left_out
-        (4, True)
     """
 
     x: Tensor

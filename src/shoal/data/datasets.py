@@ -12,7 +12,7 @@ from shoal.core.representation import one_line
 class ImageDataset:
     """A labelled set of images, as its publisher made it: nothing scaled, shuffled or dropped.
 
-    Attributes:
+    Args:
         name: name of the set in the catalog, such as ``"fashion-mnist"``.
         pixels: (M, C, H, W) uint8 (or float32), brightness from 0 (dark) to ``white``.
         white: the value of full brightness: 255, or 16 for scikit-learn's digits.
@@ -49,7 +49,7 @@ class ImageDataset:
 class TextDataset:
     """A labelled set of texts as numbered words.
 
-    Attributes:
+    Args:
         name: name of the set in the catalog, such as ``"yelp"``.
         words: (M, L) int64, the numbers of the words, 1 to ``vocabulary``; zeros pad a text after its last word.
         vocabulary: the largest number of a word.
@@ -85,7 +85,7 @@ class TableDataset:
 
     Each column is standardised by the mean and the standard deviation of the clients' training rows.
 
-    Attributes:
+    Args:
         name: name of the set in sentences.
         rows: (M, F) float32, M examples of F numbers.
         labels, train_count, classes, has_property: as in `ImageDataset`.

@@ -93,7 +93,7 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """The kind of its examples by their shape, in the plural: images, texts, rows of a table, or just examples."""
+        """The kind of its examples by their shape (images, texts, rows of a table, or just examples)."""
         x = self.clients.x
         if x.dim() == 2:
             return "rows" if x.is_floating_point() else "texts"
@@ -175,10 +175,6 @@ class Federation:
 
         Raises:
             InputError: examples that cannot be used, a client without examples, or a group without test examples.
-
-        >>> Federation.from_tensors([([[0.1], [0.2]], [0, 1])] * 3, test=([[0.3]], [1]))
-        Federation(3 clients (all 3), 6 training examples of shape (1,), 2 classes; 1 test, 0 shadow, 0 held-out \
-examples)
         """
         sets = {"test": test, "shadow": shadow, "groups": groups, "holdout": holdout}
         return Federation(**fields_from_tensors(clients, **sets, limits=(threshold, beta), classes=classes, task=task))

@@ -51,17 +51,6 @@ class Partition:
 
     Raises:
         InputError: a value outside its range, or label skew of reused images.
-
-    Example:
-        >>> import shoal
-        >>> digits, groups = shoal.load_dataset("digits"), [shoal.Group("all", 1.0)]
-        >>> for alpha in (None, 0.5):
-        ...     plan = shoal.Partition(5, 40, test_examples=100, dirichlet_alpha=alpha)
-        ...     federation = shoal.partition_dataset(digits, plan, groups, stream=shoal.Stream(0))
-        ...     print(alpha, federation.clients.sizes.tolist())
-        ...
-        None [40, 40, 40, 40, 40]
-        0.5 [23, 68, 59, 10, 40]
     """
 
     clients: Positive

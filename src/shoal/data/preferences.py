@@ -19,12 +19,6 @@ class Preferences:
         threshold: (N,), the membership-inference accuracy that each client tolerates.
         beta: (N,) in [0, 1], the weight of risk in its choice of a model.
         drawn: whether the thresholds were drawn at random, as `draw_preferences` does where no client set one.
-
-    Example:
-        >>> import torch, shoal
-        >>> preferences = shoal.Preferences(threshold=torch.tensor([0.5, 0.7]), beta=torch.tensor([1.0, 0.25]))
-        >>> preferences.alpha
-        tensor([0.0000, 0.7500])
     """
 
     threshold: Tensor

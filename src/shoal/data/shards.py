@@ -106,14 +106,6 @@ class GroupedExamples:
     Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64, the index of the group whose
     distribution an example follows. ``client`` (M,) int64 is the id of the client that an example belongs to, -1: to
     none; None: unknown.
-
-    Example:
-        >>> import torch
-        >>> from shoal.data import GroupedExamples
-        >>> y, group = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])
-        >>> examples = GroupedExamples(torch.zeros(3, 2), y, group)
-        >>> examples.of_group(0).y, len(examples.take(torch.tensor([2])))
-        (tensor([0, 1]), 1)
     """
 
     x: Tensor

@@ -39,14 +39,6 @@ class Group:
     Raises:
         InputError: a value outside its range, a range whose low is above its high, a reserved name, or an angle per
             client without a range to draw it from.
-
-    Example:
-        >>> import torch, shoal
-        >>> turned = shoal.Group("turned", share=0.5, rotation=(90, 90))
-        >>> image = torch.tensor([[1.0, 0.0], [0.0, 0.0]])[None, None]
-        >>> turned.shift(image, torch.zeros(1, 2))[0, 0].round()
-        tensor([[0., 0.],
-                [1., 0.]])
     """
 
     name: str

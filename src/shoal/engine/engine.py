@@ -113,8 +113,8 @@ class Engine:
         require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
         device = str(device)
         refusal = f"device '{device}' cannot be used"
-        known = re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None
-        require(known, f"{refusal}; use 'cpu', 'cuda', or one of several such as 'cuda:1'")
+        is_valid = re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None
+        require(is_valid, f"{refusal}; use 'cpu', 'cuda', or one of several such as 'cuda:1'")
         if device.startswith("cuda"):
             require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device here; use 'cpu'")
             count, index = torch.cuda.device_count(), torch.device(device).index or 0

@@ -191,8 +191,8 @@ class LocalSGD:
 
     def steps_each(self, sizes: Tensor) -> Tensor:
         """`steps_of` each of n owners: sizes (n,) -> (n,) int64."""
-        kinds, kind = sizes.unique(return_inverse=True)
-        return torch.tensor([self.steps_of(size) for size in kinds.tolist()], dtype=torch.int64)[kind]
+        distinct, index = sizes.unique(return_inverse=True)
+        return torch.tensor([self.steps_of(size) for size in distinct.tolist()], dtype=torch.int64)[index]
 
     def full(self, sizes: Tensor) -> bool:
         """Whether every step of every owner uses all its examples, so that their order is irrelevant."""

@@ -54,15 +54,15 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0, confidence:
     """
     require(0 <= max_fpr < 1, f"'max_fpr' must be at least 0 and below 1; got {max_fpr:g}")
     require(0 <= confidence < 1, f"'confidence' must be at least 0 and below 1; got {confidence:g}")
-    members, others = int(member.sum()), np.sort(scores[~member])[::-1]
-    allowed = int(max_fpr * len(others) + 1e-9)
-    if members == 0 or len(others) == 0 or (max_fpr > 0 and allowed == 0):
+    members, left_out = int(member.sum()), np.sort(scores[~member])[::-1]
+    allowed = int(max_fpr * len(left_out) + 1e-9)
+    if members == 0 or len(left_out) == 0 or (max_fpr > 0 and allowed == 0):
         nan = float("nan")
-        return CanaryRate(nan, nan, nan, nan, 0, members, len(others))
-    threshold = others[allowed]
-    found, false = int((scores[member] > threshold).sum()), int((others > threshold).sum())
-    low, high = clopper_pearson([found, false], [members, len(others)], confidence)
-    return CanaryRate(found / members, float(low[0]), float(high[0]), float(high[1]), found, members, len(others))
+        return CanaryRate(nan, nan, nan, nan, 0, members, len(left_out))
+    threshold = left_out[allowed]
+    found, false = int((scores[member] > threshold).sum()), int((left_out > threshold).sum())
+    low, high = clopper_pearson([found, false], [members, len(left_out)], confidence)
+    return CanaryRate(found / members, float(low[0]), float(high[0]), float(high[1]), found, members, len(left_out))
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
@@ -77,9 +77,9 @@ def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
         >>> exposure_of_canaries(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])).round(2)
         array([0.33, 0.67, 0.5 , 1.  ])
     """
-    known = ~np.isnan(scores)
-    others = np.sort(scores[~member & known])
-    above = len(others) - np.searchsorted(others, scores, side="left")
+    scored = ~np.isnan(scores)
+    left_out = np.sort(scores[~member & scored])
+    above = len(left_out) - np.searchsorted(left_out, scores, side="left")
     # A left-out canary is among those already.
-    shares = np.where(member, (1 + above) / (1 + len(others)), above / max(1, len(others)))
-    return np.where(known, shares, np.nan)
+    shares = np.where(member, (1 + above) / (1 + len(left_out)), above / max(1, len(left_out)))
+    return np.where(scored, shares, np.nan)

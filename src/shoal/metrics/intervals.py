@@ -155,10 +155,10 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
     Source: Newcombe 2006, Statistics in Medicine 25:559-573, method 5; Hanley and McNeil 1982, Radiology 143:29-36.
     """
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    others = (members + non_members) / 2 - 1
+    half = (members + non_members) / 2 - 1
 
     def inside(area: float) -> bool:
-        variance = 1 + others * ((1 - area) / (2 - area) + area / (1 + area))
+        variance = 1 + half * ((1 - area) / (2 - area) + area / (1 + area))
         return (auc - area) ** 2 <= z * z * area * (1 - area) * variance / (members * non_members)
 
     return _last(inside, auc, 0.0), _last(inside, auc, 1.0)

@@ -4,7 +4,7 @@ May import `core`. To add a network: write it in `networks.py` (texts: `recurren
 """
 
 from shoal.models.catalog import MODELS, Network, Shape, TextShape, VectorShape, create_model
-from shoal.models.dropout import SeededDropout
+from shoal.models.layers import SeededDropout
 from shoal.models.model import Loss, Metric, Model, NegativeLoss, accuracy, cross_entropy, metric_name, squared_error
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU

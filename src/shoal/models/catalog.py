@@ -1,10 +1,10 @@
-"""The networks that a file can name."""
+"""The networks that a configuration can name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field
 from torch import nn
@@ -20,14 +20,19 @@ Shipped = Literal[
 ]
 MODELS: tuple[str, ...] = get_args(Shipped)
 """The names of all networks that a configuration or `create_model` can name."""
-VECTOR_MODELS = ("mlp", "logistic")
-"""The networks that take rows of a table."""
-HIDDEN = {"mlp": 200, "faces-cnn": 256}
-"""Hidden neurons of the networks that let one choose, by default."""
-FILTERS = {"faces-cnn": (32, 64, 128)}
-"""Filters of the convolutions of the networks that let one choose, by default."""
-LEAST_SIDE = {"mnist-cnn": 4, "femnist-cnn": 6, "digits-cnn": 2, "vgg11": 32, "vgg13": 32, "vgg16": 32}
-"""Pixels of the smallest images of the networks that take square ones alone."""
+
+_VECTOR_MODELS = ("mlp", "logistic")
+_HIDDEN = {"mlp": 200, "faces-cnn": 256}
+"""Default hidden neurons of the networks that let one choose."""
+_FILTERS = {"faces-cnn": (32, 64, 128)}
+"""Default filters of the convolutions of the networks that let one choose."""
+_SQUARE: dict[str, tuple[type[nn.Module], int]] = {
+    "mnist-cnn": (MnistCNN, 4),
+    "femnist-cnn": (FemnistCNN, 6),
+    "digits-cnn": (DigitsCNN, 2),
+    **dict.fromkeys(("vgg11", "vgg13", "vgg16"), (VGG, 32)),
+}
+"""The networks that take square images alone, and the pixels of the smallest ones."""
 
 
 def _own(name: str) -> str:
@@ -42,26 +47,19 @@ def _require_key(name: str, key: str, *, chosen: bool, known: bool) -> None:
 
 
 class _Sizes:
-    """What a network must fit, in whole numbers from 1."""
+    """Sizes that a network must fit, integers from 1."""
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
             most = MAX_CLASSES if name == "classes" else None
             fits = isinstance(size, Integral) and 1 <= int(size) <= (most or int(size))
-            allowed = "a whole number, at least 1" if most is None else f"a whole number from 1 to {most:,}"
+            allowed = "an integer, at least 1" if most is None else f"an integer from 1 to {most:,}"
             require(fits, f"'{name}' must be {allowed}; got {size!r}")
 
 
 @dataclass(frozen=True)
 class Shape(_Sizes):
-    """What a network must fit: images of ``channels`` x ``height`` x ``width``, in ``classes`` classes.
-
-    Example:
-        >>> import shoal
-        >>> shape = shoal.Shape(channels=1, height=8, width=8, classes=10)
-        >>> shape.inputs, shoal.create_model("logistic", shape).parameters
-        (64, 650)
-    """
+    """Images of ``channels`` x ``height`` x ``width`` in ``classes`` classes, which a network must fit."""
 
     channels: int
     height: int
@@ -76,14 +74,7 @@ class Shape(_Sizes):
 
 @dataclass(frozen=True)
 class TextShape(_Sizes):
-    """What a network must fit: texts of words numbered 1 to ``vocabulary``, in ``classes`` classes.
-
-    Example:
-        >>> import torch, shoal
-        >>> network = shoal.create_model("gru", shoal.TextShape(vocabulary=50, classes=3)).network()
-        >>> network(torch.tensor([[7, 50, 2], [4, 0, 0]])).shape  # zeros pad the second text
-        torch.Size([2, 3])
-    """
+    """Texts of words numbered 1 to ``vocabulary`` in ``classes`` classes, which a network must fit."""
 
     vocabulary: int
     classes: int
@@ -91,14 +82,7 @@ class TextShape(_Sizes):
 
 @dataclass(frozen=True)
 class VectorShape(_Sizes):
-    """What a network must fit: vectors of ``inputs`` numbers, such as rows of a table, in ``classes`` classes.
-
-    Example:
-        >>> import shoal
-        >>> shape = shoal.VectorShape(inputs=5, classes=3)
-        >>> [shoal.create_model(name, shape).parameters for name in ("logistic", "mlp")]
-        [18, 1803]
-    """
+    """Vectors of ``inputs`` numbers, such as rows of a table, in ``classes`` classes, which a network must fit."""
 
     inputs: int
     classes: int
@@ -121,18 +105,6 @@ class Network:
 
     Raises:
         InputError: a value outside its range, or a size that the network does not have.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.models import Network
-        >>> Network("mlp").sized(classes=10).hidden
-        200
-        >>> Network("mlp", hidden=16).model(shoal.Shape(1, 8, 8, 10)).parameters
-        1210
-        >>> Network("vgg11").model(shoal.Shape(1, 8, 8, 10))
-        Traceback (most recent call last):
-            ...
-        shoal.core.errors.InputError: model 'vgg11' takes square images of at least 32x32 pixels; the data has 8x8
     """
 
     name: Shipped | Annotated[str, AfterValidator(_own)]
@@ -150,66 +122,55 @@ class Network:
         _require_key(self.name, "padding", chosen=self.padding != 0, known=self.name == "femnist-cnn")
 
     def sized(self, classes: int) -> "Network":
-        """This network with all its sizes, and without those that it does not have."""
-        hidden = (self.hidden or HIDDEN[self.name]) if self.name in HIDDEN else None
-        filters = (self.filters or FILTERS[self.name]) if self.name in FILTERS else None
+        """The network with all its sizes, and without those that it does not have."""
+        hidden = (self.hidden or _HIDDEN[self.name]) if self.name in _HIDDEN else None
+        filters = (self.filters or _FILTERS[self.name]) if self.name in _FILTERS else None
         return replace(self, classes=classes, hidden=hidden, filters=filters)
 
     def model(self, shape: Shape | VectorShape | TextShape) -> Model:
-        """The model, its input and output layers fitted to ``shape``; a user's own network is none of these.
+        """The model of a shipped network, its input and output layers fitted to ``shape``.
 
         Raises:
-            InputError: an unknown name, or images, vectors or texts that the network cannot take.
+            InputError: a network of a user's own, or images, vectors or texts that the network cannot take.
         """
-        require(self.name in MODELS, f"'{self.name}' is not one of Shoal's networks, and is built without it")
+        name = self.name
+        require(name in MODELS, f"'{name}' is not one of Shoal's networks, and is built without it")
+        kind = {Shape: "images", VectorShape: "rows of a table", TextShape: "texts"}[type(shape)]
         if isinstance(shape, TextShape):
-            require(self.name == "gru", f"model '{self.name}' takes images, but the data are texts; 'gru' takes those")
+            require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
             return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
-        require(
-            self.name != "gru",
-            "model 'gru' takes texts, but the data are "
-            f"{'images' if isinstance(shape, Shape) else 'rows of a table'}; choose another model for those",
-        )
+        require(name != "gru", f"model 'gru' takes texts, but the data are {kind}; choose another model for those")
         if isinstance(shape, VectorShape):
             require(
-                self.name in VECTOR_MODELS,
-                f"model '{self.name}' takes images, but the data are rows of a table; {quoted(VECTOR_MODELS)} take "
-                "those",
+                name in _VECTOR_MODELS,
+                f"model '{name}' takes images, but the data are {kind}; {quoted(_VECTOR_MODELS)} take those",
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
-        return Model(self._of_images(shape))
+        return Model(self._build(shape))
 
-    def _of_images(self, shape: Shape) -> Callable[[], nn.Module]:
-        """What builds the network, which is one of images."""
-        name, size = self.name, f"{shape.height}x{shape.width}"
-        least = LEAST_SIDE.get(name, 1)
+    def _build(self, shape: Shape) -> Callable[[], nn.Module]:
+        """The builder of the network, which is one of images."""
+        name, size = self.name, f"the data has {shape.height}x{shape.width}"
+        hidden = self.hidden or _HIDDEN.get(name, 1)
+        if name == "mlp":
+            return partial(MLP, inputs=shape.inputs, hidden=hidden, classes=shape.classes)
+        if name == "logistic":
+            return partial(Logistic, inputs=shape.inputs, classes=shape.classes)
+        if name == "faces-cnn":
+            least = min(shape.height, shape.width)
+            require(least >= 22, f"model 'faces-cnn' takes images of at least 22x22 pixels; {size}")
+            sides = (shape.channels, shape.height, shape.width, shape.classes)
+            return partial(FacesCNN, *sides, filters=self.filters or _FILTERS[name], hidden=hidden)
+        network, least = _SQUARE[name]
         require(
-            least == 1 or (shape.height == shape.width and shape.height >= least),
-            f"model '{name}' takes square images of at least {least}x{least} pixels; the data has {size}",
+            shape.height == shape.width and shape.height >= least,
+            f"model '{name}' takes square images of at least {least}x{least} pixels; {size}",
         )
-        require(
-            name != "faces-cnn" or min(shape.height, shape.width) >= 22,
-            f"model 'faces-cnn' takes images of at least 22x22 pixels; the data has {size}",
-        )
-        hidden = self.hidden or HIDDEN.get(name, 1)
-        image = {"channels": shape.channels, "side": shape.height, "classes": shape.classes}
-        match name:
-            case "mnist-cnn":
-                return partial(MnistCNN, **image)
-            case "femnist-cnn":
-                return partial(FemnistCNN, **image, padding=self.padding)
-            case "digits-cnn":
-                return partial(DigitsCNN, **image)
-            case "faces-cnn":
-                sides = (shape.channels, shape.height, shape.width, shape.classes)
-                return partial(FacesCNN, *sides, filters=self.filters or FILTERS[name], hidden=hidden)
-            case "mlp":
-                return partial(MLP, inputs=shape.inputs, hidden=hidden, classes=shape.classes)
-            case "logistic":
-                return partial(Logistic, inputs=shape.inputs, classes=shape.classes)
-            case _:
-                return partial(VGG, **image, depth=int(name[3:]), norm=self.norm)
+        options: dict[str, Any] = {"padding": self.padding} if name == "femnist-cnn" else {}
+        if network is VGG:
+            options = {"depth": int(name[3:]), "norm": self.norm}
+        return partial(network, channels=shape.channels, side=shape.height, classes=shape.classes, **options)
 
 
 def create_model(
@@ -227,14 +188,20 @@ def create_model(
         InputError: an unknown name, or images, vectors or texts that the network cannot take.
 
     Example:
-        >>> from shoal import create_model, Shape
-        >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
+        >>> import torch
+        >>> from shoal import create_model, Shape, TextShape, VectorShape
+        >>> create_model("mnist-cnn", Shape(channels=1, height=28, width=28, classes=10)).parameters
         50186
+        >>> create_model("mlp", VectorShape(inputs=5, classes=3), hidden=4).parameters
+        39
+        >>> network = create_model("gru", TextShape(vocabulary=50, classes=3)).network()
+        >>> network(torch.tensor([[7, 50, 2], [4, 0, 0]])).shape  # zeros pad the second text
+        torch.Size([2, 3])
     """
     shaped = isinstance(shape, Shape | VectorShape | TextShape)
     require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {described(shape)}")
     require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
-    _require_key(name, "hidden", chosen=hidden is not None, known=name in HIDDEN)
-    _require_key(name, "filters", chosen=filters is not None, known=name in FILTERS)
+    _require_key(name, "hidden", chosen=hidden is not None, known=name in _HIDDEN)
+    _require_key(name, "filters", chosen=filters is not None, known=name in _FILTERS)
     sizes = None if filters is None else tuple(filters)
     return Network(name, hidden=hidden, filters=sizes, norm=norm, padding=padding).model(shape)

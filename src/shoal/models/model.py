@@ -14,8 +14,7 @@ from shoal.core.errors import InputError, described, quoted, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 from shoal.core.representation import one_line
-from shoal.models.dropout import SeededDropout
-from shoal.models.structure import require_trainable
+from shoal.models.layers import SeededDropout, require_trainable
 
 LOG = logging.getLogger(__name__)
 
@@ -23,18 +22,11 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs (B, C) and labels (B,), of a regression (B, d), that returns the loss of each example (B,)."""
 
 Metric = Callable[[Tensor, Tensor], Tensor]
-"""A function of the same that returns a number for each example (B,), higher where the model is better."""
+"""A function of outputs and labels that returns a number per example (B,), higher where the model is better."""
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in nats of each example: outputs (B, C), labels (B,) -> (B,).
-
-    Example:
-        >>> import torch
-        >>> from shoal.models import cross_entropy
-        >>> cross_entropy(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 0])).round(decimals=3)
-        tensor([0.6930, 0.0000])
-    """
+    """Cross-entropy in nats of each example: outputs (B, C), labels (B,) -> (B,)."""
     # The numbers of `functional.cross_entropy`, bit for bit, which under vmap is a Python function that loads sympy:
     # 0.4 s of processor time.
     return -functional.log_softmax(outputs, dim=1).gather(1, labels[:, None]).squeeze(1)
@@ -55,27 +47,13 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """A classification's metric: 1 where the largest output is the label's; outputs (B, C), labels (B,) -> (B,).
-
-    Example:
-        >>> import torch
-        >>> from shoal.models import accuracy
-        >>> accuracy(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0]))
-        tensor([1., 0.])
-    """
+    """A classification's metric: 1 where the largest output is the label's; outputs (B, C), labels (B,) -> (B,)."""
     return (outputs.argmax(dim=1) == labels).float()
 
 
 @dataclass(frozen=True)
 class NegativeLoss:
-    """The metric of a regression without one of its own: minus the loss of each example.
-
-    Example:
-        >>> import torch
-        >>> from shoal.models import NegativeLoss, squared_error
-        >>> NegativeLoss(squared_error)(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
-        tensor([-0., -4.])
-    """
+    """The metric of a regression without one of its own: minus the loss of each example."""
 
     loss: Loss
 
@@ -92,10 +70,10 @@ class Model:
         build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module` from
             inputs, such as images (B, C, H, W), to outputs (B, classes); of a regression (B, d).
         loss: per-example loss; of a regression such as `squared_error`.
-        metric: what is reported as accuracy, a number for each example, higher where the model is better. None:
-            `accuracy` where labels are classes, minus the loss in a regression.
-        outputs: a function that takes the one tensor of outputs out of what the network gives, such as
-            ``lambda given: given.logits`` or ``operator.itemgetter("logits")``. None: it gives that tensor.
+        metric: reported as accuracy, a number per example, higher where the model is better. None: `accuracy` where
+            labels are classes, minus the loss in a regression.
+        outputs: a function that takes the tensor of outputs out of the network's result, such as
+            ``lambda result: result.logits`` or ``operator.itemgetter("logits")``. None: the result is that tensor.
 
     Example:
         >>> from torch import nn
@@ -112,14 +90,10 @@ class Model:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
-        require(
-            not isinstance(self.build, nn.Module),
-            "a Model takes the class or a function that builds the network, not a network: "
-            "each of the K models needs its own random start",
-        )
-        require(
-            callable(self.build), f"a Model takes the class or a function that builds the network; got {self.build!r}"
-        )
+        takes = "a Model takes the class or a function that builds the network"
+        network = isinstance(self.build, nn.Module)
+        require(not network, f"{takes}, not a network: each of the K models needs its own random start")
+        require(callable(self.build), f"{takes}; got {self.build!r}")
         missing = _arguments_without_default(self.build)
         require(
             not missing,
@@ -131,7 +105,7 @@ class Model:
             require(known, f"a Model's {name} must be a function of outputs and labels; got {described(function)}")
         require(
             self.outputs is None or callable(self.outputs),
-            "a Model's outputs must be a function of what the network gives, such as lambda given: given.logits; got "
+            "a Model's outputs must be a function of the network's result, such as lambda result: result.logits; got "
             f"{described(self.outputs)}",
         )
 
@@ -152,7 +126,7 @@ class Model:
             raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
         if self.outputs is not None:
             # A hook, and not a network around it, so that tensors keep their names.
-            network.register_forward_hook(partial(_taken_out, self.outputs))
+            network.register_forward_hook(partial(_extract, self.outputs))
         network = _with_seeded_dropout(network)
         self._require_unchanged(network)
         return network
@@ -162,7 +136,8 @@ class Model:
         layout: Layout | None = vars(self).get("layout")
         if layout is None:
             return
-        shapes = {name: tuple(each.shape) for name, each in (*network.named_parameters(), *network.named_buffers())}
+        tensors = (*network.named_parameters(), *network.named_buffers())
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
         for slot in layout.slots:
             require(
                 shapes.get(slot.name) == slot.shape,
@@ -202,8 +177,8 @@ class Model:
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """All tensors that `load_state_dict` of the network takes, by name, as contiguous copies.
 
-        They are those of ``vector`` (P,), and what it has no numbers for: tensors that share another one's, and buffers
-        of whole numbers, such as batch norm's count of batches, as in a new network.
+        They are those of ``vector`` (P,), and the others as in a new network: tensors that share another one's, and
+        buffers of integers, such as batch norm's count of batches.
         """
         views, network = self.layout.views(vector), self.network()
         network.load_state_dict(views, strict=False)
@@ -213,13 +188,7 @@ class Model:
 
 
 def metric_name(metric: Metric) -> str:
-    """What tables call a metric: its function's name in words.
-
-    Example:
-        >>> from shoal.models import accuracy, metric_name, NegativeLoss, squared_error
-        >>> metric_name(accuracy), metric_name(NegativeLoss(squared_error)), metric_name(lambda outputs, labels: labels)
-        ('accuracy', 'minus squared error', 'metric')
-    """
+    """The name of a metric in tables: its function's name in words."""
     if isinstance(metric, NegativeLoss):
         name = metric_name(metric.loss)
         return "minus the loss" if name == "metric" else f"minus {name}"
@@ -227,13 +196,13 @@ def metric_name(metric: Metric) -> str:
     return "metric" if name in ("<lambda>", "partial") else name.replace("_", " ").strip()
 
 
-def _taken_out(outputs: Callable[[Any], Tensor], network: nn.Module, given: tuple[Any, ...], made: object) -> Tensor:
-    del network, given
+def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple[Any, ...], result: object) -> Tensor:
+    del network, inputs
     try:
-        return outputs(made)
+        return outputs(result)
     except (AttributeError, LookupError, TypeError) as error:
         raise InputError(
-            f"the model's outputs cannot be taken out of the {type(made).__name__} that its network gives: {error}"
+            f"the model's outputs cannot be taken out of the {type(result).__name__} that its network gives: {error}"
         ) from error
 
 
@@ -243,7 +212,7 @@ def _arguments_without_default(build: Callable[[], nn.Module]) -> list[str]:
     except (TypeError, ValueError):
         return []
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 
 
 def _with_seeded_dropout(network: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Networks of images (B, C, H, W) in [0, 1]: those of the papers, and small ones.
+"""Networks of images (B, C, H, W) in [0, 1], which return outputs (B, classes): those of the papers, and small ones.
 
 Max-pooling before ReLU is the same function as ReLU before max-pooling, on a quarter of the elements.
 """
@@ -18,13 +18,7 @@ def _pool(images: Tensor) -> Tensor:
 
 
 class MnistCNN(nn.Module):
-    """The MNIST network of IFCA-MIR, appendix A.1: 50,186 parameters for 1x28x28 images and 10 classes.
-
-    Example:
-        >>> from shoal.models import MnistCNN
-        >>> sum(each.numel() for each in MnistCNN().parameters())
-        50186
-    """
+    """The MNIST network of IFCA-MIR, appendix A.1: 50,186 parameters for 1x28x28 images and 10 classes."""
 
     onednn_layout = True
     """Pooling is a fifth of this network's time in PyTorch's layouts; but for `FacesCNN`, the others gain nothing."""
@@ -78,16 +72,7 @@ class FemnistCNN(_TwoConvolutions):
 
 
 class DigitsCNN(_TwoConvolutions):
-    """A small CNN for 8x8 digits: 16 and 32 filters of 3x3, one pooling, 64 hidden neurons.
-
-    Example:
-        >>> import torch
-        >>> from shoal.models import DigitsCNN
-        >>> sum(each.numel() for each in DigitsCNN().parameters())
-        38282
-        >>> DigitsCNN(classes=4)(torch.zeros(2, 1, 8, 8)).shape
-        torch.Size([2, 4])
-    """
+    """A small CNN for 8x8 digits: 16 and 32 filters of 3x3, one pooling, 64 hidden neurons."""
 
     def __init__(self, channels: int = 1, side: int = 8, classes: int = 10) -> None:
         super().__init__(channels, side, classes, filters=(16, 32), hidden=64, padding=1)
@@ -107,13 +92,6 @@ class VGG(nn.Module):
     Args:
         depth: 11, 13 or 16.
         norm: "batch" as in the paper, or "group" (32 groups), which unlike batch norm does not mix the examples.
-
-    Example:
-        >>> import torch
-        >>> from shoal.models import VGG
-        >>> network = VGG(depth=11, norm="group").eval()
-        >>> round(float(network(torch.zeros(1, 3, 32, 32)).exp().sum().detach()), 4)
-        1.0
     """
 
     def __init__(
@@ -143,13 +121,7 @@ class VGG(nn.Module):
 
 
 class MLP(nn.Module):
-    """One hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020).
-
-    Example:
-        >>> from shoal.models import MLP
-        >>> sum(each.numel() for each in MLP(inputs=784, hidden=200, classes=10).parameters())
-        159010
-    """
+    """One hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020)."""
 
     input_layer = "hidden"
 
@@ -164,16 +136,7 @@ class MLP(nn.Module):
 
 
 class Logistic(nn.Module):
-    """Multinomial logistic regression.
-
-    Example:
-        >>> import torch
-        >>> from shoal.models import Logistic
-        >>> sum(each.numel() for each in Logistic(inputs=64, classes=10).parameters())
-        650
-        >>> Logistic(inputs=64)(torch.zeros(3, 1, 8, 8)).shape
-        torch.Size([3, 10])
-    """
+    """Multinomial logistic regression."""
 
     input_layer = "output"
 
@@ -191,11 +154,6 @@ class FacesCNN(nn.Module):
     3x3 without padding, each pooled, and 256 hidden neurons; 880,450 parameters for 3x62x47 images and 2 classes.
 
     Images need not be square; both sides are at least 22 pixels.
-
-    Example:
-        >>> from shoal.models import FacesCNN
-        >>> sum(each.numel() for each in FacesCNN().parameters())
-        880450
     """
 
     onednn_layout = True

@@ -1,7 +1,8 @@
-"""Whether a model can be trained on given examples, asked before any training."""
+"""Check that a model can be trained on examples, before any training."""
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,17 +10,17 @@ from torch import Tensor, nn
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream, seeded
-from shoal.models.dropout import seeded_dropouts
+from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Loss, Metric, Model, cross_entropy
 
 
 def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> None:
     """Raise `InputError` unless ``model`` can be trained on inputs x (B, ...) with labels y (B,) in 0..classes - 1.
 
-    B is small, at least 1. The network must give a tensor of shape (B, at least classes), whatever B, and the loss and
-    the metric one value per example. In a regression ``classes`` is None, y is (B, d), and outputs are (B, ...), of
-    `squared_error` (B, d). The network must leave its inputs as they are, draw random numbers in `nn.Dropout` alone,
-    which Shoal seeds by client and round, and keep what it remembers in buffers of floats.
+    B is small, at least 1. The network must return a tensor of shape (B, at least classes), whatever B, and the loss
+    and the metric one value per example. In a regression ``classes`` is None, y is (B, d), and outputs are (B, ...), of
+    `squared_error` (B, d). The network must leave its inputs unchanged, draw random numbers in `nn.Dropout` alone,
+    which Shoal seeds by client and round, and keep its memory in buffers of floats.
     """
     network, untouched = model.network().eval(), x.clone()
     outputs = _outputs(network, untouched)
@@ -30,12 +31,12 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
     )
     _require_per_example("loss", model.loss, outputs.float(), y, '; give it reduction="none"')
     _require_per_example("metric", model.metric_for(classes), outputs.float(), y)
-    for given in (x[:1], torch.cat([x, x])):
-        shape = tuple(_outputs(network, given).shape)
+    for batch in (x[:1], torch.cat([x, x])):
+        shape, expected = tuple(_outputs(network, batch).shape), (len(batch), *outputs.shape[1:])
         require(
-            shape == (len(given), *outputs.shape[1:]),
-            f"the network must give outputs of shape {(len(given), *outputs.shape[1:])} for a batch of {len(given)}, "
-            f"as for others; got {shape}",
+            shape == expected,
+            f"the network must give outputs of shape {expected} for a batch of {len(batch)}, as for others; got "
+            f"{shape}",
         )
     # Batch norm cannot train on one example.
     twice = (x, y) if len(x) > 1 else (torch.cat([x, x]), torch.cat([y, y]))
@@ -66,7 +67,7 @@ def _outputs(network: nn.Module, x: Tensor) -> Tensor:
         kind = type(outputs).__name__
         raise InputError(
             f"the network must give one tensor (examples, classes); got {kind}; say which tensor of it the outputs "
-            "are, such as Model(MyNetwork, outputs=lambda given: given[0]), or given.logits"
+            "are, such as Model(MyNetwork, outputs=lambda result: result[0]), or result.logits"
         )
     return outputs
 
@@ -75,7 +76,7 @@ def _require_shape(outputs: Tensor, y: Tensor, classes: int | None) -> None:
     least = y.shape[1] if classes is None else classes
     have = f"have {classes} classes" if classes is not None else f"are {least} {'number' if least == 1 else 'numbers'}"
     one_for_each = outputs.dim() > 0 and len(outputs) == len(y)
-    # Of a regression, labels may be more than what is predicted, such as a mask; one output alone would be broadcast.
+    # In a regression labels may hold more than the targets, such as a mask; one output alone would be broadcast.
     wide = outputs.dim() == 2 and outputs.shape[1] >= least
     wide = wide or (classes is None and outputs.dim() > 1 and outputs[0].numel() > 1)
     require(
@@ -99,19 +100,19 @@ def _require_per_example(name: str, function: Loss | Metric, outputs: Tensor, y:
 
 def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
     """Raise unless a step can be computed that depends on the examples, the parameters and the seeds alone."""
-    network, given = model.network().train(), x.clone()
+    network, inputs = model.network().train(), x.clone()
     generator = torch.Generator().manual_seed(0)
     for layer in seeded_dropouts(network):
         layer.generator = generator
-    before = {name: (each, each.clone()) for name, each in network.named_buffers()}
+    before = {name: (buffer, buffer.clone()) for name, buffer in network.named_buffers()}
     watched = {name: _watch(network, state) for name, state in _GENERATORS.items()}
-    changing = _watch(network, lambda: given._version)
+    changing = _watch(network, lambda: inputs._version)
     try:
         with seeded(Stream(0, ("global generator",))):
-            outputs: Tensor = network(given)
+            outputs: Tensor = network(inputs)
             if outputs.requires_grad:
                 loss = model.loss(outputs.float(), y).mean()
-                trained = [each for each in network.parameters() if each.requires_grad]
+                trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
                 torch.autograd.grad(loss, trained, materialize_grads=True)
     except InputError:
         raise
@@ -155,27 +156,19 @@ def _changes_inputs(who: str) -> str:
 
 
 def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:
-    """A list to which, when ``network`` runs, the layers are added during whose call ``state()`` changes; the innermost
-    of them first.
-    """
-    names = {module: name for name, module in network.named_modules()}
+    """A list to which running ``network`` adds the layers whose call changes ``state()``, the innermost ones first."""
     before: list[object] = []
-    found: list[str] = []
+    changing: list[str] = []
 
-    def enter(module: nn.Module, given: object) -> None:
-        del module, given
-        before.append(state())
-
-    def leave(module: nn.Module, given: object, outputs: object) -> None:
-        del given, outputs
+    def leave(name: str, module: nn.Module, _: object, __: object) -> None:
         if state() != before.pop():
-            name, kind = names[module], type(module).__name__
-            found.append(f"layer '{name}' ({kind})" if name else f"the network ({kind})")
+            kind = type(module).__name__
+            changing.append(f"layer '{name}' ({kind})" if name else f"the network ({kind})")
 
-    for module in names:
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
-    return found
+    for name, module in network.named_modules():
+        module.register_forward_pre_hook(lambda *_: before.append(state()))
+        module.register_forward_hook(partial(leave, name))
+    return changing
 
 
 _GENERATORS: dict[str, Callable[[], object]] = {

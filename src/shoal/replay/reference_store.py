@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from shoal.audit.reference_records import AttackedRecords, attack_records
+from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
 from shoal.data.content import tensors_fingerprint
@@ -114,7 +115,7 @@ def attack_with_references(
     stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
-    found = attack_records(records)
+    found = attack_records(records, all_attacks(simulation.attacks)[0])
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
     spent = sum(each.seconds for each in stored)

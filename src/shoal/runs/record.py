@@ -13,6 +13,7 @@ from typing import Any
 
 import tomli_w
 
+from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import name_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.schema import SIMULATION, read_config
@@ -23,6 +24,7 @@ from shoal.core.errors import InputError
 from shoal.core.formats import ACCURACY
 from shoal.data import Group
 from shoal.data.content import fingerprint, tensors_fingerprint
+from shoal.metrics import Metric
 from shoal.models import metric_name
 from shoal.reports.run.description import RunDescription
 from shoal.runs.hashes import stored_examples
@@ -78,6 +80,8 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         # The law alone: of knobs a file has a table each, under names of its own.
         table["coordinator"] = table_of(replace(coordinator, knobs={}))
     attack = simulation.round_attack
+    if metrics := declared_metrics((*simulation.metrics, attack)):
+        table["metrics"] = [{key: value for key, value in vars(each).items() if value is not None} for each in metrics]
     if attack is not None:
         about = _named(attack) | {"table": attack.name, "columns": list(attack.columns)}
         table[SIMULATION]["round_attack"] = about
@@ -121,6 +125,7 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         reference_federations=table["evaluation"]["reference_federations"],
         property_attack=None if section is None else read(described_by(RoundAttackSection), section, "property_attack"),
         attack_table=None if attack is None else (attack["table"], attack["columns"]),
+        metrics=tuple(Metric(**each) for each in table.get("metrics", ())),
         coordinator=None if coordinator is None else read(Coordinator, coordinator, "coordinator"),
     )
 

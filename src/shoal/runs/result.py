@@ -1,7 +1,7 @@
 """The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -30,8 +30,8 @@ from shoal.metrics.summary import Summary
 from shoal.models import Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
-from shoal.runs.audit_files import AboutAudited
-from shoal.runs.audits import audit_members
+from shoal.runs.audits.audit_files import AboutAudited
+from shoal.runs.audits.audit_members import Attack, audit_members
 from shoal.runs.files import read_models, read_samples, read_summary, read_table, read_warnings
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
@@ -197,6 +197,7 @@ class Result:
         references: int = 16,
         duplicates: Duplicates | None = None,
         watch: AuditWatch | None = None,
+        attacks: Sequence[Attack] = (),
     ) -> Audit:
         """Attack the members with every attack, as `shoal audit` does.
 
@@ -208,6 +209,7 @@ class Result:
                 has a copy with the same inputs and label; None: as the simulation says.
             watch: called before the first of these federations, and after each, with the numbers that are done and in
                 all.
+            attacks: your own, beside all others; see `shoal.audit_run`.
 
         Raises:
             InputError: the result was read from a directory, had a property attack, or began at models that it is not
@@ -234,6 +236,7 @@ class Result:
                 references=references,
                 duplicates=duplicates,
                 watch=watch,
+                attacks=attacks,
             ).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
@@ -332,7 +335,7 @@ def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
     """The audit in a run's directory; None where there is none, or one of other rounds."""
     try:
         rounds = json.loads((out / "audit.json").read_text(encoding="utf-8")).get("rounds")
-        words = dict.fromkeys(("attacker", "attack", "scope", "name"), str)
+        words = dict.fromkeys(("attacker", "attack", "scope", "name", "title"), str)
         attacks = pd.read_csv(out / "audit.csv", dtype=words, keep_default_na=False, na_values=[""])
     except (OSError, ValueError, AttributeError):
         return None

@@ -94,7 +94,8 @@ class Run:
         >>> toy = federation, model, shoal.FedAvg(), shoal.LocalSGD()
         >>> with TemporaryDirectory() as folder:
         ...     shorter = shoal.Run(shoal.Simulation(*toy, rounds=2), f"{folder}/run").train()
-        ...     longer = shoal.Run(shoal.Simulation(*toy, rounds=3), f"{folder}/run").train(resume=True)
+        ...     engine = shoal.EngineSettings(threads=1)
+        ...     longer = shoal.Run(shoal.Simulation(*toy, rounds=3), f"{folder}/run", engine).train(resume=True)
         ...     sorted(path.name for path in Path(folder, "run").glob("*.csv"))
         ...
         ['clients.csv', 'roc.csv', 'rounds.csv']

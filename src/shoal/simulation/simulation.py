@@ -10,9 +10,11 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from shoal.attacks import Gap, LossThreshold, MembershipAttacks, needs_classes
+from shoal.attacks import Gap, LossThreshold, MembershipAttacks, ReferenceAttack, UpdateAttack, needs_classes
 from shoal.audit import RedTeam
+from shoal.audit.measurement import Measurement
 from shoal.audit.reference_records import AttackedRecords
+from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.randomness import Stream
@@ -97,6 +99,9 @@ class Simulation:
             server received it into the run's directory, for attacks of the server (docs/trace.md).
         round_attack: observes every round, such as `PropertyAttack`, on a federation with a `PropertySchedule`.
         malicious_clients: train in their own way, such as `active_property_attacker` makes.
+        attacks: further ones of audits, on the scores of reference models (`ReferenceAttack`), asked at the end of this
+            run too where it has reference federations, or on clients' updates (`UpdateAttack`).
+        metrics: further measurements of the finished training.
 
     Raises:
         InputError: settings that cannot be run, or models in ``start`` of another network.
@@ -133,6 +138,8 @@ class Simulation:
     record_updates: int = 0
     round_attack: RoundAttack | None = None
     malicious_clients: MaliciousClients | None = None
+    attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
+    metrics: Sequence[Measurement] = ()
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
 
@@ -170,6 +177,9 @@ class Simulation:
         if self.round_attack is not None:
             require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
             self.round_attack.check(self.federation, self.algorithm)
+        all_attacks(self.attacks)
+        for each in self.metrics:
+            require_instance("metrics", each, Measurement, "values with 'name', 'title' and 'measure'")
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
@@ -190,12 +200,12 @@ class Simulation:
 
     @property
     def replayable(self) -> bool:
-        """Whether the run can be repeated with other examples: without a round attack or malicious clients."""
+        """Whether the run can be repeated with other examples (no round attack, no malicious clients)."""
         return self.round_attack is None and self.malicious_clients is None
 
     @property
     def first_round(self) -> int:
-        """The number of the first round: 1, or the one after those of ``start``."""
+        """The number of the first round (1, or the one after those of ``start``)."""
         return 1 if self.start is None else self.start.state.round + 1
 
     @property
@@ -423,6 +433,7 @@ def measure_final(
         first_round=simulation.first_round,
         canaries=simulation.canaries,
         references=references,
+        measurements=simulation.metrics,
     )
     if simulation.round_attack is not None:
         found, updates = simulation.round_attack.measure(observations or {}, stream, jobs=engine.threads)

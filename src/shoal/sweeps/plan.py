@@ -5,6 +5,7 @@ Threads and checkpoints are not in the name: they only decide how fast a run goe
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from shoal.config.schema import Config
 from shoal.core.errors import InputError
 from shoal.data import SourceData
 from shoal.data.content import fingerprint
+from shoal.runs.directory import is_finished
+from shoal.runs.hashes import decisive_settings
 from shoal.sweeps.sweep_file import Run, Sweep
 
 LOADED_DATASETS = 2
@@ -104,16 +107,52 @@ def forget_datasets() -> None:
 
 
 def digest_of(config: Config, examples: str = "") -> str:
-    """64 bits that name a resolved configuration, but for the keys that only decide how fast a run goes, and the hash
-    of its ``examples``.
-    """
-    table = config.table()
-    del table["engine"]["threads"], table["engine"]["personal_models"], table["checkpoint"]
-    table.get("record", {}).pop("max_megabytes", None)
-    if not config.evaluation.reference_federations:
-        # As before there was this key, so that finished runs are found again.
-        del table["evaluation"]["reference_federations"]
-    if config.evaluation.duplicates == "keep":
-        del table["evaluation"]["duplicates"]
-    text = json.dumps(table, sort_keys=True) + examples
+    """64 bits that name what a resolved configuration computes, and the hash of its ``examples``."""
+    text = json.dumps(decisive_settings(config.table()), sort_keys=True) + examples
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """How far a sweep is.
+
+    Args:
+        runs: all of them.
+        finished: how many are done, before and now.
+        failed: how many failed now.
+        done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
+            checkpoint, and those of its reference federations), each weighted by its training examples.
+    """
+
+    runs: int
+    finished: int
+    failed: int
+    done: float
+
+
+def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> SweepProgress:
+    """How far the ``planned`` runs in the folder ``runs`` are."""
+    finished = sum(is_finished(runs / each.digest) for each in planned)
+    done = sum(_work(each, _rounds_done(runs / each.digest, each.config)) for each in planned)
+    whole = sum(_work(each, _rounds_in_all(each.config)) for each in planned)
+    return SweepProgress(len(planned), finished, failed, done / whole)
+
+
+def _work(planned: PlannedRun, rounds: int) -> float:
+    """The examples that ``rounds`` rounds of a run go through, and one more per round, for what every round costs."""
+    return rounds * planned.examples * planned.config.algorithm.participation + rounds
+
+
+def _rounds_in_all(config: Config) -> int:
+    """The rounds of a run, and those of its reference federations."""
+    return config.algorithm.rounds * (1 + config.evaluation.reference_federations)
+
+
+def _rounds_done(out: Path, config: Config) -> int:
+    """The rounds of a run and its reference federations that its directory shows to be done."""
+    if is_finished(out):
+        return _rounds_in_all(config)
+    done = [int(path.name.split("-")[1]) for path in (out / "checkpoint").glob("round-*.safetensors")]
+    numbers = range(config.evaluation.reference_federations)
+    references = sum((out / "references" / f"{number:03d}.safetensors").exists() for number in numbers)
+    return max(done, default=0) + config.algorithm.rounds * references

@@ -26,10 +26,9 @@ from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
 from shoal.simulation.outcome import ROUND_COLUMNS
-from shoal.sweeps.plan import forget_datasets, plan_runs
+from shoal.sweeps.plan import SweepProgress, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
 from shoal.sweeps.sweep_file import Sweep, read_sweep
-from shoal.sweeps.sweep_progress import SweepProgress, progress_of
 from shoal.sweeps.workers import Workers
 
 UNFINISHED = "not finished"
@@ -43,23 +42,6 @@ class Outcome:
         report: its page.
         finished: how many runs are done.
         failed: the reason for each run that failed, by its settings and seed in words.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> import tomli_w
-        >>> from shoal.sweeps import read_sweep, run_sweep
-        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
-        >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
-        >>> base["red_team"] = {"every": 0, "attack": "gap"}
-        >>> asked = {"base": "base.toml", "seeds": [0], "grid": {"local.learning_rate": [1e38], "local.epochs": [3]}}
-        >>> with TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
-        ...     _ = Path(folder, "rates.toml").write_text(tomli_w.dumps(asked))
-        ...     outcome = run_sweep(read_sweep(Path(folder, "rates.toml")), Path(folder, "out"))
-        ...
-        >>> outcome.finished, list(outcome.failed.values())
-        (0, ["the loss became NaN in round 1 at client 1 with learning rate 1e+38; lower 'learning_rate'"])
     """
 
     report: Path
@@ -98,20 +80,22 @@ def run_sweep(
         >>> from tempfile import TemporaryDirectory
         >>> import tomli_w
         >>> import pandas as pd
-        >>> from shoal.sweeps import read_sweep, run_sweep
+        >>> from shoal.sweeps import SweepProgress, Workers, read_sweep, run_sweep
         >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
         >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
         >>> base["red_team"] = {"every": 0, "attack": "gap"}
         >>> asked = {"base": "base.toml", "seeds": [0], "grid": {"local.epochs": [5]}}
+        >>> ended: list[SweepProgress] = []
         >>> with TemporaryDirectory() as folder:
         ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
         ...     _ = Path(folder, "epochs.toml").write_text(tomli_w.dumps(asked))
-        ...     outcome = run_sweep(read_sweep(Path(folder, "epochs.toml")), Path(folder, "out"))
+        ...     sweep, workers = read_sweep(Path(folder, "epochs.toml")), Workers(jobs=1)
+        ...     outcome = run_sweep(sweep, Path(folder, "out"), workers=workers, on_run_end=ended.append)
         ...     pd.read_csv(Path(folder, "out", "results.csv"))["local.epochs"].tolist()
         ...
         [5]
-        >>> outcome.finished, outcome.failed
-        (1, {})
+        >>> outcome.finished, outcome.failed, ended[0].done
+        (1, {}, 1.0)
     """
     planned = plan_runs(sweep, data_dir)
     with said_of(sweep.name):
@@ -154,24 +138,6 @@ def report_of_sweep(out: Path) -> Path:
 
     Raises:
         InputError: ``out`` holds no sweep, or one of its files is missing or damaged.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> import tomli_w
-        >>> from shoal.sweeps import read_sweep, report_of_sweep, run_sweep
-        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
-        >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
-        >>> base["red_team"] = {"every": 0, "attack": "gap"}
-        >>> asked = {"base": "base.toml", "seeds": [0], "grid": {"local.learning_rate": [1e38], "local.epochs": [3]}}
-        >>> with TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
-        ...     _ = Path(folder, "rates.toml").write_text(tomli_w.dumps(asked))
-        ...     outcome = run_sweep(read_sweep(Path(folder, "rates.toml")), Path(folder, "out"))
-        ...     outcome.report.unlink()
-        ...     report_of_sweep(outcome.report.parent) == outcome.report, outcome.report.exists()
-        ...
-        (True, True)
     """
     with _lock(out):
         sweep = read_sweep(out / "sweep.toml")
@@ -186,20 +152,7 @@ def report_of_sweep(out: Path) -> Path:
 
 
 def is_sweep(out: Path) -> bool:
-    """Whether a directory is a sweep's.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> import tomli_w
-        >>> from shoal.sweeps import is_sweep
-        >>> with TemporaryDirectory() as folder:
-        ...     empty = is_sweep(Path(folder))
-        ...     _ = Path(folder, "sweep.toml").write_text("")
-        ...     print(empty, is_sweep(Path(folder)))
-        ...
-        False True
-    """
+    """Whether a directory is a sweep's."""
     return (out / "sweep.toml").exists()
 
 

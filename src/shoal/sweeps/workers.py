@@ -15,11 +15,10 @@ from joblib import Parallel, delayed
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
-from shoal.engine import RoundReport
 from shoal.replay.reference_store import AuditWatch
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.simulation import Simulation, SimulationState, Watch
+from shoal.simulation.simulation import Watch
 from shoal.sweeps.plan import PlannedRun, dataset_of, forget_datasets
 
 
@@ -34,15 +33,6 @@ class Workers:
 
     Raises:
         InputError: fewer than one job, or a cluster without Ray being installed.
-
-    Example:
-        >>> from shoal.sweeps import Workers
-        >>> Workers(jobs=2).cluster is None
-        True
-        >>> Workers(jobs=0)
-        Traceback (most recent call last):
-            ...
-        shoal.core.errors.InputError: '--jobs' must be at least 1; got 0
     """
 
     jobs: int = 1
@@ -146,20 +136,12 @@ def run_one_for_parent(
     reference federation.
     """
 
-    def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
-        del simulation, progress, report
-        end_without_parent()
-
-    def watch_references(done: int, count: int) -> None:
-        del done, count
-        end_without_parent()
-
-    def end_without_parent() -> None:
+    def end_without_parent(*_: object) -> None:
         if parent is not None and os.getppid() != parent:
             raise SystemExit(1)
 
     try:
-        ended = run_one(config, digest, runs, data_dir, watch, watch_references)
+        ended = run_one(config, digest, runs, data_dir, end_without_parent, end_without_parent)
     except SystemExit:
         # joblib would catch the exception, and start the next run although nobody waits for it.
         os._exit(1)

@@ -195,7 +195,7 @@ def test_a_damaged_image_is_one_sentence(lfw, how, phrases):
         ("Zoe Ray\t2\t1\t2\t3\t4\t5\t6\tmany\t8\t9", ["line 3", "not a number", "many"]),
         ("Zoe Ray\t2\t1\t2\t3\t4\t5\t6\tnan\t8\t9", ["line 3", "not finite"]),
         ("Zoe Ray\t2\t1\t2\t3", ["line 3", "5 columns", "11"]),
-        ("Zoe Ray\ttwo\t1\t2\t3\t4\t5\t6\t7\t8\t9", ["line 3", "'two'", "whole number"]),
+        ("Zoe Ray\ttwo\t1\t2\t3\t4\t5\t6\t7\t8\t9", ["line 3", "'two'", "an integer"]),
         ("Zoe Ray", ["line 3", "1 columns", "11"]),
         ("../Zoe Ray\t2\t1\t2\t3\t4\t5\t6\t7\t8\t9", ["line 3", "'../Zoe Ray'"]),
     ],

@@ -36,42 +36,41 @@ class CFL(Derived):
 
     With the updates u_i of its clients in the round, n_i examples each: where ``|sum_i n_i u_i / sum_i n_i| < eps1``
     (the cluster stands still) and ``max_i |u_i| > eps2`` (its clients do not), hierarchical clustering on
-    ``cos(u_i, u_j)`` makes two parts; with single linkage the largest cosine across parts, a, is as small as any two
-    parts can make it. They are divided if ``gamma_max < sqrt((1 - a) / 2)``. All begin as one cluster. The server
-    assigns, and a client is sent the model of its own cluster alone.
+    ``cos(u_i, u_j)`` makes two parts, and a is the largest cosine across them. They are divided if
+    ``gamma_max < sqrt((1 - a) / 2)``. All clients begin in one cluster. The server assigns, and a client is sent the
+    model of its own cluster alone.
 
-    A client that was absent when its cluster was divided, or that joins later, walks down the tree of splits, one a
-    round: it trains the model as it was before the split, which moves no model of now, and goes to the part that has
-    the client with the most similar update. Until it has arrived, it uses the larger part's model; so does one
-    that never came. Whoever is refused by `admission` stays where it is and is asked again in its next round, with the
-    same model.
+    A client that was absent at a division, or that joins later, walks down the tree of splits, one per round: it
+    trains the model as it was before the split, which moves no current model, and goes to the part that has the client
+    with the most similar update. Until it arrives it uses the larger part's model. A client that `admission` refuses
+    stays where it is and is asked again in its next round, with the same model.
 
-    Ours: a cluster of two clients may be divided (the authors' notebook divides those of more than two alone); both
-    parts go on with the average of the round in which they were divided; the larger part keeps the model's number;
-    risks, directives and members are inherited by both; updates are those of parameters (without batch norm's
-    statistics); with partial participation the criteria are of this round's clients. The average's norm is exact, and
-    so is each client's; cosines are of sketches (`UpdateSketch`), so that the server keeps d numbers of an update.
-    Where a predicted risk limits what may be divided, `min_examples` says so: the number of classes times
-    `RiskPrediction.examples_per_class`. The server knows how many clients and examples a part has and not their
-    labels, so all classes count as equally frequent. A division that is refused is refused whole: no other one is
-    looked for. Not here: the encryption of updates (the paper's Algorithm 5), which changes neither norm nor cosine.
-    The formulas were taken from notes on the paper and from the authors' code, not from the paper's text.
+    Ours: a cluster of two clients may be divided (the authors' notebook: of three or more); both parts go on with the
+    average of the round of their division; the larger part keeps the model's number; risks, directives and members are
+    inherited by both; updates are of parameters, without batch norm's statistics; with partial participation the
+    criteria are of this round's clients. Norms are exact and cosines are of sketches (`UpdateSketch`), so that the
+    server keeps d numbers of an update. A refused division is refused whole: no other one is searched for. Not here:
+    the encryption of updates (the paper's Algorithm 5), which changes neither norm nor cosine. The formulas were taken
+    from notes on the paper and from the authors' code, not from the paper's text.
+
+    Failures: eps1 and eps2 depend on network and local training, and must be set by a look at updates' norms; an eps2
+    below the updates within a group breaks off single clients. CFL divides late, so groups have fewer rounds. Sybils
+    that send updates of full length make it divide further (`shoal.attacks.ModelAcquisition`).
 
     Args:
-        eps1: norm of the average update below which a cluster may be divided, in units of parameters; 0: never. The
-            authors' notebook has 0.4 and an eps2 of 1.6; both hang on network and local training.
+        eps1: norm of the average update below which a cluster may be divided, in units of parameters; 0: never.
         eps2: norm that some client's update must exceed.
         gamma_max: bound of the noise of updates around their group's own direction; 0: every split passes.
         linkage: "single", the paper's; or "complete", the notebook's.
         warm_up: rounds after which clusters may be divided (the notebook: 20).
         min_clients: clients of the round that each part must have.
-        min_examples: training examples that each part's clients of the round must have together.
+        min_examples: training examples that each part's clients of the round must have together. A bound on the
+            predicted risk is the number of classes times `RiskPrediction.examples_per_class`.
         sketch: d, the numbers that are kept of an update for its cosines; exact where a model has no more parameters.
         walk: how a client that was absent or joins later walks down the tree. "stepwise", the paper's: it is sent the
             model of every split on its way; or "at-once": by one update, from the model at which it stands, it goes
             down all splits below, and is sent no model between that one and its cluster's.
         admission: the smallest cosine with some client's update at which it goes to that client's part; -1: any.
-            Against clients that send what none of the others would (`shoal.attacks.ModelAcquisition`).
 
     Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991; settings of the authors' notebook
     (felisat/clustered-federated-learning).
@@ -126,8 +125,8 @@ class CFL(Derived):
         sketch, length = self._sketch(state), cohort.layout.trainable
 
         def keep(update: Tensor) -> Tensor:
-            own = update[:, :length]
-            return torch.cat([own.norm(dim=1, keepdim=True), sketch.sketched(own)], dim=1)
+            parameters = update[:, :length]
+            return torch.cat([parameters.norm(dim=1, keepdim=True), sketch.sketched(parameters)], dim=1)
 
         return RoundPlan(assignment, (LocalTraining(starts, start, weights, keep),))
 
@@ -324,7 +323,7 @@ class ParameterTree:
             node: what is divided.
             model: (P,), as clients trained it.
             updates: (m, d), of its clients.
-            second: (m,) bool, who is in the second part.
+            second: (m,) bool, the clients in the second part.
         """
         new = torch.stack([self.cluster[node], self.cluster.max() + 1])
         return replace(
@@ -373,7 +372,7 @@ def bipartition(similarity: Tensor, linkage: str) -> Tensor:
 def inherited(state: State, parents: Tensor) -> State:
     """``state``, in which model j of the next round continues model ``parents[j]`` (K,), with all that is said of it.
 
-    Who trained a model has trained both that it became, since they hold what it learnt.
+    Clients that trained a model have trained both that it became, since they hold what it learnt.
     """
     if torch.equal(parents, torch.arange(len(state.models))):
         return state

@@ -33,19 +33,17 @@ _Smoother = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 @settings
 class FedSoft:
-    """Client i trains a model w_i of its own on ``f_i(w) + strength / 2 * sum_k u_ik |w - c_k|^2``.
+    """Client i trains a model w_i of its own on ``f_i(w) + strength / 2 * sum_k u_ik |w - c_k|^2``, and uses it.
 
     The importance u_ik is the share of the client's examples on which the model c_k of cluster k has the lowest loss of
     all K; a share of 0 counts as ``smoother``, and the shares are not normalised again. Then
     ``c_k = sum_i u_ik n_i w_i / sum_i u_ik n_i`` over the clients of the round, of n_i examples each. With
     ``selection`` = S, the server draws S clients for each cluster without replacement, with probabilities in proportion
-    to u_ik n_i, c_k is the plain mean of theirs, and who is drawn for no cluster sits the round out.
+    to u_ik n_i, c_k is the plain mean of theirs, and a client that is drawn for no cluster sits the round out.
 
-    A client uses w_i; its assigned cluster is the one of its highest importance. With importances of 0 and 1, no pull
-    and ``start`` = "clusters" it is IFCA weighted by examples, bit for bit.
-
-    Importances are counts of a client's examples: they are sent, and weigh what is sent, so DP-SGD is refused. N models
-    are kept.
+    The assigned cluster is the one of the highest importance. With importances of 0 and 1, no pull and ``start`` =
+    "clusters" it is IFCA weighted by examples, bit for bit. Importances are counts of a client's examples: they are
+    sent, and weigh what is sent, so DP-SGD is refused. N models are kept.
 
     Ours: importances are estimated anew in every round (the paper's tau = 1); all personal models start from one random
     model, which is none of the clusters'; and the start "clusters". The paper's pseudocode was not read, only the code.

@@ -18,15 +18,14 @@ class FeSEM:
     """Client i trains w_i from the center c_k of its cluster; then ``r_i = argmin_k |w_i - c_k|^2`` is its cluster, and
     ``c_k <- mean of w_i over r_i = k``.
 
-    All clients of a cluster count the same. A center to which nobody of the round is nearest stays. A client starts
+    All clients of a cluster count the same. A center that is nearest to no client of the round stays. A client starts
     near its own center, so it rarely leaves it.
 
     Ours: in the first round all clients train one initial model, and the first centers are those of k-means of the
-    results (`OneShotClustering`), since independent random centers are further from each other than any training goes;
-    a client that comes for the first time later trains the initial model, goes to the nearest center, and moves none in
-    that round; distances are of all that a model has, batch norm's statistics included. The nearest center is known
-    only when clients have trained, so the server keeps all n updates of a round until its end. A client that changed
-    its cluster counts in that round as one that trained both. The formulas were taken from notes on the paper, not from
+    results (`OneShotClustering`), since independent random centers are further from each other than any training goes.
+    A client that comes later trains the initial model in its first round, goes to the nearest center, and moves none.
+    Distances include batch norm's statistics. The server keeps all n updates of a round. A client that changes its
+    cluster counts in that round as one that trained both. The formulas were taken from notes on the paper, not from
     its text.
 
     Args:

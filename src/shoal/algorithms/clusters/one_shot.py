@@ -31,14 +31,14 @@ class OneShotClustering:
 
     Model k becomes the mean of its clients' results, and from then on FedAvg trains it; clusters stay as they are. A
     client that was not in the first round trains the initial model in its first one, which moves no model, and
-    joins the cluster whose mean it is nearest to. Before it has, it counts to the first cluster.
+    joins the cluster with the nearest mean. Until then it counts to the first cluster.
 
-    The paper has clients minimise their own losses, groups the minimisers by k-means, trimmed against malicious
-    clients, and lets each group learn from its own start. Ours: all start from one model, since networks trained from
-    different ones are not comparable; plain k-means (scikit-learn's, the best of 10 starts); and groups go on from
-    their means. The first round must be long enough for clients' models to differ by group. The server keeps all n
-    updates of the first round until it ends. Where fewer clients than K take part in it, the remaining models stay
-    random. The method was taken from the paper's abstract and from notes.
+    In the paper clients minimise their own losses, k-means of the minimisers is trimmed against malicious clients, and
+    each group learns from its own start. Ours: all start from one model, since networks trained from different ones
+    cannot be compared; plain k-means (scikit-learn's, the best of 10 starts); groups go on from their means. The first
+    round must be long enough for clients' models to differ by group. The server keeps all n updates of that round.
+    Where fewer clients than K take part in it, the remaining models stay random. The method was taken from the paper's
+    abstract and from notes.
 
     Args:
         clusters: K, the number of models.

@@ -26,16 +26,17 @@ class PACFL(Derived):
 
     The data are a matrix of features by examples. Between two clients the principal angles are ``arccos s`` for the
     singular values s of ``U_i' U_j``; the distance of clients is the smallest angle or the sum of all, in degrees.
-    Hierarchical clustering merges clusters up to the distance ``threshold``, and FedAvg trains a model for each, all
-    from one initial model. So the threshold decides the number of clusters. With all clients in one it is FedAvg.
+    Hierarchical clustering merges clusters up to the distance ``threshold``, which so decides their number, and FedAvg
+    trains a model for each, all from one initial model. With all clients in one cluster it is FedAvg.
 
     The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the choice of basis
-    vectors within a subspace and on their signs, and p vectors of each label beside each other, which are not
-    orthogonal; thresholds for it are no thresholds here. Here U_i is of all examples of a client, and has as many
-    vectors as there are examples where those are fewer than p. Average linkage weighs by clients, as scipy's does;
-    theirs does not. All clients send U_i before the first round. It shows the server directions of a client's data, and
-    no defence of local training acts on it; DP-SGD is refused, since its epsilon would not hold. The formulas were
-    taken from notes on the paper and from its code, not from its text.
+    vectors within a subspace and on their signs, and p vectors of each label, which are not orthogonal; thresholds for
+    it do not apply here. Ours: U_i is of all examples of a client, with fewer than p vectors where it has fewer
+    examples; average linkage weighs by clients, as scipy's does. The formulas were taken from notes on the paper and
+    from its code, not from its text.
+
+    U_i shows the server directions of a client's data, and no defence of local training acts on it; DP-SGD is refused,
+    since its epsilon would not hold. Groups that differ in labels alone are not seen.
 
     Args:
         threshold: beta, in degrees; larger ones give fewer clusters. It must lie between the distances within groups

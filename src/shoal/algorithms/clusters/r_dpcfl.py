@@ -29,24 +29,23 @@ from shoal.engine import (
 
 @settings
 class RDPCFL(Derived):
-    """DP-SGD's noise hides groups in updates and in losses, but least in updates on full batches.
+    """Clusters by a Gaussian mixture of updates on full batches, where DP-SGD's noise is smallest; later by losses.
 
-    1. First round: everybody trains one model on full batches (with `DPSGD`, the noise of a step is then the smallest).
-       The server projects the updates on their first two principal components, scales both to [0, 1], and fits a
-       mixture of K round Gaussians with equal weights: ``p_ik``, how likely client i is of cluster k. Each client is
-       drawn into a cluster by p_i, and model k begins at the first model plus the mean update of those drawn.
-    2. The next rounds: client i trains a cluster drawn by p_i anew. The first two phases last
+    1. First round: everybody trains one model on full batches. The server projects the updates on their first two
+       principal components, scales both to [0, 1], and fits a mixture of K round Gaussians with equal weights:
+       ``p_ik``, the probability of cluster k for client i. Each client is drawn into a cluster by p_i, and model k
+       begins at the first model plus the mean update of its clients.
+    2. The next rounds: client i trains a cluster drawn anew by p_i. The first two phases last
        ``soft_rounds * (1 - overlap)`` rounds, where overlap is ``1 - erf(s / sqrt(2))`` of the two closest clusters,
-       ``s = |mean_k - mean_l| / (2 * max(sd_k, sd_l))``: a confident mixture is used longer, one that could not tell
-       clusters is left at once.
+       ``s = |mean_k - mean_l| / (2 * max(std_k, std_l))``: a confident mixture is used longer.
     3. ``loss_rounds`` rounds: client i trains ``argmin_k loss_ik``; after them it keeps its last choice.
 
-    The epsilon of DP-SGD counts the first round with its full batches; the draws of phase 2 read nothing but what was
-    sent, and cost none. As everywhere here it does not cover choices by loss (phase 3), for which the paper spends
-    some of its budget on an exponential mechanism. Also ours: how models begin (in the authors' code all begin at one
-    client's); plain principal components (there, of standardised updates); the number of clusters is given (there too,
-    in fact). A client that was not in the first round is drawn from all clusters uniformly. A cluster without clients
-    in that draw begins at the mean of all.
+    The epsilon of DP-SGD counts the first round with its full batches; the draws of phase 2 read only what was sent.
+    It does not cover choices by loss (phase 3), on which the paper spends some budget by an exponential mechanism.
+
+    Ours: that, and the start of the models (in the authors' code all begin at one client's); plain principal components
+    (there, of standardised updates). A client that was not in the first round is drawn from all clusters uniformly. A
+    cluster without clients in the draw begins at the mean of all. K is given, as in the authors' code.
 
     Args:
         clusters: K, the number of models.

@@ -24,13 +24,13 @@ class MetricPrivacy(Wrapper):
 
     d_k is the largest L2 distance between two models that clients of the round sent for model k, and w_k the largest
     weight of one of them in its average, 1 / m of m equal clients. ``w_k * d_k`` bounds how far the average moves where
-    one client sends what another sent; in global differential privacy a clipping bound stands in its place, which is
-    larger where clients agree. So clients that agree are hidden with little noise. A client that is alone in its
-    cluster has d_k = 0: its model is published as it is. No epsilon is stated.
+    one client sends what another sent; in global differential privacy a clipping bound stands in its place. So clients
+    that agree are hidden with little noise. A client that is alone in its cluster has d_k = 0 and is not hidden at all.
+    No epsilon is stated.
 
-    A model that nobody sent anything for stays as the base leaves it. With ``noise_multiplier`` 0 this is ``base``, bit
-    for bit. The server keeps all n updates of a round, and so does memory. Without batch norm only, whose statistics
-    noise would make negative.
+    A model for which nobody sent anything stays as the base leaves it. With ``noise_multiplier`` 0 this is ``base``,
+    bit for bit. The server keeps all n updates of a round. Without batch norm only, whose statistics noise would make
+    negative.
 
     Args:
         base: trains the models; clients must send something (not ``local``).

@@ -30,17 +30,17 @@ from shoal.engine import (
 
 @settings
 class FedRep(Derived):
-    """Client i trains its head h_i, the body b held: ``h_i <- h_i - eta * grad_h f_i(b, h)``; then b, h_i held.
+    """Client i trains its head h_i with a fixed body b, ``h_i <- h_i - eta * grad_h f_i(b, h)``; then b with h_i.
 
-    The body that it trained is sent and averaged; the head stays with the client, and no server sees it. Of the local
-    epochs the last ``body_epochs`` train the body and all before them the head, as in the authors' code (paper: ten
-    epochs of the head and one of the body, so `LocalSGD(epochs=11)`). Clients use the averaged body and their own head,
-    as last trained: before that average, and for who took part in no round the initial one. The authors' code trains
-    all heads once more after the last round; `FineTuning` around this trains all of the model.
+    The trained body is sent and averaged; the head stays with the client. Of the local epochs the last ``body_epochs``
+    train the body and all before them the head, as in the authors' code (paper: ten epochs of the head and one of the
+    body, so `LocalSGD(epochs=11)`). Clients use the averaged body and their own head as last trained, or the initial
+    one. The authors' code trains all heads once more after the last round; `FineTuning` around this trains all of the
+    model.
 
     Ours: the momentum of an optimizer begins anew with the body (the authors' code keeps one optimizer), and batch
     norm's statistics move in both phases and belong to the body. With DP-SGD each phase clips and noises what it
-    trains, and epsilon covers both. The N heads are kept, and the server's model has the initial one.
+    trains, and epsilon covers both. N heads are kept, and the server's model has the initial one.
 
     Args:
         weighting: of clients' bodies: by "examples" (the authors' code), or "equal" (the paper).

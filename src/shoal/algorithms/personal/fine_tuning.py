@@ -11,12 +11,12 @@ from shoal.engine import Algorithm, ClientTrainings, Cohort, Deployed, LocalSGD,
 
 @settings
 class FineTuning(Wrapper):
-    """The rounds are those of ``base``, bit for bit; then client i uses what local training makes of its model w.
+    """The rounds are those of ``base``, bit for bit; then client i uses what local training makes of its model.
 
-    w is what ``base`` says it uses: its cluster's, or one of its own. Everybody trains once more, also who took part in
-    no round, on all its examples, with the defences of its cluster and at the learning rate of the round after the
-    last. Nothing is sent, so the server's filter has nothing to act on. The epsilon of DP-SGD counts this training too,
-    since clients use what comes of it. The N models are made when they are asked for and stored in no checkpoint.
+    Its model is the one that ``base`` says it uses, its cluster's or a personal one. Every client trains once more on
+    all its examples, with the defences of its cluster and at the learning rate of the round after the last. Nothing is
+    sent, so the server's filter has nothing to act on. The epsilon of DP-SGD counts this training too. The N models are
+    made when they are asked for and stored in no checkpoint.
 
     Args:
         base: trains the shared models.

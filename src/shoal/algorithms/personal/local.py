@@ -33,9 +33,8 @@ class LocalOnly(Derived):
 
     All start from FedAvg's first model and draw the same batches as in FedAvg, so with one client it is FedAvg. No
     client sends anything: the server's filter, malicious clients and attacks by the server have nothing to act on, and
-    the one model of the server stays the initial one. Attacks that are fitted on shadow models of the server's model
-    are therefore fitted on a model that nobody trained, and may understate how exposed the clients' models are;
-    ``reference_federations`` repeats the clients' own training. N models of P parameters are kept.
+    the model of the server stays the initial one. Attacks that are fitted on shadow models of it may therefore
+    understate the exposure of the clients' models; ``reference_federations`` retrain these. N models are kept.
 
     Example:
         >>> import shoal.toy

@@ -18,11 +18,10 @@ from shoal.engine import Cohort, Deployed, Engine, Gradient, LocalSGD, RoundPlan
 class PerFedAvg(Derived):
     """A client's step is ``w <- w - beta * g(w - alpha * g(w; D); D')``, with two batches D and D' and without Hessian.
 
-    beta is local training's learning rate. D and D' are two batches of local training, one after the other, so an epoch
-    is half as many steps as FedAvg's; a last batch alone, and where a batch is all examples each, is both. Models are
-    averaged as in FedAvg. In the end client i uses ``w - alpha * g(w)``, one step of adaptation on all its examples
-    (ours; the paper: on a batch), which everybody does, also who took part in no round, with the defences of local
-    training. Nothing of it is sent.
+    beta is local training's learning rate. D and D' are two consecutive batches of local training, so an epoch is half
+    as many steps as FedAvg's; a last batch alone is both, and so is a batch of all examples. Models are averaged as in
+    FedAvg. In the end every client uses ``w - alpha * g(w)``, one step of adaptation on all its examples (ours; the
+    paper: on a batch), with the defences of local training. Nothing of it is sent.
 
     Args:
         alpha: learning rate of the adaptation (0.01, with beta 0.001, as the paper's experiments are
@@ -40,7 +39,7 @@ class PerFedAvg(Derived):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.PerFedAvg(alpha=1.0)
-        >>> results = [shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms]
+        >>> results = [shoal.simulate(federation, model, algorithm, local, rounds=3) for algorithm in algorithms]
         >>> [each.summary.overall["train_accuracy.overall"] for each in results]
         [0.5, 1.0]
     """

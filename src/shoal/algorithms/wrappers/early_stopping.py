@@ -17,9 +17,9 @@ class EarlyStopping(Wrapper):
     """Clients of ``base`` still choose a stopped cluster and use its model, but nobody trains it, and it stays.
 
     The directive "stop" of a cluster stops it in the rounds in which it is 1; below that, and so at 0, the cluster
-    is the base's, bit for bit. Where there is no such directive, all clusters stop after a number of rounds.
-    Clients of a stopped cluster sit the round out: they train nothing, not even a personal model of ``base``, they send
-    nothing, and the base's own tensors of them stay.
+    is the base's, bit for bit. Without the directive all clusters stop after a number of rounds. Clients of a stopped
+    cluster sit the round out: they train nothing, not even a personal model of ``base``, they send nothing, and the
+    base's own tensors of them stay. A cluster that is stopped before groups are found stays mixed.
 
     Args:
         base: trains the models.

@@ -16,14 +16,14 @@ from shoal.engine import Aggregate, Algorithm, Cohort, RoundPlan, State
 class Pooling(Wrapper):
     """After the round of ``base``: ``theta_k <- (1 - rho_k) * theta_k + rho_k * mean``, with rho_k = share * directive.
 
-    The mean of all models is weighted by the number of clients that trained each in this round: every client then
-    counts once, so that with rho = 1 and equally weighted clients the models are FedAvg's average of what the clients
-    sent, and a model that one client trained does not draw all others to itself. A model that nobody trained in this
-    round has no weight; where nobody trained any, and with a single model, nothing changes.
+    The mean of all models is weighted by the number of clients that trained each in this round, so that every client
+    counts once: with rho = 1 and equally weighted clients the models are FedAvg's average. Where nobody trained any
+    model, and with a single model, nothing changes. Single records show less in a model that also has what others
+    learnt.
 
     The directive "pooling" of a cluster, in [0, 1], multiplies the share; without it the share is whole, and at 0 the
-    model is that of ``base``, bit for bit. The members of a model stay those who trained it: what pooling brings to
-    it of other clusters' records is not counted as membership.
+    model is that of ``base``, bit for bit. The members of a model stay those who trained it: other clusters' records
+    that pooling brings to it are not counted as membership.
 
     Args:
         base: trains the models.

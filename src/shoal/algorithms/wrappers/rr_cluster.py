@@ -26,14 +26,14 @@ class RRCluster(Wrapper):
     """After the clients of ``base`` chose, models with fewer than B of this round's clients get some of others'.
 
     A client is drawn at random from all whose model has more than B, and trains the model that lacks most (the first of
-    several), until every model has B or none has more. Clients use what the base says they use: the draw is of one
-    round's training, and the next round begins with the clients' own choices again.
+    several), until every model has B or none has more. The draw is of one round's training; clients use what the base
+    says, and the next round begins with their own choices again.
 
-    The paper's, by its abstract: the floor, and that clients are drawn at random. Ours, and perhaps not as there: that
-    every client of any model above the floor is equally likely in each draw, which model is filled first, and what
-    happens where the round has fewer than K * B clients. Also ours: the directive "size_floor" of a cluster, in [0, 1],
-    lowers its floor to round(B * directive); at 0 it receives nobody, but may give, and where it is 0 for all clusters
-    this is ``base``, bit for bit. Without it the floor is B. No model gives clients that it needs for the whole B.
+    From the paper's abstract: the floor, and that clients are drawn at random. Ours: every client of any model above
+    the floor is equally likely in each draw; which model is filled first; and rounds of fewer than K * B clients. Also
+    ours: the directive "size_floor" of a cluster, in [0, 1], lowers its floor to round(B * directive); at 0 it receives
+    no client, but may give some, and where it is 0 for all clusters this is ``base``, bit for bit. Without it the floor
+    is B. No model gives clients below B.
 
     Args:
         base: an algorithm that plans by ``plan_of``, itself or in its ``ifca``: IFCA, IFCA-MIR, IFCA within limits, or

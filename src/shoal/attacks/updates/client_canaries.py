@@ -22,10 +22,12 @@ from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Algorithm, Engine, LocalRandomness, LocalSGD, RoundReport, State, Tensors, Training
-from shoal.metrics import mean_interval
+from shoal.metrics import Metric, mean_interval
 from shoal.metrics.summary import Summary
 
 Floats = NDArray[np.float64]
+
+_MEANING = "An estimate of client-level epsilon, for these canaries; not a bound."
 
 
 @dataclass(frozen=True)
@@ -210,14 +212,19 @@ class CanaryClients:
         >>> federation = shoal.Federation.from_tensors([one] * 6, test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=100, classes=2))
         >>> canaries = CanaryClients((0, 1, 2), scale=1.0, stream=shoal.Stream(0))
-        >>> both = {"malicious_clients": canaries, "round_attack": canaries}
-        >>> result = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, **both)
+        >>> toy = federation, model, shoal.FedAvg(), shoal.LocalSGD(), 1
+        >>> simulation = shoal.Simulation(*toy, malicious_clients=canaries, round_attack=canaries)
+        >>> result = shoal.Run(simulation).train()
         >>> (result.updates["cosine"] > 0.2).tolist(), result.summary.overall["canaries.client_epsilon"] > 10
         ([True, True, True], True)
     """
 
     name: ClassVar[str] = "client_canaries"
     columns: ClassVar[tuple[str, ...]] = ("client", "cluster", "cosine")
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(
+        Metric(f"canaries.client_epsilon{end}", f"client canaries, epsilon{words}", _MEANING, scopes="run")
+        for end, words in (("", ""), (".low", ", lower end"), (".high", ", upper end"))
+    )
 
     ids: tuple[int, ...]
     scale: float

@@ -17,7 +17,7 @@ from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
 from shoal.data.sources.idx import count_idx_images, idx_files, load_idx_folder
 from shoal.data.sources.lfw import count_lfw, find_lfw, load_lfw
-from shoal.data.sources.stroke_properties import with_stroke_property
+from shoal.data.sources.tasks import with_stroke_property
 from shoal.data.sources.yelp import count_yelp, find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

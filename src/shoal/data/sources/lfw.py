@@ -6,8 +6,6 @@ per attribute, above 0 where it is likely present. The labels are those of Melis
 "Exploiting unintended feature leakage in collaborative learning" (S&P 2019), the crops scikit-learn's.
 """
 
-import csv
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -106,43 +104,34 @@ def _image_folder(folder: Path) -> Path | None:
 def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
     """The image of each row, relative to the folder of images, and the scores (n, columns)."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = _table_lines(file)
-            _, header = next(lines, (0, []))
-            needed = ["person", "imagenum", *columns]
-            missing = quoted(name for name in needed if name not in header)
-            require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
-            positions = [header.index(name) for name in needed]
-            rows = [_row(cells, positions, len(header), f"'{path}', line {line}") for line, cells in lines]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError as error:
         raise InputError(f"'{path}' is missing; LFW's attributes are needed for its labels") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"'{path}' cannot be read ({error}); it must be LFW's file of attributes as text") from error
+    # The official file has a comment before its header, and a "#" in it.
+    table = [[cell.strip() for cell in line.removeprefix("#\t").split("\t")] for line in lines]
+    start = next((i for i, cells in enumerate(table) if "person" in cells), 0)
+    header, needed = table[start] if table else [], ["person", "imagenum", *columns]
+    missing = quoted(name for name in needed if name not in header)
+    require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
+    rows = [(f"'{path}', line {start + i}", cells) for i, cells in enumerate(table[start + 1 :], 2) if any(cells)]
     require(len(rows) > 0, f"'{path}' has no rows; at least one face is needed")
-    return [file for file, _ in rows], np.array([scores for _, scores in rows], dtype=np.float64)
+    for where, cells in rows:
+        require(len(cells) == len(header), f"{where}, has {len(cells)} columns; its header has {len(header)}")
+    places = [header.index(name) for name in needed]
+    files, scores = zip(*(_row([cells[place] for place in places], where) for where, cells in rows), strict=True)
+    return list(files), np.array(scores, dtype=np.float64)
 
 
-def _table_lines(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and cells, the header first: the official file has a comment before it and a ``#`` in it."""
-    started = False
-    for line, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
-        cells = [cell.strip() for cell in row]
-        if cells[:1] == ["#"]:
-            cells = cells[1:]
-        started = started or "person" in cells or (len(cells) > 1 and not cells[0].startswith("#"))
-        if started and any(cells):
-            yield line, cells
-
-
-def _row(cells: list[str], positions: list[int], width: int, where: str) -> tuple[Path, list[float]]:
+def _row(cells: list[str], where: str) -> tuple[Path, list[float]]:
     """The image file and the scores of one row."""
-    require(len(cells) == width, f"{where}, has {len(cells)} columns; its header has {width}")
-    person, number, *scores = (cells[position] for position in positions)
+    person, number, *scores = cells
     folder = person.replace(" ", "_")
     plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
     require(
         plain and number.isdecimal() and len(number) < 9,
-        f"{where}, has the image {number!r} of {person!r}; a person's name and a whole number are needed",
+        f"{where}, has the image {number!r} of {person!r}; a person's name and an integer are needed",
     )
     try:
         values = [float(score) for score in scores]

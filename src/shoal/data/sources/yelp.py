@@ -125,18 +125,13 @@ def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"'{path}' is not JSON at line {number:,} ({error}); fetch the file again") from error
     require(isinstance(review, dict), f"'{path}' has no JSON object at line {number:,}; each line must be a review")
-    missing = [key for key in _KEYS if key not in review]
-    require(
-        not missing,
-        f"'{path}' lacks '{', '.join(missing)}' at line {number:,}; a review of Yelp's has {', '.join(_KEYS)}",
-    )
-    strings = isinstance(review["user_id"], str) and isinstance(review["text"], str)
+    missing = ", ".join(key for key in _KEYS if key not in review)
+    require(not missing, f"'{path}' lacks '{missing}' at line {number:,}; a review of Yelp's has {', '.join(_KEYS)}")
+    user, stars, text = (review[key] for key in _KEYS)
+    strings = isinstance(user, str) and isinstance(text, str)
     require(strings, f"'{path}' has a 'user_id' or 'text' that is no string at line {number:,}")
-    stars = review["stars"]
-    require(
-        not isinstance(stars, bool) and stars in range(1, STARS + 1),
-        f"'{path}' has the stars {stars!r} at line {number:,}; 1 to {STARS} allowed",
-    )
+    allowed = not isinstance(stars, bool) and stars in range(1, STARS + 1)
+    require(allowed, f"'{path}' has the stars {stars!r} at line {number:,}; 1 to {STARS} allowed")
     return review
 
 

@@ -49,11 +49,6 @@ class Examples:
         groups: (M,) names, in any order; a list or a numpy array of strings.
         clients: (M,) integers, the client of each example, -1: none; None: unknown. An audit then compares a client's
             training examples with its own test examples alone.
-
-    Example:
-        >>> from shoal import Examples
-        >>> Examples([[0.5], [0.7]], [0, 1], ["north", "south"])
-        Examples(2 examples of north, south)
     """
 
     x: Any
@@ -83,15 +78,6 @@ class Columns:
 
     Raises:
         InputError: a name that is no text; the label as the client, the group or an input, or an input twice.
-
-    Example:
-        >>> import pandas as pd
-        >>> import shoal
-        >>> table = pd.DataFrame({"ward": ["a", "a", "b"], "age": [30, 40, 50], "sick": [0, 1, 1]})
-        >>> columns = shoal.Columns(client="ward", label="sick")
-        >>> federation = shoal.Federation.from_table(table, columns, test=table)
-        >>> federation.names, [round(age, 2) for age in federation.clients.x.flatten().tolist()]
-        (('a', 'b'), [-1.22, 0.0, 1.22])
     """
 
     client: str

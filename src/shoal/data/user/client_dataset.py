@@ -30,7 +30,7 @@ _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 class ClientDataset:
     """Labelled examples of N named clients.
 
-    Attributes:
+    Args:
         name: of the file or folder, in sentences.
         x: pictures (M, C, H, W) uint8, or rows of a table (M, F) float64, not standardised.
         labels: (M,) int64, the classes by their numbers.
@@ -70,7 +70,7 @@ class ClientDataset:
 
     @property
     def kind(self) -> str:
-        """What the examples are, in the plural: images, or rows of a table."""
+        """What the examples are (images, or rows of a table)."""
         return "images" if self.x.dim() == 4 else "rows"
 
     @property
@@ -215,15 +215,6 @@ class ClientSplit:
 
     Raises:
         InputError: a value outside its range, or fractions that leave nothing to train on.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.data import ClientDataset, ClientSplit
-        >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
-        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
-        >>> indices = ClientSplit(test_fraction=0.2, holdout_fraction=0.1).draw(data, shoal.Stream(0))
-        >>> [len(own) for own in indices.clients], [len(own) for own in indices.holdout], len(indices.test)
-        ([7, 7], [1, 1], 4)
     """
 
     test_fraction: OpenFraction = 0.2

@@ -86,7 +86,7 @@ class Standardizer:
 
     @property
     def width(self) -> int:
-        """The number of inputs of the network: one per column of numbers and one per word."""
+        """The number of inputs of the network, one per column of numbers and one per word."""
         return sum(len(own) or 1 for own in self.words or [()] * len(self.inputs))
 
     def transform(self, x: Tensor, words: Words = ()) -> Tensor:

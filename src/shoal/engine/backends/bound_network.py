@@ -11,7 +11,7 @@ from shoal.engine.backends.gradient_clipping import PerExampleClipper
 from shoal.engine.backends.optimizers import client_optimizer, trained_names
 from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
 from shoal.engine.steps import Forward
-from shoal.models.dropout import seeded_dropouts
+from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Model
 
 LONE_EXAMPLE = (

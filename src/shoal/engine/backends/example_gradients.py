@@ -1,18 +1,20 @@
 """The gradient of each example's loss at one model."""
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from shoal.models.model import Model
 
-NUMBERS = 2**24
-"""Numbers in the gradients of one batch (64 MB)."""
+_ELEMENTS = 2**24
+"""Elements in the gradients of one batch (64 MB)."""
 
 
 def batch_of_gradients(model: Model) -> int:
-    """How many examples' gradients are computed at once: at most 256, and `NUMBERS` in all."""
-    return max(1, min(256, NUMBERS // model.layout.size))
+    """The number of examples whose gradients are computed at once: at most 256, within 64 MB."""
+    return max(1, min(256, _ELEMENTS // model.layout.size))
 
 
 def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -20,15 +22,14 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
 
     Args:
         model: its loss and layout.
-        network: its structure, in evaluation mode: dropout and batch norm are what they are for an attacker who has the
-            model and no batch. No other thread may use it.
-        row: (P,) float32, where.
+        network: its structure, in evaluation mode, as for an attacker who has the model and no batch. No other thread
+            may use it.
+        row: (P,) float32, the model.
         x: inputs (B, ...).
         y: labels (B,).
     """
     layout, views = model.layout, model.layout.views(row)
-    trained = [slot for slot in layout.slots if slot.start < layout.trainable]
-    weights = {slot.name: views.pop(slot.name) for slot in trained}
+    weights = {name: views.pop(name) for name in layout.trainable_names}
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(network, weights | views, (x[None],)).float()
@@ -37,14 +38,17 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
     try:
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
     except RuntimeError:
-        # Layers with a backward pass of their own, such as recurrent ones, know nothing of torch.func.
-        leaves = {name: each.detach().requires_grad_() for name, each in weights.items()}
-        each = [
-            torch.autograd.grad(loss(leaves, *one), list(leaves.values()), materialize_grads=True)
-            for one in zip(x, y, strict=True)
-        ]
-        gradients = dict(zip(leaves, map(torch.stack, zip(*each, strict=True)), strict=True))
+        # Layers with a backward pass of their own, such as recurrent ones, do not support torch.func.
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+        gradients = gradients_one_by_one((loss(leaves, *one) for one in zip(x, y, strict=True)), leaves)
     flat = row.new_empty(len(x), layout.size)
-    for slot in trained:
-        slot.view(flat).copy_(gradients[slot.name])
+    for name, view in layout.views(flat).items():
+        if name in gradients:
+            view.copy_(gradients[name])
     return flat[:, : layout.trainable]
+
+
+def gradients_one_by_one(losses: Iterable[Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients (B, ...) of B losses by each parameter, one loss after another."""
+    gradients = [torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True) for loss in losses]
+    return dict(zip(parameters, map(torch.stack, zip(*gradients, strict=True)), strict=True))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from shoal.core.errors import require
+from shoal.engine.backends.example_gradients import gradients_one_by_one
 from shoal.engine.backends.ghost_norms import ParameterGradients, formula
-from shoal.models.dropout import seeded_dropouts
+from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Loss
 
 Forward = Callable[[Tensor], Tensor]
@@ -52,7 +53,7 @@ class PerExampleClipper:
     def __init__(self, network: nn.Module, loss: Loss, dtype: torch.dtype) -> None:
         require_per_example_gradients(network)
         self._network, self._loss, self._dtype = network, loss, dtype
-        self._named = {name: each for name, each in network.named_parameters() if each.requires_grad}
+        self._named = {name: tensor for name, tensor in network.named_parameters() if tensor.requires_grad}
         self._layers = _known(network, self._named.values())
         self._checked = False
         self._dropouts = seeded_dropouts(network)
@@ -69,16 +70,16 @@ class PerExampleClipper:
         """
         parts = None
         if self._layers is not None:
-            before = [each.generator.get_state() for each in self._dropouts[:1] if each.generator is not None]
+            before = [layer.generator.get_state() for layer in self._dropouts[:1] if layer.generator is not None]
             parts = self._parts(self._layers, forward, x, y)
             if parts is None:
                 # Masks must not depend on which thread finds out first; all layers share a generator.
-                for each, state in zip(self._dropouts, before, strict=False):
-                    assert each.generator is not None
-                    each.generator.set_state(state)
+                for layer, state in zip(self._dropouts, before, strict=False):
+                    assert layer.generator is not None
+                    layer.generator.set_state(state)
         if parts is None:
             self._layers = None
-            return self._each(forward, x, y, bound)
+            return self._by_example(forward, x, y, bound)
         factors = _factors(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
         return {name: part.weighted(factors) for name, part in zip(self._named, parts, strict=True)}
 
@@ -124,24 +125,21 @@ class PerExampleClipper:
         """
         weights = torch.linspace(0.5, 1.5, len(losses), device=losses.device)
         true = torch.autograd.grad((losses * weights).sum(), list(self._named.values()), materialize_grads=True)
-        found = [part.weighted(weights) for part in parts]
-        size = max(float(each.float().norm()) for each in true)
-        error = max(float((one - each.float()).norm()) for one, each in zip(found, true, strict=True))
+        sums = [part.weighted(weights) for part in parts]
+        size = max(float(gradient.float().norm()) for gradient in true)
+        error = max(float((one - gradient.float()).norm()) for one, gradient in zip(sums, true, strict=True))
         return error, size
 
-    def _each(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
+    def _by_example(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
         """The result of `__call__` by the gradients of all examples from vmap, or of one after another."""
         gradients = self._by_vmap(x, y)
         if gradients is None:
-            parameters = list(self._named.values())
-            alone = [
-                torch.autograd.grad(self._loss(forward(one), label).sum(), parameters, materialize_grads=True)
-                for one, label in zip(x.split(1), y.split(1), strict=True)
-            ]
-            gradients = dict(zip(self._named, map(torch.stack, zip(*alone, strict=True)), strict=True))
-        flat = {name: each.float().flatten(1) for name, each in gradients.items()}
-        factors = _factors(torch.stack([each.square().sum(dim=1) for each in flat.values()]).sum(dim=0), bound)
-        return {name: (factors @ each).view(self._named[name].shape) for name, each in flat.items()}
+            examples = zip(x.split(1), y.split(1), strict=True)
+            losses = (self._loss(forward(one), label).sum() for one, label in examples)
+            gradients = gradients_one_by_one(losses, self._named)
+        flat = {name: gradient.float().flatten(1) for name, gradient in gradients.items()}
+        factors = _factors(torch.stack([rows.square().sum(dim=1) for rows in flat.values()]).sum(dim=0), bound)
+        return {name: (factors @ rows).view(self._named[name].shape) for name, rows in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
         """Each example's gradient (B, ...), by parameter; None where vmap cannot batch the network."""
@@ -152,7 +150,7 @@ class PerExampleClipper:
             return self._loss(functional_call(self._network, weights, (x[None],)).float(), y[None]).sum()
 
         # Weights per example, without which recurrent layers fail.
-        weights = {name: each.detach().expand(len(x), *each.shape) for name, each in self._named.items()}
+        weights = {name: tensor.detach().expand(len(x), *tensor.shape) for name, tensor in self._named.items()}
         try:
             return vmap(grad(loss))(weights, x, y)
         except RuntimeError:
@@ -167,9 +165,9 @@ def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Mod
         for module in network.modules()
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     ]
-    given = [each for layer in layers for each in layer.parameters(recurse=False) if each.requires_grad]
-    alone = len(given) == len(trained)
-    return layers if alone and all(formula(layer) is not None for layer in layers) else None
+    parameters = [each for layer in layers for each in layer.parameters(recurse=False) if each.requires_grad]
+    is_unshared = len(parameters) == len(trained)
+    return layers if is_unshared and all(formula(layer) is not None for layer in layers) else None
 
 
 def _factors(squares: Tensor, bound: float) -> Tensor:

@@ -18,7 +18,7 @@ from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_channels_first, to_channels_last
 from shoal.engine.backends.vmap_gradients import VmapGradients
 from shoal.engine.local_sgd import LocalSGD
-from shoal.models.dropout import seeded_dropouts
+from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Model
 from shoal.models.validation import require_fits
 

@@ -79,20 +79,20 @@ class CohortTrainer:
         self, state: State, clusters: Tensor, training: LocalTraining, stream: Stream, receiver: "_Receiver"
     ) -> State:
         """One local training of all clients in their ``clusters`` (n,); the state with the adversary's new memory."""
-        malicious = torch.zeros(len(self.ids), dtype=torch.bool)
+        is_malicious = torch.zeros(len(self.ids), dtype=torch.bool)
         if self.malicious_clients is not None and training.weights is not None:
-            malicious = torch.isin(self.ids, self.malicious_clients.clients)
+            is_malicious = torch.isin(self.ids, self.malicious_clients.clients)
         # The shards carry the weights, so that malicious clients are given them too.
         shards = replace(self.shards, weights=training.example_weights)
         for local, clients in self._by_local(clusters, training):
             if training.example_weights is not None:
                 local.check_example_weights()
-            honest, others = clients[~malicious[clients]], clients[malicious[clients]]
+            honest, malicious_ones = clients[~is_malicious[clients]], clients[is_malicious[clients]]
             self._train_honest(training, shards, self._phases(training, local, stream), honest, receiver)
-            if self.malicious_clients is None or not len(others):
+            if self.malicious_clients is None or not len(malicious_ones):
                 continue
             randomness = local.randomness(shards, self.ids, stream)
-            for one in others.split(1):
+            for one in malicious_ones.split(1):
                 client, drawn = int(self.ids[one]), randomness.take(one)
                 end, adversary = self.malicious_clients.train(
                     state, int(clusters[one]), client, shards.take(one), drawn, local, self.engine
@@ -266,12 +266,12 @@ class _Receiver:
         if self.training.keep is None:
             return clients, partial, None, recorded
         starts = self._starts(clients, ends)
-        whole = sent if self.local_tensors is None else self.local_tensors.restore(sent, ends)
+        trained = sent if self.local_tensors is None else self.local_tensors.restore(sent, ends)
         if starts.shape[1] > sent.shape[1]:
             # A step rule's further vectors; a malicious client has none, so they stay what they were.
             further = ends if ends.shape == starts.shape else starts
-            whole = torch.cat([whole, further[:, sent.shape[1] :]], dim=1)
-        return clients, partial, self.training.keep(whole - starts).cpu(), recorded
+            trained = torch.cat([trained, further[:, sent.shape[1] :]], dim=1)
+        return clients, partial, self.training.keep(trained - starts).cpu(), recorded
 
     def add(self, update: _Update) -> None:
         """Add the result of `received`; the order of calls decides the last bits of the sums."""

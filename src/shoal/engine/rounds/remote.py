@@ -146,14 +146,14 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
     plan = training.algorithm.plan(state, cohort)
     cluster = int(plan.assignment[0])
     require(
-        sum(each.weights is not None for each in plan.trainings) == 1,
+        sum(training.weights is not None for training in plan.trainings) == 1,
         "clients on other machines send one update each in a round, which this algorithm does not ask for",
     )
     # The weighted mean of one client, whose weight is exactly 1, is what it sends, bit for bit.
     weights = torch.zeros(len(state.models), 1, dtype=torch.float64)
     weights[cluster] = 1.0
-    trainings = tuple(each if each.weights is None else replace(each, weights=weights) for each in plan.trainings)
-    plan = replace(plan, trainings=trainings)
+    trainings = (replace(each, weights=None if each.weights is None else weights) for each in plan.trainings)
+    plan = replace(plan, trainings=tuple(trainings))
     aggregate, _ = training.trainer(state, alone).train(state, plan)
     best = None
     if count_best:

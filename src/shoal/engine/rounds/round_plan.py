@@ -141,10 +141,10 @@ class RoundPlan:
 
     def trainings_of_clients(self) -> list[list[LocalSGD | None]]:
         """The distinct sequences of local trainings that clients take, as `LocalTraining.local`."""
-        participants = [each.participants() for each in self.trainings]
+        participants = [training.participants() for training in self.trainings]
         sequences = torch.stack(participants, dim=1).unique(dim=0).tolist() if participants else []
         return [
-            [each.local for each, takes_part in zip(self.trainings, sequence, strict=True) if takes_part]
+            [training.local for training, is_taken in zip(self.trainings, sequence, strict=True) if is_taken]
             for sequence in sequences
         ]
 
@@ -153,5 +153,6 @@ class RoundPlan:
 
         It is the client's own, unless clients send several updates: then each update moves another model.
         """
-        sent, weights = [each for each in self.trainings if each.weights is not None], self.trainings[index].weights
-        return self.assignment if weights is None or len(sent) == 1 else weights.argmax(dim=0)
+        weights = self.trainings[index].weights
+        updates = sum(training.weights is not None for training in self.trainings)
+        return self.assignment if weights is None or updates == 1 else weights.argmax(dim=0)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.core.formats import decimal, percent
-from shoal.reports.attack_titles import attack_head
 from shoal.reports.audit.findings import Finding, measured
 from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, group_style, legend, short
 from shoal.reports.svg import add_named_points, name_points
@@ -39,6 +38,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
     best: dict[str, float] = {}
     for each in found:
         best[each.attack] = max(best.get(each.attack, 0.0), each.accuracy.value)
+    heads = {each.attack: each.head for each in found}
     attacks = sorted(best, key=lambda attack: best[attack])
 
     def draw(figure: MplFigure) -> None:
@@ -56,7 +56,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
                 elinewidth=1.4, capsize=2.5,
             )  # fmt: skip
             name_points(drawn.lines[0], [_words(each) for each in here])
-        axes.set_yticks(range(len(attacks)), [short(attack_head(each), 24) for each in attacks])
+        axes.set_yticks(range(len(attacks)), [short(heads[each], 24) for each in attacks])
         axes.set_ylim(-0.6, len(attacks) - 0.4)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("balanced accuracy")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import algorithm_title, name_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.schema import Config
@@ -90,6 +91,7 @@ class RunDescription:
             kind=kind_of(config.data.source),
             data_name="" if partition is not None or config.data.path is None else Path(config.data.path).name,
             reference_federations=config.evaluation.reference_federations,
+            metrics=declared_metrics(config.evaluation.own_metrics()),
             coordinator=None if config.coordinator is None else config.coordinator.coordinator(),
         )
 

@@ -13,14 +13,14 @@ from shoal.data.content import fingerprint
 from shoal.data.paired_records import Duplicates
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory
-from shoal.runs.audits import audit_members
+from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, make_directory
+from shoal.runs.audits.audit_members import Attack, audit_members
+from shoal.runs.audits.trace import trace_of
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import locked, logged
 from shoal.runs.files import read_summary
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.result import report_of
-from shoal.runs.trace import trace_of
 from shoal.simulation.simulation import SimulationState
 
 
@@ -33,6 +33,7 @@ def audit_run(
     duplicates: Duplicates | None = None,
     watch: AuditWatch | None = None,
     gates: Sequence[str] = (),
+    attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
     """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
 
@@ -48,6 +49,8 @@ def audit_run(
         duplicates: as of `shoal.Result.audit`.
         watch: called before the first reference federation that is trained, and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
+        attacks: your own, on the scores of reference models or on clients' updates, beside all others and those of the
+            run's configuration.
 
     Raises:
         InputError: no finished run of a configuration, one with a property attack, one whose data or files have
@@ -96,6 +99,7 @@ def audit_run(
             home=home,
             watch=watch,
             recorded=recorded,
+            attacks=attacks,
         )
     if out.resolve() == run.resolve() and (run / "report.html").exists():
         # Its verdict is the audit's from now on.

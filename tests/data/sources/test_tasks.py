@@ -4,7 +4,7 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, load_dataset
-from shoal.data.sources.stroke_properties import slant, thickness, with_stroke_property
+from shoal.data.sources.tasks import slant, thickness, with_stroke_property
 
 
 def shape_image(inside, size=40):

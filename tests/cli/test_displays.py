@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from shoal.cli.audit_display import AuditDisplay
+from shoal.cli.displays import AuditDisplay
 
 
 @pytest.fixture

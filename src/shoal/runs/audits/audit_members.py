@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.update_audit import audit_server, with_server, without_server
+from shoal.audit.update_audit import AllAttacks, all_attacks, audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_pixels
@@ -18,9 +19,12 @@ from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import AuditWatch, reference_scores, replayed_scores, warn_of_records
 from shoal.replay.run_records import records_of_run, trajectory_attack
-from shoal.runs.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
-from shoal.runs.trace import Trace, read_trace, update_scores_of_trace
+from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
+from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
+
+Attack = ReferenceAttack | UpdateAttack
+"""What a user's own attack on an audit may be."""
 
 MOST_EXPOSED = 20
 """Records that the page shows as pictures."""
@@ -38,6 +42,7 @@ def audit_members(
     home: Path | None = None,
     watch: AuditWatch | None = None,
     recorded: Trace | None = None,
+    attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
     """Train reference federations, attack the members of a simulation with what they say, and write the files.
 
@@ -52,11 +57,13 @@ def audit_members(
         home: has the folder ``references``, where their scores are kept; None: ``out``.
         watch: called before the first reference federation that is trained, and after each.
         recorded: clients' updates, for attacks of the server; None: there are none.
+        attacks: further ones, beside those of ``simulation``.
 
     Raises:
         InputError: a simulation that cannot be replayed, or a directory that cannot be written.
     """
-    simulation = simulation if duplicates is None else replace(simulation, duplicates=duplicates)
+    copies = simulation.duplicates if duplicates is None else duplicates
+    simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
     attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
     warn_of_records(attacked)
     require(
@@ -80,8 +87,9 @@ def audit_members(
         elif target.personal:
             reason = "clients use models of their own"
         records = replace(records, omitted={**records.omitted, "trajectory": reason})
-    audit = audit_records(records, attacked.stream("thresholds"))
-    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine))
+    every = all_attacks(simulation.attacks)
+    audit = audit_records(records, attacked.stream("thresholds"), attacks=every[0])
+    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, every))
     about = replace(
         about,
         seconds={**about.seconds, "seconds.references": round(sum(each.seconds for each in trained), 3)},
@@ -91,13 +99,15 @@ def audit_members(
     return write_audit(out, audit, about, records)
 
 
-def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = ()) -> AuditFiles:
+def audit_scores(
+    path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = (), attacks: Sequence[Attack] = ()
+) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: see `shoal.runs.audit_files`.
+        path: see `shoal.runs.audits.audit_files`.
         out: where the audit's files are written; None: beside ``path``.
-        gates: as of `audit_run`.
+        gates, attacks: as of `audit_run`.
 
     Raises:
         InputError: the file cannot be used, or the directory cannot be written.
@@ -119,20 +129,25 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
     path = path_of("path", path)
     limits = parse_gates(gates)
     folder = path.parent if out is None else path_of("out", out)
-    audit = audit_records(read_scores(path), Stream(0)("thresholds"))
+    audit = audit_records(read_scores(path), Stream(0)("thresholds"), attacks=all_attacks(attacks)[0])
     return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
 
 
 def audit_trace(
-    trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None, gates: Sequence[str] = ()
+    trace: str | Path,
+    *,
+    out: str | Path | None = None,
+    data_dir: Path | None = None,
+    gates: Sequence[str] = (),
+    attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.trace.read_trace` and docs/trace.md.
+        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
-        gates: as of `audit_run`.
+        gates, attacks: as of `audit_run`.
 
     Raises:
         InputError: the trace cannot be used, or the directory cannot be written.
@@ -158,13 +173,14 @@ def audit_trace(
     folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
-        audit = _audited_trace(given, engine)
+        audit = _audited_trace(given, engine, all_attacks(attacks))
     return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))
 
 
-def _audited_trace(trace: Trace, engine: Engine) -> Audit:
+def _audited_trace(trace: Trace, engine: Engine, attacks: AllAttacks) -> Audit:
     """What the server finds in recorded updates; they are read twice, so that few are in memory."""
-    return audit_server(update_scores_of_trace(trace, engine), trace.rounds(), trace.preferences)
+    scores = update_scores_of_trace(trace, engine)
+    return audit_server(scores, trace.rounds(), trace.preferences, attacks=attacks[1])
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

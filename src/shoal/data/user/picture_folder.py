@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.settings import settings
-from shoal.data.sources.table import read_csv
 from shoal.data.user.client_dataset import ClientDataset
+from shoal.data.user.table_file import read_csv
 from shoal.data.user.table_rows import require_columns, require_named
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
@@ -41,21 +41,6 @@ class PictureFormat:
 
     Raises:
         InputError: a value outside its range.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> from PIL import Image
-        >>> from shoal.data import PictureFormat, load_folder
-        >>> with TemporaryDirectory() as folder:
-        ...     for name, side in (("a", 8), ("b", 16)):
-        ...         path = Path(folder, name, name)
-        ...         path.mkdir(parents=True)
-        ...         Image.new("L", (side, side)).save(path / "picture.png")
-        ...     data = load_folder(Path(folder), PictureFormat(size=(4, 4), channels=3))
-        ...
-        >>> tuple(data.x.shape)
-        (2, 3, 4, 4)
     """
 
     size: (

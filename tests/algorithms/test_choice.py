@@ -1,0 +1,218 @@
+"""Rules of choice: within a limit, by a price, and by risk and loss over any algorithm."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shoal.algorithms import (
+    IFCA,
+    IFCAMIR,
+    FedAvg,
+    FedEM,
+    FedRC,
+    FedSoft,
+    HypCluster,
+    IFCAWithinLimit,
+    PricedChoice,
+    RiskAwareChoice,
+)
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Preferences
+from shoal.engine import Engine, LocalSGD, Training
+
+
+def test_least_loss_within_the_limit_and_least_risk_beyond_it(mlp, build):
+    losses = torch.tensor([[0.1, 0.2, 0.3, 0.4]] * 5 + [[0.1, 0.2, 0.4, 0.3]], dtype=torch.float64)
+    # A model at the limit is within it; of the two least risky, one has less loss.
+    limits = torch.tensor([1.0, 0.8, 0.79, 0.6, 0.59, 0.0], dtype=torch.float64)
+    algorithm = IFCAWithinLimit(IFCA(4))
+    with Engine(mlp) as engine:
+        training = Training(build(), algorithm, LocalSGD(), engine, Stream(5))
+        state = replace(training.start(), risks=torch.tensor([0.9, 0.8, 0.6, 0.6], dtype=torch.float64))
+        cohort = training.cohort_of(state, torch.arange(6))
+        cohort = replace(cohort, preferences=Preferences(limits, limits), scores=lambda *_: losses)
+        plan, deployed = algorithm.plan(state, cohort), algorithm.deployed(state, cohort)
+    assert plan.assignment.tolist() == deployed.model.tolist() == [0, 1, 2, 2, 2, 3]
+    assert plan.losses is losses
+
+
+def test_limits_of_1_are_ifca_bit_for_bit(play, build):
+    for ifca in (IFCA(3), IFCA(2, choose_by="batch", weighting="examples")):
+        risks = (0.9, 0.6, 0.7)[: ifca.clusters]
+        free, plain = (
+            play(each, federation=build(threshold=1.0), risks=risks)[0][-1] for each in (IFCAWithinLimit(ifca), ifca)
+        )
+        assert torch.equal(free.models, plain.models)
+        assert torch.equal(free.assignment, plain.assignment)
+
+
+def test_limits_bind_in_training(play, build):
+    (*_, last), _ = play(IFCAWithinLimit(IFCA(2)), federation=build(threshold=0.65), risks=(0.9, 0.6))
+    assert last.assignment.tolist() == [1] * 6
+
+
+def test_a_choice_within_limits_needs_a_red_team():
+    with pytest.raises(InputError, match=r"^IFCA within limits chooses by risk, so the red team's 'every' must be at "):
+        IFCAWithinLimit().check(LocalSGD(), 0)
+
+
+LOSSES = torch.tensor([[1.0, 1.2], [1.0, 1.05], [1.3, 1.0]] * 2, dtype=torch.float64)
+
+
+@pytest.fixture
+def ask(mlp, build):
+    """An algorithm's plan and its choices at the end, for clients with `LOSSES`."""
+
+    def asked(algorithm, beta=0.0, risks=(0.5, 0.5), **directives):
+        weight = torch.full((6,), beta, dtype=torch.float64)
+        with Engine(mlp) as engine:
+            training = Training(build(), algorithm, LocalSGD(), engine, Stream(5))
+            state = replace(training.start(), risks=torch.tensor(risks, dtype=torch.float64))
+            directives = {name: torch.tensor(each, dtype=torch.float64) for name, each in directives.items()}
+            state, cohort = replace(state, directives=directives), training.cohort_of(state, torch.arange(6))
+            cohort = replace(cohort, preferences=Preferences(weight, weight), scores=lambda *_: LOSSES)
+            return algorithm.plan(state, cohort), algorithm.deployed(state, cohort)
+
+    return asked
+
+
+@pytest.mark.parametrize("base", [IFCA(2), IFCAMIR()], ids=repr)
+@pytest.mark.parametrize(
+    ("price", "choice"),
+    [((0.0, 0.0), [0, 0, 1]), ((0.1, 0.0), [0, 1, 1]), ((0.3, 0.0), [1, 1, 1]), ((0.0, 0.5), [0, 0, 0])],
+)
+def test_clients_add_the_price_to_the_loss_in_training_and_after_it(ask, base, price, choice):
+    for algorithm, directives in (
+        (PricedChoice(base, price), {}),
+        (PricedChoice(base), {"price": price}),
+        (PricedChoice(base, (9.0, 0.0)), {"price": price}),
+    ):
+        plan, deployed = ask(algorithm, **directives)
+        assert plan.assignment.tolist() == deployed.model.tolist() == choice * 2
+        assert plan.trainings[0].init_index.tolist() == choice * 2
+        assert plan.losses is LOSSES, "what is recorded has no price"
+
+
+def test_ifca_mir_weighs_the_price_as_it_weighs_the_loss(ask):
+    # 0.5 * (loss + price) + 0.5 * risk: the first client moves when the price is above 0.2 - 0.1.
+    for price, choice in ((0.09, 0), (0.11, 1)):
+        plan, _ = ask(PricedChoice(IFCAMIR(), (price, 0.0)), beta=0.5, risks=(0.7, 0.6))
+        assert plan.assignment[0] == choice
+
+
+@pytest.mark.parametrize("base", [IFCAMIR(), IFCA(2, choose_by="batch")], ids=repr)
+def test_prices_of_0_are_the_base_bit_for_bit(play, base):
+    plain, reports = play(base, risks=(0.7, 0.6))
+    for algorithm, directives in (
+        (PricedChoice(base), {}),
+        (PricedChoice(base, (0.0, 0.0)), {}),
+        (PricedChoice(base, (0.0, 5.0)), {"price": (0.0, 0.0)}),
+    ):
+        states, own = play(algorithm, risks=(0.7, 0.6), **directives)
+        assert torch.equal(states[-1].models, plain[-1].models)
+        assert all(torch.equal(one.losses, other.losses) for one, other in zip(own, reports, strict=True))
+    # Seen, since a price changes it.
+    assert not torch.equal(play(PricedChoice(base, (0.0, 5.0)), risks=(0.7, 0.6))[0][-1].models, plain[-1].models)
+
+
+def test_prices_change_nothing_where_clients_do_not_choose(play):
+    one, other = (play(each)[0][-1] for each in (PricedChoice(FedAvg(), (3.0,)), FedAvg()))
+    assert torch.equal(one.models, other.models)
+
+
+def test_other_prices_are_one_sentence(play):
+    with pytest.raises(InputError, match=r"^'prices' must be one number for each of 2 models, or left out; got 3$"):
+        play(PricedChoice(IFCA(2), (0.0, 0.0, 0.1)))
+    for wrong in ((1.0,), (float("nan"), 0.0)):
+        with pytest.raises(InputError, match=r"^the directive 'price' must be a finite number of nats for each of 2 "):
+            play(PricedChoice(IFCA(2)), price=wrong)
+
+
+RISKS = (0.9, 0.6, 0.7)
+BASES = [IFCA(3), HypCluster(3), HypCluster(3, "farthest-first"), FedSoft(3, 0.5), FedEM(3), FedRC(3), FedAvg()]
+LOCAL = LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
+
+
+def same(one, other):
+    return (
+        torch.equal(one.models, other.models)
+        and torch.equal(one.assignment, other.assignment)
+        and all(torch.equal(one.clients[name], other.clients[name]) for name in one.clients)
+    )
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_over_ifca_it_is_ifca_mir_bit_for_bit(play, build, beta):
+    played = [
+        play(each, federation=build(beta=beta), risks=RISKS) for each in (RiskAwareChoice(IFCA(3)), IFCAMIR(IFCA(3)))
+    ]
+    for (own, report), (other, expected) in zip(*(zip(*each, strict=False) for each in played), strict=True):
+        assert same(own, other)
+        assert torch.equal(report.losses, expected.losses)
+
+
+@pytest.mark.parametrize("base", BASES, ids=repr)
+def test_without_beta_it_is_its_base_bit_for_bit(play, build, base):
+    risks = RISKS[:1] if base == FedAvg() else RISKS
+    (own, reports), (other, expected) = (
+        play(each, federation=build(beta=0.0), risks=risks) for each in (RiskAwareChoice(base), base)
+    )
+    assert same(own[-1], other[-1])
+    for one, two in zip(reports, expected, strict=True):
+        assert (one.losses is None and two.losses is None) or torch.equal(one.losses, two.losses)
+
+
+@pytest.mark.parametrize("base", [HypCluster(3), FedSoft(3, smoother=0.0)], ids=repr)
+def test_by_beta_alone_clients_and_examples_choose_the_model_of_least_risk(play, build, base):
+    states, reports = play(RiskAwareChoice(base), federation=build(beta=1.0), risks=RISKS)
+    assert states[-1].assignment.tolist() == [1] * 6
+    assert not torch.equal(play(base)[0][-1].assignment, states[-1].assignment)
+    # Models of higher risk are trained by nobody.
+    assert [report.plan.trainings[0].weights.any(dim=1).tolist() for report in reports] == [[False, True, False]] * 3
+
+
+def planned(mlp, federation, algorithm, risks=RISKS):
+    """A plan for all clients, and the cohort's losses of its examples."""
+    with Engine(mlp, threads=1) as engine:
+        training = Training(federation, algorithm, LOCAL, engine, Stream(8))
+        state = replace(training.start(), risks=torch.tensor(risks, dtype=torch.float64))
+        cohort = training.cohort_of(state, torch.arange(6))
+        return algorithm.plan(state, cohort), cohort.example_losses(state.models), cohort
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0])
+def test_responsibilities_of_fedem_weigh_risk_by_the_formula(mlp, build, beta):
+    plan, losses, cohort = planned(mlp, build(beta=beta), RiskAwareChoice(FedEM(3)))
+    odds = (-(1 - beta) * losses - beta * torch.tensor(RISKS)).exp() / 3
+    q = torch.stack([each.example_weights for each in plan.trainings], dim=1)
+    torch.testing.assert_close(q, (odds / odds.sum(dim=1, keepdim=True)).float())
+    # What is recorded is the loss.
+    torch.testing.assert_close(plan.losses, cohort.means(losses))
+
+
+def test_importances_of_fedsoft_count_examples_by_loss_and_risk(mlp, build):
+    plan, losses, cohort = planned(mlp, build(beta=0.5), RiskAwareChoice(FedSoft(3, smoother=0.0)))
+    best = (0.5 * losses + 0.5 * torch.tensor(RISKS)).argmin(dim=1)
+    points = torch.stack([torch.bincount(cohort.owners[best == k], minlength=6) for k in range(3)]).double()
+    torch.testing.assert_close(plan.trainings[0].weights, points / points.sum(dim=1, keepdim=True).clamp(min=1))
+    assert not torch.equal(best, losses.argmin(dim=1))
+    torch.testing.assert_close(plan.losses, cohort.means(losses))
+
+
+def test_prices_are_of_single_examples_too(mlp, build):
+    plan, losses, cohort = planned(mlp, build(), PricedChoice(FedEM(3), (0.7, 0.0, -0.2)))
+    expected = (-losses - torch.tensor([0.7, 0.0, -0.2])).softmax(dim=1)
+    q = torch.stack([each.example_weights for each in plan.trainings], dim=1)
+    torch.testing.assert_close(q, expected.float())
+    torch.testing.assert_close(plan.losses, cohort.means(losses))
+
+
+def test_risk_must_be_estimated_and_weighed_once():
+    with pytest.raises(InputError, match="'every' must be at least 1; got 0"):
+        RiskAwareChoice().check(LOCAL, 0)
+    for base in (IFCAMIR(), PricedChoice(IFCAMIR()), RiskAwareChoice()):
+        with pytest.raises(InputError, match="weighs risk already, so it cannot be the 'base' of risk-aware choice"):
+            RiskAwareChoice(base).check(LOCAL, 1)
+    RiskAwareChoice().check(LOCAL, 1)

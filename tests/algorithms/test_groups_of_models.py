@@ -1,0 +1,150 @@
+"""HypCluster and group privacy: IFCA in their limits, a start from unlike clients, and the server's k-means."""
+
+import pytest
+import torch
+from sklearn.cluster import KMeans
+
+from shoal.algorithms import IFCA, GroupPrivacy, HypCluster, RRCluster
+from shoal.algorithms.clusters.group_privacy import k_means
+from shoal.core.randomness import Stream
+from shoal.defenses import LaplaceNoise
+from shoal.engine import Engine, LocalSGD, Training, client_updates
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-7}
+
+
+def test_sgd_with_rate_1_and_equal_clients_is_ifca(play, build):
+    (first, *_, mine), _ = play(HypCluster(3), federation=build((8,) * 6))
+    (*_, ifca), reports = play(IFCA(3), federation=build((8,) * 6))
+    assert len(set(reports[-1].assignment.tolist())) > 1
+    assert torch.equal(mine.assignment, ifca.assignment)
+    torch.testing.assert_close(mine.models, ifca.models, **CLOSE)
+    assert not torch.equal(mine.models, first.models)
+
+
+def test_clients_count_by_their_examples(play):
+    """Which IFCA's equal weights do not."""
+    sizes, equal = (play(each)[0][-1] for each in (IFCA(2, weighting="examples"), IFCA(2)))
+    (*_, mine), _ = play(HypCluster())
+    torch.testing.assert_close(mine.models, sizes.models, **CLOSE)
+    assert (mine.models - equal.models).abs().max() > 1e-4
+
+
+def test_the_server_s_optimizer_steps_by_the_average(play):
+    (first, whole), _ = play(HypCluster(), rounds=1)
+    (_, half), _ = play(HypCluster(server_learning_rate=0.5), rounds=1)
+    torch.testing.assert_close(half.models - first.models, 0.5 * (whole.models - first.models), rtol=1e-4, atol=1e-7)
+    pushed = [play(HypCluster(beta1=beta), rounds=2)[0] for beta in (0.0, 0.5)]
+    momentum = 0.5 * (pushed[0][1].models - first.models)
+    assert torch.equal(pushed[0][1].models, pushed[1][1].models)
+    torch.testing.assert_close(pushed[1][2].models - pushed[0][2].models, momentum, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_farthest_first_start_has_a_client_of_each_group(mlp, build, seed):
+    federation = build((20,) * 6)
+    local = LocalSGD(epochs=60, batch_size=5, learning_rate=0.5)
+    with Engine(mlp) as engine:
+        training = Training(federation, HypCluster(start="farthest-first"), local, engine, Stream(seed))
+        before = training.start()
+        (begun, report), (after, _) = training.rounds(before, 2)
+        # Each model is what one client trained from the first, and that client alone is its member.
+        sent = {i: next(client_updates(training, before, report, i))[2] for i in range(6)}
+    owners = [int(torch.nonzero(begun.trained[:, k])) for k in range(2)]
+    for k, owner in enumerate(owners):
+        torch.testing.assert_close(begun.models[k], before.models[0] + sent[owner], rtol=1e-4, atol=1e-5)
+    assert {owner < 2 for owner in owners} == {True, False}, "the first two clients are one group, the others the other"
+    assert after.assignment.tolist() in ([0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0])
+
+
+def test_candidates_alone_train_and_models_without_one_stay(play):
+    algorithm = HypCluster(3, start="farthest-first", candidates=2)
+    (first, begun, after), (start, _) = play(algorithm, rounds=2)
+    (training,) = start.plan.trainings
+    assert int(training.participates.sum()) == 2
+    assert begun.trained.sum(dim=0).tolist() == [1, 1, 0]
+    assert torch.equal(begun.models[2], first.models[2])
+    assert not torch.equal(begun.models[:2], first.models[:2])
+    assert int((after.assignment >= 0).sum()) == 6
+
+
+def test_rr_cluster_leaves_the_start_alone(play):
+    inner = HypCluster(start="farthest-first")
+    (_, plain), _ = play(inner, rounds=1)
+    (_, floored, after), (_, report) = play(RRCluster(inner, 3), rounds=2)
+    assert torch.equal(plain.models, floored.models)
+    assert torch.bincount(report.assignment).tolist() == [3, 3]
+    assert not torch.equal(after.models, floored.models)
+
+
+def test_k_means_is_scikit_learn_s():
+    draw = torch.Generator().manual_seed(0)
+    points = torch.randn(60, 5, generator=draw) + 2 * torch.randint(0, 3, (60, 1), generator=draw)
+    start = points[:3].clone()
+    centroids, cluster = k_means(points, start, 300)
+    reference = KMeans(3, init=start.double().numpy(), n_init=1, tol=0, max_iter=300).fit(points.double().numpy())
+    torch.testing.assert_close(centroids.double(), torch.tensor(reference.cluster_centers_), rtol=1e-5, atol=1e-6)
+    assert cluster.tolist() == reference.labels_.tolist()
+    assert len(set(cluster.tolist())) == 3
+    one, first = k_means(points, start, 1)
+    assert torch.equal(first, torch.cdist(points, start).argmin(dim=1))
+    assert not torch.allclose(one, centroids)
+
+
+def test_without_noise_and_with_models_far_apart_it_is_ifca(play):
+    (one, reports), (other, _) = play(GroupPrivacy(2)), play(IFCA(2))
+    assert len(reports[0].assignment.unique()) == 2
+    torch.testing.assert_close(one[-1].models, other[-1].models, rtol=1e-5, atol=1e-6)
+    assert torch.equal(one[-1].assignment, other[-1].assignment)
+    assert torch.equal(one[-1].trained, other[-1].trained)
+
+
+def test_one_cluster_is_the_mean_of_everybody(play):
+    torch.testing.assert_close(play(GroupPrivacy(1))[0][-1].models, play(IFCA(1))[0][-1].models, rtol=1e-5, atol=1e-6)
+
+
+class Distant:
+    """Sends the second model whatever was trained."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def filter(self, starts, ends, seeds):
+        return self.model.expand_as(ends)
+
+
+def test_the_server_follows_what_it_received_not_what_clients_chose(play):
+    first = play(GroupPrivacy(2), rounds=0)[0][0]
+    states, (report,) = play(GroupPrivacy(2), rounds=1, training={"client_filter": Distant(first.models[1])})
+    assert len(report.assignment.unique()) == 2
+    torch.testing.assert_close(states[-1].models, first.models)
+    assert states[-1].trained.tolist() == [[0, 1]] * 6
+    assert torch.equal(states[-1].assignment, report.assignment)
+
+
+def test_group_privacy_remembers_trainers_over_rounds(play):
+    states, reports = play(GroupPrivacy(2), rounds=4, training={"participation": 0.5})
+    expected = torch.zeros(6, 2, dtype=torch.int64)
+    for number, report in enumerate(reports, start=1):
+        expected[report.cohort, report.assignment] = number
+    assert torch.equal(states[-1].trained, expected)
+
+
+@pytest.mark.parametrize(("nu", "survives"), [(0.5, True), (100.0, False)])
+def test_noise_longer_than_the_root_of_the_clients_hides_the_groups(nu, survives):
+    """Two groups of 16 clients with opposite updates, k-means from slightly different models; five times.
+
+    The models differ along the updates' own direction, so an update falls on its side of them with probability
+    Phi(sqrt(2000) / nu) even then: 0.67 at nu = 100.
+    """
+    draw = torch.Generator().manual_seed(4)
+    direction = torch.randn(1, 2000, generator=draw)
+    group = torch.arange(32) % 2
+    updates = direction * (2 * group[:, None] - 1)
+    found = []
+    for clients in torch.arange(5 * 32).split(32):
+        sent = LaplaceNoise(nu).filter(torch.zeros_like(updates), updates, clients)
+        _, cluster = k_means(sent, torch.cat([-direction, direction]) / 100, 50)
+        agree = float((cluster == group).double().mean())
+        found.append(max(agree, 1 - agree))
+    assert (sum(found) / 5 > 0.9) == survives
