@@ -132,10 +132,9 @@ def _row(
     metric: Metric, meaning: str, values: Sequence[Metrics], view: RunView, non_members: Sequence[float] = ()
 ) -> Row:
     """A metric's values; of a true positive rate ``non_members`` are those of each column, NaN where unknown."""
-    name = metric.name if metric.name == metric.key else capitalized(metric.name)
-    texts = [metric.text(each.get(metric.key)) for each in values]
+    name, texts = metric.name, [metric.text(each.get(metric.key)) for each in values]
     if is_declared(metric.key):
-        name, meaning = name_examples(name, view.run.kind), name_examples(meaning, view.run.kind)
+        name, meaning = (name_examples(text, view.run.kind) for text in (capitalized(name), meaning))
     if metric.key in RATES:
         return _at_fpr(RATES[metric.key], name, meaning, texts, non_members)
     return row(Cell(name, meaning), *texts)

@@ -26,8 +26,8 @@ from shoal.replay.reference_store import (
     warn_of_records,
 )
 from shoal.replay.run_records import records_of_run, trajectory_attack
-from shoal.runs.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
-from shoal.runs.trace import Trace, read_trace, update_scores_of_trace
+from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
+from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
 Attack = ReferenceAttack | UpdateAttack
@@ -147,7 +147,7 @@ def audit_scores(
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: see `shoal.runs.audit_files`.
+        path: see `shoal.runs.audits.audit_files`.
         out: where the audit's files are written; None: beside ``path``.
         gates, attacks: as of `audit_run`.
 
@@ -186,7 +186,7 @@ def audit_trace(
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.trace.read_trace` and docs/trace.md.
+        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
         gates, attacks: as of `audit_run`.
