@@ -15,7 +15,7 @@ import pandas as pd
 
 from shoal.core.atomic_files import write_text
 from shoal.core.formats import DASH
-from shoal.runs.audit_run import audit_run
+from shoal.runs.audits.audit_run import audit_run
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results_table import read_results
 

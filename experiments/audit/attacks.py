@@ -20,8 +20,8 @@ from shoal.audit.audit import audit_records
 from shoal.core.atomic_files import write_text
 from shoal.core.formats import DASH
 from shoal.core.randomness import Stream
-from shoal.runs.audit_files import read_scores
-from shoal.runs.audit_run import audit_run
+from shoal.runs.audits.audit_files import read_scores
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.files import read_table
 from shoal.simulation.outcome import CLIENT_COLUMNS
 from shoal.sweeps import read_sweep

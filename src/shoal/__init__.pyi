@@ -92,8 +92,8 @@ from .property import (
     active_property_attacker,
     partition_by_property,
 )
-from .runs.audit_run import audit_run
-from .runs.audits import audit_scores, audit_trace
+from .runs.audits.audit_members import audit_scores, audit_trace
+from .runs.audits.audit_run import audit_run
 from .runs.comparison import Comparison, compare
 from .runs.measuring import MeasurementError
 from .runs.result import Result, load

@@ -21,7 +21,7 @@ from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.config.schema import RecordSection, parse_config, read_config
 from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
-from shoal.runs.audits import audit_trace
+from shoal.runs.audits.audit_members import audit_trace
 from shoal.runs.result import report_of
 from shoal.runs.run import run
 
@@ -230,6 +230,19 @@ def test_one_s_own_defence_is_steered(examples, build, mlp):
     slow = shoal.simulate(build(), mlp, shoal.IFCA(2), half.local(local, at), rounds=2, red_team=team)
     assert not torch.equal(result.state.models, alone.state.models)
     assert torch.equal(result.state.models, slow.state.models), "at full strength it is the fixed defence"
+
+
+def test_one_s_own_loss_is_minimised_and_at_strength_0_is_the_plain_one(examples, build, mlp):
+    from label_smoothing import LabelSmoothing  # noqa: PLC0415
+
+    local = LocalSGD(epochs=5)
+    plain, off, smoothed = (
+        shoal.simulate(build(), mlp, shoal.FedAvg(), local, rounds=2, defenses=defenses)
+        for defenses in ([], [LabelSmoothing(0.0)], [LabelSmoothing(0.5)])
+    )
+    assert torch.equal(off.state.models, plain.state.models)
+    assert smoothed.clients["loss"].mean() > plain.clients["loss"].mean()
+    assert isinstance(LabelSmoothing(), ScalableDefense)
 
 
 def test_they_are_what_the_protocols_ask_for(examples):

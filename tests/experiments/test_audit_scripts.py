@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiment_scripts import experiment_script
-from shoal.runs.audit_run import audit_run
+from shoal.runs.audits.audit_run import audit_run
 from shoal.sweeps import Workers, read_sweep, run_sweep
 from unrendered import unrendered_figures
 

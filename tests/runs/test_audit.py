@@ -26,9 +26,9 @@ from shoal.data import Federation
 from shoal.engine import LocalSGD
 from shoal.models import Model
 from shoal.replay.reference_federations import AttackedRun
-from shoal.runs.audit_files import read_scores
-from shoal.runs.audit_run import audit_run
-from shoal.runs.audits import audit_scores, audit_trace
+from shoal.runs.audits.audit_files import read_scores
+from shoal.runs.audits.audit_members import audit_scores, audit_trace
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.result import load
 from shoal.runs.run import run, simulate
 

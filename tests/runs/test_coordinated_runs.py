@@ -11,7 +11,7 @@ import shoal
 from full_simulation import simulate_with
 from run_files import content
 from shoal.control import RecordedDirectives
-from shoal.runs.audit_run import audit_run
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.record import read_description

@@ -11,7 +11,7 @@ from run_of_any_shape import ROUNDS, finished, report_text
 from shoal.audit.audit import Gate
 from shoal.config.schema import parse_config
 from shoal.reports.run.description import RunDescription
-from shoal.runs.audit_files import AboutAudited, write_audit
+from shoal.runs.audits.audit_files import AboutAudited, write_audit
 from shoal.runs.result import report_of
 
 pytestmark = pytest.mark.usefixtures("_unrendered_figures")

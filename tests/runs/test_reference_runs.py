@@ -13,7 +13,7 @@ from shoal import IFCA, Ditto, FedAvg, Federation, LocalSGD, LossThreshold, RedT
 from shoal.core.errors import InputError
 from shoal.metrics.summary import flatten, parse_summary
 from shoal.replay.reference_federations import AttackedRun
-from shoal.runs.audit_run import audit_run
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary

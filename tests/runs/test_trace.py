@@ -15,7 +15,7 @@ from shoal.core.errors import InputError
 from shoal.core.representation import LONGEST
 from shoal.engine import Engine
 from shoal.models import cross_entropy
-from shoal.runs.trace import read_trace, update_scores_of_trace
+from shoal.runs.audits.trace import read_trace, update_scores_of_trace
 
 DOCS = Path(__file__).parents[2] / "docs" / "trace.md"
 TOML = """

@@ -20,9 +20,9 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training, client_updates
+from shoal.runs.audits.trace import read_trace, trace_of, update_scores_of_trace
 from shoal.runs.result import load, report_of
 from shoal.runs.run import run
-from shoal.runs.trace import read_trace, trace_of, update_scores_of_trace
 from shoal.runs.updates import megabytes, read_updates
 from shoal.simulation.simulation import Simulation
 from shoal.sweeps.plan import digest_of
@@ -264,6 +264,7 @@ class OwnLabels:
     label: np.ndarray
     name: str = "own-labels"
     title: ClassVar[str] = "own labels"
+    view: ClassVar[str] = "server"
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores):

@@ -23,8 +23,8 @@ from shoal.data.paired_records import Duplicates
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.run.run_verdict import verdict
-from shoal.runs.audit_run import audit_run
-from shoal.runs.audits import audit_scores, audit_trace
+from shoal.runs.audits.audit_members import audit_scores, audit_trace
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.progress import Display

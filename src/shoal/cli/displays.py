@@ -21,7 +21,7 @@ class AuditDisplay(LiveBar):
         super().__init__(console, "reference federation", refresh_per_second=4)
 
     def __call__(self, done: int, count: int) -> None:
-        """Show where the audit stands; the signature is `shoal.runs.audits.AuditWatch`."""
+        """Show where the audit stands; the signature is `shoal.runs.audits.audit_members.AuditWatch`."""
         self.reference_federations(done, count)
 
 

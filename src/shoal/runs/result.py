@@ -30,8 +30,8 @@ from shoal.metrics.summary import Summary
 from shoal.models import Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
-from shoal.runs.audit_files import AboutAudited
-from shoal.runs.audits import Attack, audit_members
+from shoal.runs.audits.audit_files import AboutAudited
+from shoal.runs.audits.audit_members import Attack, audit_members
 from shoal.runs.files import read_models, read_samples, read_summary, read_table, read_warnings
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description

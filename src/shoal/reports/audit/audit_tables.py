@@ -161,7 +161,7 @@ def guesses_table(guesses: Mapping[str, float]) -> Table | None:
 def reconstruction_table(guesses: Mapping[str, float]) -> Table | None:
     """What is reconstructed of clients' updates from released models: a row for all clients and for each group.
 
-    ``guesses`` are `Audit.guesses`, with the keys of `reconstruction_metrics`; None where nothing was reconstructed.
+    ``guesses`` are `Audit.guesses`, with the keys of reconstruction; None where nothing was reconstructed.
     """
     prefix, end = "reconstruction.", ".cosine"
     names = [key[len(prefix) : -len(end)] for key in guesses if key.startswith(prefix) and key.endswith(end)]

@@ -13,14 +13,14 @@ from shoal.data.content import fingerprint
 from shoal.data.paired_records import Duplicates
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory
-from shoal.runs.audits import Attack, audit_members
+from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, make_directory
+from shoal.runs.audits.audit_members import Attack, audit_members
+from shoal.runs.audits.trace import trace_of
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import locked, logged
 from shoal.runs.files import read_summary
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.result import report_of
-from shoal.runs.trace import trace_of
 from shoal.simulation.simulation import SimulationState
 
 

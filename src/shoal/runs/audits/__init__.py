@@ -1,0 +1,1 @@
+"""Audits of runs, score files and traces, and their files."""

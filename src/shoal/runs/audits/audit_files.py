@@ -1,0 +1,302 @@
+"""The files of an audit; score files, of any framework.
+
+audit.json   the figures, under flat keys; see `Audit.flat`
+audit.csv    a row for each attack on all records, on each group and on each model, and for each client
+scores.csv   the scores that all figures are computed from: a score file
+references/  the scores of each reference federation
+audit.html   all of it, to look at
+
+A score file has membership scores of records on an attacked model and on reference models, as a CSV table. Columns:
+``record, client, group, member, score``, and for each reference model i ``score_ref_i, member_ref_i``. Scores are
+logit-scaled confidences log(p / (1 - p)), members are 1 and others 0. ``model`` says which of several attacked models
+gave the score; without it there is one. A row without a client is of the population: no model trained on it. ``pair``
+names the pair of a client's member and a non-member in its place, where records were drawn so.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shoal.attacks import Population, ReferenceScores
+from shoal.audit.audit import Audit, Gate
+from shoal.audit.reference_records import AuditRecords
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import InputError, require
+from shoal.core.representation import one_line
+from shoal.data.names import EVERYBODY, require_unambiguous
+
+COLUMNS = ("record", "client", "group", "member", "score")
+"""Those that every score file has."""
+
+_TRUE, _FALSE = ("1", "1.0", "true", "True"), ("0", "0.0", "false", "False")
+
+
+@dataclass(frozen=True, eq=False)
+class AuditFiles:
+    """An audit that was written.
+
+    Args:
+        audit: what attackers find.
+        flat: the keys and values of audit.json.
+        page: the path of audit.html.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import pandas as pd
+        >>> import shoal
+        >>> table = pd.DataFrame({"record": range(40), "client": "a", "group": "all", "member": [1, 0] * 20})
+        >>> table["score"] = 2.0 * table["member"]
+        >>> with TemporaryDirectory() as folder:
+        ...     table.to_csv(Path(folder, "scores.csv"), index=False)
+        ...     found = shoal.audit_scores(Path(folder, "scores.csv"))
+        ...     found.page.exists(), found.flat == found.audit.flat()
+        ...
+        (True, True)
+    """
+
+    audit: Audit
+    flat: Mapping[str, float | str]
+    page: Path
+    __repr__ = one_line
+
+
+@dataclass(frozen=True, eq=False)
+class AboutAudited:
+    """What an audit's files say of what was audited, beside what attackers find.
+
+    Args:
+        title: of the page.
+        stated: "epsilon" and "delta" that the run states, where it does.
+        seconds: wall times, by key of audit.json.
+        pictures: images (channels, height, width) uint8 of some records, by their names.
+        kind: what a record is, in the plural.
+        gates: limits on the figures, of which the page says whether they hold.
+        run: directory of the run that was audited; None: none.
+        rounds: of the training that made the attacked models; None: unknown.
+    """
+
+    title: str
+    stated: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    kind: str = "examples"
+    gates: Sequence[Gate] = ()
+    run: Path | None = None
+    rounds: int | None = None
+    __repr__ = one_line
+
+
+def make_directory(out: Path) -> None:
+    """Make the directory of an audit, before anything is trained for it.
+
+    Raises:
+        InputError: it cannot be made or written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+    require(os.access(out, os.W_OK), f"{out}: cannot be written; choose another --out")
+
+
+def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditRecords | None = None) -> AuditFiles:
+    """Write the files of an audit into ``out``, which is made where it is missing; each whole or not at all.
+
+    Args:
+        out: the directory; files of an earlier audit in it are replaced.
+        audit: what attackers find.
+        about: what was audited.
+        records: whose scores are written too; None: they are in a score file already.
+
+    Raises:
+        InputError: ``out`` cannot be written.
+    """
+    # Here, so that what writes no page does not load matplotlib and jinja2.
+    from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415
+
+    flat = {**audit.flat(), **about.stated, **about.seconds}
+    flat |= {} if about.rounds is None else {"rounds": about.rounds}
+    report = None if about.run is None else about.run / "report.html"
+    page = audit_page(
+        audit,
+        title=about.title,
+        stated=about.stated,
+        pictures=about.pictures,
+        kind_of_data=about.kind,
+        gates=[each.judged(flat) for each in about.gates],
+        run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
+    )
+    try:
+        make_directory(out)
+        if records is not None:
+            write_scores(out / "scores.csv", records)
+        write_text(out / "audit.csv", audit.attacks.to_csv(index=False))
+        write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
+        write_text(out / "audit.html", page)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+    return AuditFiles(audit, flat, out / "audit.html")
+
+
+def write_scores(path: Path, records: AuditRecords) -> None:
+    """Write a score file of ``records``, which `read_scores` reads back, whole or not at all."""
+    scores, population = records.scores, records.scores.population
+    frame = pd.DataFrame(
+        {
+            "record": records.record,
+            "client": records.client,
+            "group": records.group,
+            "member": scores.member.astype(int),
+            "score": scores.score,
+            "model": scores.model,
+            **({} if records.pair is None else {"pair": records.pair.astype(str)}),
+            **_reference_columns(scores.reference, scores.reference_member),
+        }
+    )
+    if population is not None:
+        nobody = np.zeros(population.reference.shape, dtype=bool)
+        more = pd.DataFrame(
+            {
+                "record": [f"population-{i}" for i in range(len(population.score))],
+                "client": "",
+                "group": "",
+                "member": 0,
+                "score": population.score,
+                "model": population.model,
+                **({} if records.pair is None else {"pair": ""}),
+                **_reference_columns(population.reference, nobody),
+            }
+        )
+        frame = pd.concat([frame, more], ignore_index=True)
+    write_text(path, frame.to_csv(index=False))
+
+
+def _reference_columns(score: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str, NDArray]:
+    columns: dict[str, NDArray] = {}
+    for i in range(score.shape[1]):
+        columns |= {f"score_ref_{i}": score[:, i], f"member_ref_{i}": member[:, i].astype(int)}
+    return columns
+
+
+def read_scores(path: Path) -> AuditRecords:
+    """The records of a score file.
+
+    Raises:
+        InputError: it cannot be read, lacks a column, or has a cell that cannot be used; the sentence names its line.
+    """
+    try:
+        # Empty lines are kept until lines are counted, since sentences name them.
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, pd.errors.ParserError) as error:
+        raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
+    missing = [name for name in COLUMNS if name not in frame]
+    require(not missing, f"{path}: has no column {', '.join(missing)}; a score file has {', '.join(COLUMNS)}")
+    file = _ScoreFile(path, frame[(frame.fillna("") != "").any(axis=1)])
+    scored, trained = file.references("score_ref"), file.references("member_ref")
+    for i in sorted(scored ^ trained):
+        raise InputError(f"{path}: reference model {i} has only one of the columns score_ref_i and member_ref_i")
+    owned = file.frame["client"].to_numpy() != ""
+    score, member = file.numbers("score"), file.flags("member")
+    reference = file.matrix([file.numbers(f"score_ref_{i}") for i in sorted(scored)])
+    reference_member = file.matrix([file.flags(f"member_ref_{i}") for i in sorted(scored)]).astype(bool)
+    model = file.models()
+    file.check_names(owned, member, model)
+    file.refuse(
+        ~owned & (member | reference_member.any(axis=1)),
+        "has no client, so no model can have trained on it; member and member_ref_i must be 0",
+    )
+    for value, kind in ((1, "member"), (0, "non-member")):
+        one = bool((owned & (member == value)).any())
+        require(one, f"{path}: has no {kind} (member = {value}) of a client; an attack is measured on both kinds")
+    population = Population(score[~owned], reference[~owned], model[~owned]) if not owned.all() else None
+    scores = ReferenceScores(score, member, reference, reference_member, model).take(owned)
+    names = (file.frame[name].to_numpy(dtype=object)[owned] for name in ("record", "client", "group"))
+    return AuditRecords(replace(scores, population=population), *names, pair=file.pairs(owned, member))
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoreFile:
+    """The cells of a score file, as texts, and the sentences about those that cannot be used."""
+
+    path: Path
+    frame: pd.DataFrame
+
+    def refuse(self, wrong: NDArray[np.bool_], sentence: str, column: str = "") -> None:
+        """Raise `InputError` with the line of the first row at a mask; ``sentence`` may have the row's ``{cell}``."""
+        for row in np.flatnonzero(wrong)[:1]:
+            cell = self.frame[column].iloc[row] if column else ""
+            # The header is line 1.
+            line = int(self.frame.index.to_numpy()[row]) + 2
+            raise InputError(f"{self.path}, line {line}: {sentence.replace('{cell}', repr(cell))}")
+
+    def references(self, kind: str) -> set[int]:
+        """The numbers i of the columns ``kind``_i."""
+        names = [str(name) for name in self.frame if str(name).startswith(f"{kind}_")]
+        for name in names:
+            fits = re.fullmatch(rf"{kind}_(0|[1-9][0-9]*)", name) is not None
+            require(fits, f"{self.path}: the column '{name}' must end in a reference model's number, as {kind}_1")
+        return {int(name.removeprefix(f"{kind}_")) for name in names}
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column (M,) of finite numbers."""
+        values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=float)
+        self.refuse(~np.isfinite(values), f"'{name}' must be a finite number; got {{cell}}", name)
+        return values
+
+    def flags(self, name: str) -> NDArray[np.bool_]:
+        """A column (M,) that says whether a record was trained on."""
+        cells = self.frame[name]
+        self.refuse(~cells.isin((*_TRUE, *_FALSE)).to_numpy(), f"'{name}' must be 0 or 1; got {{cell}}", name)
+        return cells.isin(_TRUE).to_numpy()
+
+    def matrix(self, columns: list[NDArray]) -> NDArray:
+        """Columns (M, R), of which there may be none."""
+        return np.stack(columns, axis=1) if columns else np.empty((len(self.frame), 0))
+
+    def models(self) -> NDArray[np.int64]:
+        """(M,) numbers of the attacked models."""
+        if "model" not in self.frame:
+            return np.zeros(len(self.frame), dtype=np.int64)
+        values = self.numbers("model")
+        wrong = (values % 1 != 0) | (values < 0) | (values >= 2**53)
+        self.refuse(wrong, "'model' must be a whole number, at least 0; got {cell}", "model")
+        return values.astype(np.int64)
+
+    def check_names(self, owned: NDArray[np.bool_], member: NDArray[np.bool_], model: NDArray[np.int64]) -> None:
+        """Refuse records without a group, and those that one model both trained and did not train on."""
+        unnamed = owned & (self.frame["group"] == "").to_numpy()
+        self.refuse(unnamed, f"'group' is empty; name the client's group, or call the only one '{EVERYBODY}'")
+        try:
+            require_unambiguous(set(self.frame["group"][owned]))
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from error
+        kinds = self.frame[["client", "record"]].assign(model=model, member=member).drop_duplicates()
+        twice = self.frame.index.isin(kinds.index[kinds.duplicated(["client", "record", "model"])])
+        self.refuse(
+            twice,
+            "the record {cell} is a member and a non-member of one model; it must be one of them, and different "
+            "records of a client must have different names",
+            "record",
+        )
+
+    def pairs(self, owned: NDArray[np.bool_], member: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+        """Numbers of the pairs of clients' records; each must have a member and a non-member of one client."""
+        if "pair" not in self.frame:
+            return None
+        pairs = self.frame.assign(inside=member)[owned].groupby("pair", sort=False)
+        fits = (pairs["inside"].transform("sum") == 1) & (pairs["inside"].transform("size") == 2)
+        fits &= pairs["client"].transform("nunique") == 1
+        wrong = owned.copy()
+        wrong[owned] = ~fits.to_numpy()
+        self.refuse(wrong, "the pair {cell} must be a member and a non-member of one client", "pair")
+        return pairs.ngroup().to_numpy().astype(np.int64)
