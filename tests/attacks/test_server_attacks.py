@@ -54,6 +54,7 @@ class OfKind:
     table: np.ndarray
     name: str = "of-kind"
     title: ClassVar[str] = "of kind"
+    view: ClassVar[str] = "server"
     threshold: ClassVar[float] = 0.0
 
     def score(self, scores):

@@ -264,6 +264,7 @@ class OwnLabels:
     label: np.ndarray
     name: str = "own-labels"
     title: ClassVar[str] = "own labels"
+    view: ClassVar[str] = "server"
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores):
