@@ -9,7 +9,7 @@ import torch
 from relabelled import FOUR, FULL, LINEAR, TWO, relabelled
 from shoal.algorithms import CFL
 from shoal.attacks import Acquisition, ModelAcquisition
-from shoal.attacks.updates.sybil_paths import Received, SybilPaths
+from shoal.attacks.updates.model_acquisition import Received, SybilPaths
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, State, Training

@@ -103,7 +103,7 @@ def test_a_run_from_mapped_files_is_the_run_from_memory_bit_for_bit(kind, precis
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_so_are_its_canaries_and_its_reference_federations(precision, tmp_path):
+def test_canaries_and_reference_federations_of_mapped_files_are_those_from_memory(precision, tmp_path):
     found = []
     for clients in (saved(tmp_path), pairs()):
         given, canaries = MislabelledCanaries(per_client=1).insert(federation(clients), Stream(0))
@@ -123,11 +123,8 @@ def test_in_memory_it_is_the_same_federation_as_from_pairs(kind):
 @pytest.mark.parametrize("form", [tuple, torch.tensor, np.array, lambda sizes: np.array(sizes, "uint8")])
 def test_sizes_may_be_any_whole_numbers(form):
     assert federation(ClientArrays(X, Y, form(SIZES))).clients.sizes.tolist() == SIZES
-
-
-def test_one_size_is_of_all_clients():
-    alike = Federation.from_tensors(ClientArrays(X[:12], Y[:12], 4), test=(X, Y))
-    assert alike.clients.sizes.tolist() == [4, 4, 4]
+    equal = Federation.from_tensors(ClientArrays(X[:12], Y[:12], 4), test=(X, Y))
+    assert equal.clients.sizes.tolist() == [4, 4, 4], "one size is of all clients"
 
 
 def test_labels_of_other_types_and_targets_are_read_from_files_too(tmp_path):

@@ -155,9 +155,6 @@ def test_tables_that_cannot_be_used_are_one_sentence(change, words):
 def test_a_column_is_one_thing(names, words):
     with pytest.raises(InputError, match=words):
         Columns(**names)
-
-
-def test_columns_are_columns():
     with pytest.raises(InputError, match=r"'columns' must be a Columns, such as Columns\(.*; got 'who'"):
         Federation.from_table(pd.DataFrame({"who": [1]}), "who", test=pd.DataFrame())
 

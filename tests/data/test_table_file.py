@@ -77,16 +77,8 @@ def test_parquet_is_the_same_table(tmp_path):
         (("who,", "how,"), COLUMNS, "has no column 'who'; known: age"),
         (("bmi", "x"), Columns("who", "ill", inputs=("bmi",)), "has no column 'bmi'; known: age"),
         (("20.5", ""), COLUMNS, "has 1 empty, NaN or infinite cell in 'bmi' (1), the first in row 1 ("),
-        (
-            ("51,21.5", "NA,inf"),
-            COLUMNS,
-            "has 2 empty, NaN or infinite cells in 'age' (1), 'bmi' (1), the first",
-        ),
-        (
-            ("b,south,no", ",south,no"),
-            COLUMNS,
-            "has 1 of 4 rows without a value in the column 'who', the first in",
-        ),
+        (("51,21.5", "NA,inf"), COLUMNS, "has 2 empty, NaN or infinite cells in 'age' (1), 'bmi' (1), the first"),
+        (("b,south,no", ",south,no"), COLUMNS, "has 1 of 4 rows without a value in the column 'who', the first in"),
         (("b,south,no", "b,south,NA"), COLUMNS, "without a value in the column 'ill', the first in row 3 (without"),
         (("b,south,no", "b,,no"), COLUMNS, "without a value in the column 'area', the first in row 3"),
         (("b,south,yes", "b,north,yes"), COLUMNS, "has the client 'b' in several groups: 'north', 'south'"),

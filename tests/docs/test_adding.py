@@ -232,6 +232,19 @@ def test_one_s_own_defence_is_steered(examples, build, mlp):
     assert torch.equal(result.state.models, slow.state.models), "at full strength it is the fixed defence"
 
 
+def test_one_s_own_loss_is_minimised_and_at_strength_0_is_the_plain_one(examples, build, mlp):
+    from label_smoothing import LabelSmoothing  # noqa: PLC0415
+
+    local = LocalSGD(epochs=5)
+    plain, off, smoothed = (
+        shoal.simulate(build(), mlp, shoal.FedAvg(), local, rounds=2, defenses=defenses)
+        for defenses in ([], [LabelSmoothing(0.0)], [LabelSmoothing(0.5)])
+    )
+    assert torch.equal(off.state.models, plain.state.models)
+    assert smoothed.clients["loss"].mean() > plain.clients["loss"].mean()
+    assert isinstance(LabelSmoothing(), ScalableDefense)
+
+
 def test_they_are_what_the_protocols_ask_for(examples):
     from lower_rate import LowerRate  # noqa: PLC0415
     from risk_decay import RiskDecay  # noqa: PLC0415

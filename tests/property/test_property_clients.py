@@ -9,31 +9,22 @@ import torch
 from torch import nn
 
 from full_simulation import simulate_with
+from property_rounds import LOCAL, observed, played
 from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
 from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import ImageDataset, Partition, Preferences, TextDataset
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.metrics.summary import flatten
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
-from shoal.property import (
-    PropertyAttack,
-    PropertyPartition,
-    PropertySchedule,
-    RoundObservation,
-    active_property_attacker,
-    extract_features,
-    partition_by_property,
-)
+from shoal.property import PropertyAttack, PropertySchedule, active_property_attacker, extract_features
 from shoal.property.simulated_updates import Auxiliary, local_updates
 from shoal.property.update_table import property_summary
 
-LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 CLIENTS = 6
 
 
@@ -62,57 +53,6 @@ class Normed(nn.Module):
         return self.output(features.flatten(1)).log_softmax(dim=1)
 
 
-def dealt(given):
-    split = Partition(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
-    preferences = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
-    return partition_by_property(given, PropertyPartition(split, period=3, min_examples=8), preferences, Stream(1))
-
-
-def labels_and_holders(count=900):
-    generator = np.random.default_rng(3)
-    return torch.from_numpy(generator.integers(0, 3, count)), torch.from_numpy(generator.random(count) < 0.3)
-
-
-@pytest.fixture(scope="module")
-def federation():
-    labels, holds = labels_and_holders()
-    pixels = torch.from_numpy(np.random.default_rng(4).integers(0, 80, (900, 1, 6, 6))).to(torch.uint8)
-    pixels[torch.arange(900), 0, 1 + labels] += 150
-    pixels[holds, 0, 0, 2:] = 255
-    return dealt(ImageDataset("corners", pixels, 255, labels, 900, 3, holds))
-
-
-@pytest.fixture(scope="module")
-def texts():
-    labels, holds = labels_and_holders()
-    words = torch.from_numpy(np.random.default_rng(4).integers(9, 50, (900, 7)))
-    words[:, 0] = 1 + labels
-    words[holds, 1] = 8
-    return dealt(TextDataset("corners", words, 50, labels, 900, 3, holds))
-
-
-def observed(attack, before, after, report, training, last=None):
-    """What the attack saw of a round, and the updates that it remembers."""
-    memory = attack.initial_memory(before) if last is None else {"updates": last}
-    tensors, memory = attack.observe(before, after, report, memory, training)
-    return RoundObservation(after.round, **tensors), memory["updates"]
-
-
-def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, precision="fp32", **settings):
-    """The training, its states, its reports, and what the attack saw."""
-    with Engine(model, precision=precision) as engine:
-        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **settings)
-        states, reports, observations = [training.start()], [], []
-        last = None
-        for state, report in training.rounds(states[0], rounds):
-            if attack is not None:
-                observation, last = observed(attack, states[-1], state, report, training, last)
-                observations.append(observation)
-            states.append(state)
-            reports.append(report)
-    return states, reports, observations
-
-
 @pytest.mark.parametrize("participation", [0.17, 0.5])
 @pytest.mark.parametrize("visible_models", ["all", "own"])
 def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federation, participation, visible_models):
@@ -125,10 +65,7 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
     for report, each in zip(reports, observations, strict=True):
         ids = federation.ids[report.cohort].tolist()
         chosen = dict(zip(ids, report.assignment.tolist(), strict=True))
-        attacker, victim = (
-            chosen.pop(federation.schedule.attacker, None),
-            chosen.get(federation.schedule.victim),
-        )
+        attacker, victim = (chosen.pop(federation.schedule.attacker, None), chosen.get(federation.schedule.victim))
         visible = {0, 1} if visible_models == "all" else {attacker}
         assert set(each.clusters.tolist()) == visible & set(chosen.values())
         assert each.has_property.tolist() == [each.round % 3 == 0 and k == victim for k in each.clusters.tolist()]
@@ -180,7 +117,7 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
     model, given, settings = mlp, federation, {"participation": 0.7}
     match kind:
         case "bf16":
-            settings["precision"] = "bf16"
+            settings["engine"] = {"precision": "bf16"}
         case "batch norm":
             model = Model(Normed)
         case "dropout":

@@ -39,7 +39,7 @@ def test_the_verdict_names_the_strongest_attacks(summary):
     )
     assert "0.562 (0.525 to 0.594; 95 % of tests at chance: at most 0.531) for a by RMIA; 0.564 (0." in text
     assert "for b by offline LiRA" in text
-    assert "by the point estimate of the attack that decides, 1 is" in text
+    assert "by the point estimate of the attack that decides, 1 does" in text
     plain = verdict(parse_summary(summary_of(["a", "b"], 2)))
     assert "beforehand" not in plain
     assert "reference" not in plain

@@ -12,18 +12,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as MplFigure
 from scipy import stats
 
 from shoal.core.errors import InputError
-from shoal.reports.plotting import cluster_style
+from shoal.reports.plotting import Figure, cluster_style
 from shoal.reports.sweep.charts import RED, Chart, chart_content, fill_style
-from shoal.reports.sweep.figure_data import FigureData, in_rows
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, FigureSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.sweep_curves import curves_content, read_curves
-from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure, paint
+from shoal.reports.sweep.sweep_figures import FigureData, in_rows, paint
+from shoal.reports.sweep.sweep_page import sweep_figure
 from unrendered import figures_without_pdf
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -79,27 +79,28 @@ def drawn(
     read_rounds: Callable[[str], pd.DataFrame] = rounds_of,
     *,
     pdf: bool = False,
-) -> SweepFigure:
+) -> Figure:
     """A figure, whose PDF is empty unless ``pdf`` asks for it."""
     runs = results_of() if results is None else results
     with nullcontext() if pdf else figures_without_pdf():
-        return draw_figure("figure-2", spec, SeedStatistics(runs, AXES, SEEDS), Labels(labels or {}), read_rounds)
+        data = FigureData(spec, SeedStatistics(runs, AXES, SEEDS), Labels(labels or {}))
+        return sweep_figure("figure-2", data, read_rounds)
 
 
 @cache
-def usual(kind: str) -> SweepFigure:
+def usual(kind: str) -> Figure:
     """The figure of all runs, drawn once for the tests that only read it."""
     return drawn(figure_spec(kind), pdf=True)
 
 
-def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> Figure:
+def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> MplFigure:
     content = curves_content(data, read_rounds) if data.spec.kind == "courses" else chart_content(data)
-    figure = Figure(figsize=(content.columns * content.width, 3.2), layout="constrained")
+    figure = MplFigure(figsize=(content.columns * content.width, 3.2), layout="constrained")
     paint(figure, content, data)
     return figure
 
 
-def texts(figure: SweepFigure) -> list[str]:
+def texts(figure: Figure) -> list[str]:
     return [each.strip() for each in ElementTree.fromstring(figure.svg).itertext() if each.strip()]
 
 
@@ -319,7 +320,7 @@ def test_one_seed_has_no_spread(kind: str) -> None:
     spec, results = figure_spec(kind, spread="ci"), results_of()
     only = results[results["seed"] == 0].reset_index(drop=True)
     with figures_without_pdf():
-        figure = draw_figure("one", spec, SeedStatistics(only, AXES, [0]), Labels({}), rounds_of)
+        figure = sweep_figure("one", FigureData(spec, SeedStatistics(only, AXES, [0]), Labels({})), rounds_of)
     assert "1 seed," in figure.caption or "1 seed;" in figure.caption
     assert "nan" not in figure.svg.decode().lower()
 

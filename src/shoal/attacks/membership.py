@@ -34,14 +34,6 @@ class Query:
             reference models.
         trained_on: (R, M) bool, whether each reference model was trained on each example; None like ``reference``.
         loss: with which the attacked model was trained.
-
-    Example:
-        >>> import torch
-        >>> from shoal.attacks import Query
-        >>> outputs, reference = torch.zeros(5, 3), torch.zeros(2, 5, 3)
-        >>> query = Query.unseen(outputs, torch.zeros(5, dtype=torch.int64), reference)
-        >>> query.trained_on.shape, bool(query.trained_on.any())
-        (torch.Size([2, 5]), False)
     """
 
     outputs: Tensor
@@ -65,18 +57,6 @@ class ReferenceModels:
         models: (R, P) float32 on the CPU.
         trained_on: (R, S) bool, which examples of the shadow set each was trained on.
         outputs: (R, S, C) float32, the outputs of each on the whole shadow set.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import ReferenceModels
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=2, classes=3))
-        >>> models = torch.stack([model.init(shoal.Stream(seed)) for seed in range(4)])
-        >>> references = ReferenceModels(models, torch.zeros(4, 5, dtype=torch.bool), torch.zeros(4, 5, 3))
-        >>> with shoal.Engine(model) as engine:
-        ...     outputs = references.evaluate(torch.zeros(10, 2), torch.tensor([0, 7]), engine)
-        ...
-        >>> outputs.shape, len(references.without(0).models)
-        (torch.Size([4, 2, 3]), 3)
     """
 
     models: Tensor
@@ -105,15 +85,6 @@ class Records:
         example: (M,) int64, the example's position in the shadow set.
         reference: these shadow models; None unless the attack needs reference models.
         loss: with which they were trained, as the attacked model was.
-
-    Example:
-        >>> import torch
-        >>> from shoal.attacks import Records
-        >>> shadow, member = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, True])
-        >>> labels, example = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
-        >>> records = Records(torch.zeros(4, 3), labels, member, shadow, example)
-        >>> records.where(records.member).shadow, records.without(0).member, len(records.query(1).outputs)
-        (tensor([0, 1]), tensor([False,  True]), 2)
     """
 
     outputs: Tensor
@@ -167,16 +138,7 @@ _OF_EACH = ("outputs", "labels", "member", "shadow", "example")
 
 
 class FittedAttack(Protocol):
-    """Scores examples; those with a score above ``threshold`` are called members.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import FittedAttack, Query, Records
-        >>> fitted: FittedAttack = shoal.Gap().fit(Records.none(), shoal.Stream(0))
-        >>> query = Query(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
-        >>> fitted.threshold, fitted.score(query)
-        (0.5, array([1., 0.]))
-    """
+    """Scores examples; those with a score above ``threshold`` are called members."""
 
     @property
     def threshold(self) -> float:
@@ -229,14 +191,7 @@ class MembershipAttack(Protocol):
 
 
 def needs_classes(attack: MembershipAttack | type) -> bool:
-    """Whether an attack reads posteriors or predicted classes, which a regression does not have.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.attacks import needs_classes
-        >>> [needs_classes(attack) for attack in (shoal.Gap(), shoal.ShadowModelAttack(), shoal.LossThreshold())]
-        [True, True, False]
-    """
+    """Whether an attack reads posteriors or predicted classes, which a regression does not have."""
     return bool(getattr(attack, "needs_classes", False))
 
 

@@ -175,27 +175,6 @@ class ReferenceAttack(Protocol):
         title: its name in a report.
         view: who can carry it out.
         least: the fewest reference models that it can be computed from.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> from typing import ClassVar
-        >>> import numpy as np
-        >>> from shoal import ReferenceScores
-        >>> from shoal.attacks import ReferenceAttack
-        >>> @dataclass(frozen=True)
-        ... class AboveTheHighest:
-        ...     name: ClassVar[str] = "highest"
-        ...     title: ClassVar[str] = "above the highest"
-        ...     view: ClassVar[str] = "outsider"
-        ...     least: ClassVar[int] = 1
-        ...     def scores(self, records):
-        ...         return records.score - np.where(records.reference_member, -np.inf, records.reference).max(axis=1)
-        ...
-        >>> trained, reference = np.array([[True, False], [False, False]]), np.array([[9.0, 1.0], [0.4, 0.7]])
-        >>> one_model = np.zeros(2, dtype=np.int64)
-        >>> scores = ReferenceScores(np.array([2.0, 0.5]), trained[:, 0], reference, trained, one_model)
-        >>> isinstance(AboveTheHighest(), ReferenceAttack), AboveTheHighest().scores(scores)
-        (True, array([ 1. , -0.2]))
     """
 
     name: ClassVar[str]

@@ -9,16 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.data.user.client_dataset import SourceData
 
 _BLOCK = 2**24
-"""Numbers, or bytes of examples, that are hashed at once."""
-
-_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-"""Those of splitmix64 (Steele, Lea, Flood 2014)."""
+"""Numbers that are hashed at once."""
 
 
 def fingerprint(data: SourceData) -> str:
@@ -71,25 +67,15 @@ def content_hashes(x: Tensor, y: Tensor) -> NDArray[np.uint64]:
     >>> first == again, first == other
     (True, False)
     """
-    hashes = np.zeros(len(y), dtype=np.uint64)
-    for number, part in enumerate((x, y)):
-        size = max(1, _BLOCK // max(1, part[:1].numel() * part.element_size()))
-        for first in range(0, len(y), size):
-            hashes[first : first + size] += _row_hashes(part[first : first + size].detach().cpu(), number)
-    return hashes
+    digests, size = [], max(1, _BLOCK // max(1, x[:1].numel()))
+    for first in range(0, len(y), size):
+        parts = [_row_bytes(part[first : first + size]) for part in (x, y)]
+        digests += [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in np.concatenate(parts, axis=1)]
+    return np.frombuffer(b"".join(digests), np.uint64)
 
 
-def _row_hashes(rows: Tensor, part: int) -> NDArray[np.uint64]:
-    """The sum over each row's 64-bit words of a mixture of the word with a key of its place."""
-    content = rows.reshape(len(rows), -1).contiguous().view(torch.uint8).numpy()
-    padded = np.pad(content, ((0, 0), (0, -content.shape[1] % 8)))
-    keys = Stream(0)("content", part).numpy().integers(2**64, size=padded.shape[1] // 8, dtype=np.uint64)
-    words = padded.view(np.uint64) ^ keys
-    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
-        words ^= words >> np.uint64(shift)
-        words *= multiplier
-    words ^= words >> np.uint64(31)
-    return words.sum(axis=1, dtype=np.uint64)
+def _row_bytes(rows: Tensor) -> NDArray[np.uint8]:
+    return rows.detach().cpu().reshape(len(rows), -1).contiguous().view(torch.uint8).numpy()
 
 
 def comparable_hashes(first: Shards, *others: Shards) -> list[NDArray[np.uint64]]:

@@ -51,13 +51,6 @@ class PropertySchedule:
         victim: id of the client that the attack is about.
         attacker: id of the client that attacks.
         period: rounds from one with the property to the next.
-
-    Example:
-        >>> import torch, shoal
-        >>> has_property = torch.tensor([True, False, True, False])
-        >>> schedule = shoal.PropertySchedule(has_property, has_property, victim=1, attacker=0, period=3)
-        >>> [schedule.present(number) for number in range(1, 7)]
-        [False, False, True, False, False, True]
     """
 
     has_property: Tensor
@@ -190,7 +183,9 @@ def partition_by_property(
         >>> digits = shoal.load_dataset("digits", task="class/thick")
         >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
         >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
-        >>> victim = federation.schedule.victim
+        >>> victim, present = federation.schedule.victim, shoal.PropertySchedule.present
+        >>> [present(federation.schedule, number) for number in (1, 2, 3)]
+        [False, False, True]
         >>> [int(federation.clients_in_round(number).sizes[victim]) for number in (1, 2, 3)]
         [31, 31, 17]
     """

@@ -9,13 +9,7 @@ from shoal.data import load_dataset
 from shoal.data.sources.synthetic_faces import generate_faces
 
 MAIN = {"smiling": 2, "tone": 3, "long-hair": 2, "hat": 2, "background": 2}
-OF = {
-    "sunglasses": None,
-    "hat": "hat",
-    "dark-tone": "tone",
-    "smiling": "smiling",
-    "bright-background": "background",
-}
+OF = {"sunglasses": None, "hat": "hat", "dark-tone": "tone", "smiling": "smiling", "bright-background": "background"}
 
 
 def labels_of(main):

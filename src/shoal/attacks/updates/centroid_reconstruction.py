@@ -67,8 +67,6 @@ def reconstruct_updates(
     Raises:
         InputError: arrays of other shapes than these, or nobody who took part.
 
-    Source: ours by least squares; Yang, Luo, Li 2025, arXiv:2511.07073, for centroids, and Lam, Wei, Brooks, Reddi,
-    Mitzenmacher 2021, arXiv:2106.06089, for sums.
     """
     rounds, count = assignment.shape
     require(

@@ -115,29 +115,7 @@ class UpdateScores:
 
 @runtime_checkable
 class UpdateAttack(Protocol):
-    """A membership attack of the server on single clients: a frozen dataclass of its settings.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> from typing import ClassVar
-        >>> import numpy as np
-        >>> from shoal.attacks import UpdateAttack, UpdateScores
-        >>> @dataclass(frozen=True)
-        ... class LowestLoss:
-        ...     name: ClassVar[str] = "lowest-loss"
-        ...     title: ClassVar[str] = "lowest loss"
-        ...     view: ClassVar[str] = "server"
-        ...     threshold: ClassVar[float] = -0.5
-        ...     def score(self, scores):
-        ...         return -np.nanmean(scores.loss, axis=0)
-        ...
-        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
-        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
-        >>> attack: UpdateAttack = LowestLoss()
-        >>> attack.score(scores).argmax(axis=0)
-        array([0, 1, 2, 3])
-    """
+    """A membership attack of the server on single clients: a frozen dataclass of its settings."""
 
     name: ClassVar[str]
     """Its key in audit.json."""

@@ -147,11 +147,7 @@ def _require_shapes(name: str, pair: tuple[Tensor, Tensor], first: tuple[Tensor,
 
 
 def _grouped(
-    name: str,
-    value: Arrays | Examples | Dataset,
-    groups: tuple[str, ...],
-    first: tuple[Tensor, Tensor],
-    task: Task,
+    name: str, value: Arrays | Examples | Dataset, groups: tuple[str, ...], first: tuple[Tensor, Tensor], task: Task
 ) -> GroupedExamples:
     """A test or shadow set with the groups by index; without names, all of the first group."""
     x, y = tensors_of(name, (value.x, value.y) if isinstance(value, Examples) else value, task)
