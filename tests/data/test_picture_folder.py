@@ -86,7 +86,7 @@ def test_a_picture_is_turned_upright_as_its_camera_says(tmp_path):
     assert load_folder(tmp_path, PictureFormat()).x.shape == (2, 1, 6, 4)
 
 
-def test_different_sizes_need_one_to_become(tmp_path):
+def test_pictures_of_different_sizes_need_a_size(tmp_path):
     write(pictures(tmp_path) / "bob" / "dog" / "9.png", 0, (5, 5))
     found = refused(tmp_path)
     assert "different sizes, such as 4x6" in found

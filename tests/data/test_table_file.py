@@ -52,7 +52,7 @@ def test_inputs_are_taken_as_named_in_their_order(tmp_path):
 
 
 @pytest.mark.parametrize(("labels", "names"), [(("10", "9"), ("9", "10")), (("1.0", "0"), ("0", "1"))])
-def test_labels_that_are_whole_numbers_go_by_size(tmp_path, labels, names):
+def test_integer_labels_are_numbered_by_size(tmp_path, labels, names):
     data = table(tmp_path, CSV.replace("no", labels[0]).replace("yes", labels[1]), Columns(client="who", label="ill"))
     assert data.class_names == names
     assert data.labels.tolist() == [1, 0, 1, 0]
