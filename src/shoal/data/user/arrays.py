@@ -130,16 +130,10 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
 
 
 def labelled_arrays(name: str, x: object, y: object) -> LabelledDataset:
-    """A data set of inputs and labels without an official split.
+    """A data set of inputs and labels (M,), integers from 0, without an official split.
 
-    Args:
-        name: of the set in sentences.
-        x: images (M, C, H, W) or (M, H, W) of bytes, or of numbers in [0, 1]; rows (M, F) of floats, or a pandas frame
-            of numbers; or texts (M, L), words numbered from 1 by integers and padded by 0.
-        y: labels (M,), integers from 0.
-
-    Raises:
-        InputError: inputs or labels that cannot be used.
+    Inputs are images (M, C, H, W) or (M, H, W) of bytes, or of numbers in [0, 1]; rows (M, F) of floats, or a pandas
+    frame of numbers; or texts (M, L), words numbered from 1 by integers and padded by 0. Others are an `InputError`.
 
     >>> labelled_arrays("notes", [[3, 1], [2, 0]], [0, 1]).kind, labelled_arrays("wine", [[0.5], [0.7]], [0, 1]).kind
     ('texts', 'rows')
