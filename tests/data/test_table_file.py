@@ -86,7 +86,7 @@ def test_parquet_is_the_same_table(tmp_path):
         (("", ""), Columns("who", "ill", inputs=("city",)), "has not only numbers in the column 'city'; choose"),
         (("", ""), Columns("who", "ill", inputs=()), "'inputs' must name at least one column"),
         (("age,bmi", "age,age"), COLUMNS, "has two columns 'age'; give one another name"),
-        (("Rome\nb", "Rome,more\nb"), COLUMNS, "is no CSV file with a header, by commas and in UTF-8"),
+        (("Rome\nb", "Rome,more\nb"), COLUMNS, "is not a CSV file with a header, by commas and in UTF-8"),
     ],
 )
 def test_tables_that_cannot_be_used_are_one_sentence(tmp_path, change, columns, words):
@@ -97,7 +97,7 @@ def test_tables_that_cannot_be_used_are_one_sentence(tmp_path, change, columns, 
 
 def test_a_table_without_rows_columns_or_numbers_is_one_sentence(tmp_path):
     assert "has no rows" in refused(tmp_path, "who,ill,age,area\n")
-    assert "is no CSV file" in refused(tmp_path, "")
+    assert "is not a CSV file" in refused(tmp_path, "")
     assert "has no column of numbers besides 'who', 'ill'" in refused(
         tmp_path, "who,ill,city\na,0,Rome\n", Columns("who", "ill")
     )

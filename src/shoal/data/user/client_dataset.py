@@ -70,7 +70,7 @@ class ClientDataset:
 
     @property
     def kind(self) -> str:
-        """What the examples are (images, or rows of a table)."""
+        """The kind of the examples, in the plural."""
         return "images" if self.x.dim() == 4 else "rows"
 
     @property
