@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.randomness import Stream
-from shoal.engine import Engine, LocalSGD, RoundReport, State, Training
+from shoal.data import Preferences
+from shoal.engine import Cohort, Deployed, Engine, LocalSGD, RoundPlan, RoundReport, State, Training
 
 SEED = 2
 """Of whose initial models each is chosen by some of the six clients, and by unequally many, whether two or three."""
@@ -47,3 +48,32 @@ def play(mlp, build) -> Callable[..., tuple[list[State], list[RoundReport]]]:
 
 def numbers(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.fixture
+def ask(mlp, build) -> Callable[..., tuple[RoundPlan, Deployed, Cohort, Tensor]]:
+    """An algorithm's plan and its deployed models, the cohort of all six clients, and the losses of their examples.
+
+    ``losses`` and ``preferences`` replace the clients' own, and numbers by name are directives.
+    """
+
+    def asked(
+        algorithm: Any,
+        *,
+        losses: Tensor | None = None,
+        preferences: Preferences | None = None,
+        federation: Any = None,
+        risks: Sequence[float] = (0.5, 0.5),
+        **directives: Sequence[float],
+    ) -> tuple[RoundPlan, Deployed, Cohort, Tensor]:
+        with Engine(mlp, threads=1) as engine:
+            training = Training(federation or build(), algorithm, LocalSGD(), engine, Stream(SEED))
+            of_clusters = {name: numbers(each) for name, each in directives.items()}
+            state = replace(training.start(), risks=numbers(risks), directives=of_clusters)
+            cohort = training.cohort_of(state, torch.arange(6))
+            cohort = cohort if losses is None else replace(cohort, scores=lambda *_: losses)
+            cohort = cohort if preferences is None else replace(cohort, preferences=preferences)
+            plan, deployed = algorithm.plan(state, cohort), algorithm.deployed(state, cohort)
+            return plan, deployed, cohort, cohort.example_losses(state.models)
+
+    return asked

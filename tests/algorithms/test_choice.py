@@ -1,7 +1,5 @@
 """Rules of choice: within a limit, by a price, and by risk and loss over any algorithm."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -18,22 +16,16 @@ from shoal.algorithms import (
     RiskAwareChoice,
 )
 from shoal.core.errors import InputError
-from shoal.core.randomness import Stream
 from shoal.data import Preferences
-from shoal.engine import Engine, LocalSGD, Training
+from shoal.engine import LocalSGD
 
 
-def test_least_loss_within_the_limit_and_least_risk_beyond_it(mlp, build):
+def test_least_loss_within_the_limit_and_least_risk_beyond_it(ask):
     losses = torch.tensor([[0.1, 0.2, 0.3, 0.4]] * 5 + [[0.1, 0.2, 0.4, 0.3]], dtype=torch.float64)
     # A model at the limit is within it; of the two least risky, one has less loss.
     limits = torch.tensor([1.0, 0.8, 0.79, 0.6, 0.59, 0.0], dtype=torch.float64)
-    algorithm = IFCAWithinLimit(IFCA(4))
-    with Engine(mlp) as engine:
-        training = Training(build(), algorithm, LocalSGD(), engine, Stream(5))
-        state = replace(training.start(), risks=torch.tensor([0.9, 0.8, 0.6, 0.6], dtype=torch.float64))
-        cohort = training.cohort_of(state, torch.arange(6))
-        cohort = replace(cohort, preferences=Preferences(limits, limits), scores=lambda *_: losses)
-        plan, deployed = algorithm.plan(state, cohort), algorithm.deployed(state, cohort)
+    asked = {"losses": losses, "preferences": Preferences(limits, limits), "risks": (0.9, 0.8, 0.6, 0.6)}
+    plan, deployed, *_ = ask(IFCAWithinLimit(IFCA(4)), **asked)
     assert plan.assignment.tolist() == deployed.model.tolist() == [0, 1, 2, 2, 2, 3]
     assert plan.losses is losses
 
@@ -61,21 +53,8 @@ def test_a_choice_within_limits_needs_a_red_team():
 LOSSES = torch.tensor([[1.0, 1.2], [1.0, 1.05], [1.3, 1.0]] * 2, dtype=torch.float64)
 
 
-@pytest.fixture
-def ask(mlp, build):
-    """An algorithm's plan and its choices at the end, for clients with `LOSSES`."""
-
-    def asked(algorithm, beta=0.0, risks=(0.5, 0.5), **directives):
-        weight = torch.full((6,), beta, dtype=torch.float64)
-        with Engine(mlp) as engine:
-            training = Training(build(), algorithm, LocalSGD(), engine, Stream(5))
-            state = replace(training.start(), risks=torch.tensor(risks, dtype=torch.float64))
-            directives = {name: torch.tensor(each, dtype=torch.float64) for name, each in directives.items()}
-            state, cohort = replace(state, directives=directives), training.cohort_of(state, torch.arange(6))
-            cohort = replace(cohort, preferences=Preferences(weight, weight), scores=lambda *_: LOSSES)
-            return algorithm.plan(state, cohort), algorithm.deployed(state, cohort)
-
-    return asked
+def weighing(beta: float) -> Preferences:
+    return Preferences(*torch.full((2, 6), beta, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("base", [IFCA(2), IFCAMIR()], ids=repr)
@@ -89,7 +68,7 @@ def test_clients_add_the_price_to_the_loss_in_training_and_after_it(ask, base, p
         (PricedChoice(base), {"price": price}),
         (PricedChoice(base, (9.0, 0.0)), {"price": price}),
     ):
-        plan, deployed = ask(algorithm, **directives)
+        plan, deployed, *_ = ask(algorithm, losses=LOSSES, preferences=weighing(0.0), **directives)
         assert plan.assignment.tolist() == deployed.model.tolist() == choice * 2
         assert plan.trainings[0].init_index.tolist() == choice * 2
         assert plan.losses is LOSSES, "what is recorded has no price"
@@ -98,7 +77,8 @@ def test_clients_add_the_price_to_the_loss_in_training_and_after_it(ask, base, p
 def test_ifca_mir_weighs_the_price_as_it_weighs_the_loss(ask):
     # 0.5 * (loss + price) + 0.5 * risk: the first client moves when the price is above 0.2 - 0.1.
     for price, choice in ((0.09, 0), (0.11, 1)):
-        plan, _ = ask(PricedChoice(IFCAMIR(), (price, 0.0)), beta=0.5, risks=(0.7, 0.6))
+        algorithm = PricedChoice(IFCAMIR(), (price, 0.0))
+        plan, *_ = ask(algorithm, losses=LOSSES, preferences=weighing(0.5), risks=(0.7, 0.6))
         assert plan.assignment[0] == choice
 
 
@@ -132,7 +112,6 @@ def test_other_prices_are_one_sentence(play):
 
 RISKS = (0.9, 0.6, 0.7)
 BASES = [IFCA(3), HypCluster(3), HypCluster(3, "farthest-first"), FedSoft(3, 0.5), FedEM(3), FedRC(3), FedAvg()]
-LOCAL = LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
 
 
 def same(one, other):
@@ -144,7 +123,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_over_ifca_it_is_ifca_mir_bit_for_bit(play, build, beta):
+def test_risk_aware_choice_over_ifca_is_ifca_mir_bit_for_bit(play, build, beta):
     played = [
         play(each, federation=build(beta=beta), risks=RISKS) for each in (RiskAwareChoice(IFCA(3)), IFCAMIR(IFCA(3)))
     ]
@@ -154,7 +133,7 @@ def test_over_ifca_it_is_ifca_mir_bit_for_bit(play, build, beta):
 
 
 @pytest.mark.parametrize("base", BASES, ids=repr)
-def test_without_beta_it_is_its_base_bit_for_bit(play, build, base):
+def test_risk_aware_choice_without_beta_is_its_base_bit_for_bit(play, build, base):
     risks = RISKS[:1] if base == FedAvg() else RISKS
     (own, reports), (other, expected) = (
         play(each, federation=build(beta=0.0), risks=risks) for each in (RiskAwareChoice(base), base)
@@ -173,18 +152,9 @@ def test_by_beta_alone_clients_and_examples_choose_the_model_of_least_risk(play,
     assert [report.plan.trainings[0].weights.any(dim=1).tolist() for report in reports] == [[False, True, False]] * 3
 
 
-def planned(mlp, federation, algorithm, risks=RISKS):
-    """A plan for all clients, and the cohort's losses of its examples."""
-    with Engine(mlp, threads=1) as engine:
-        training = Training(federation, algorithm, LOCAL, engine, Stream(8))
-        state = replace(training.start(), risks=torch.tensor(risks, dtype=torch.float64))
-        cohort = training.cohort_of(state, torch.arange(6))
-        return algorithm.plan(state, cohort), cohort.example_losses(state.models), cohort
-
-
 @pytest.mark.parametrize("beta", [0.3, 1.0])
-def test_responsibilities_of_fedem_weigh_risk_by_the_formula(mlp, build, beta):
-    plan, losses, cohort = planned(mlp, build(beta=beta), RiskAwareChoice(FedEM(3)))
+def test_responsibilities_of_fedem_weigh_risk_by_the_formula(ask, build, beta):
+    plan, _, cohort, losses = ask(RiskAwareChoice(FedEM(3)), federation=build(beta=beta), risks=RISKS)
     odds = (-(1 - beta) * losses - beta * torch.tensor(RISKS)).exp() / 3
     q = torch.stack([each.example_weights for each in plan.trainings], dim=1)
     torch.testing.assert_close(q, (odds / odds.sum(dim=1, keepdim=True)).float())
@@ -192,8 +162,8 @@ def test_responsibilities_of_fedem_weigh_risk_by_the_formula(mlp, build, beta):
     torch.testing.assert_close(plan.losses, cohort.means(losses))
 
 
-def test_importances_of_fedsoft_count_examples_by_loss_and_risk(mlp, build):
-    plan, losses, cohort = planned(mlp, build(beta=0.5), RiskAwareChoice(FedSoft(3, smoother=0.0)))
+def test_importances_of_fedsoft_count_examples_by_loss_and_risk(ask, build):
+    plan, _, cohort, losses = ask(RiskAwareChoice(FedSoft(3, smoother=0.0)), federation=build(beta=0.5), risks=RISKS)
     best = (0.5 * losses + 0.5 * torch.tensor(RISKS)).argmin(dim=1)
     points = torch.stack([torch.bincount(cohort.owners[best == k], minlength=6) for k in range(3)]).double()
     torch.testing.assert_close(plan.trainings[0].weights, points / points.sum(dim=1, keepdim=True).clamp(min=1))
@@ -201,8 +171,8 @@ def test_importances_of_fedsoft_count_examples_by_loss_and_risk(mlp, build):
     torch.testing.assert_close(plan.losses, cohort.means(losses))
 
 
-def test_prices_are_of_single_examples_too(mlp, build):
-    plan, losses, cohort = planned(mlp, build(), PricedChoice(FedEM(3), (0.7, 0.0, -0.2)))
+def test_prices_are_of_single_examples_too(ask):
+    plan, _, cohort, losses = ask(PricedChoice(FedEM(3), (0.7, 0.0, -0.2)), risks=RISKS)
     expected = (-losses - torch.tensor([0.7, 0.0, -0.2])).softmax(dim=1)
     q = torch.stack([each.example_weights for each in plan.trainings], dim=1)
     torch.testing.assert_close(q, expected.float())
@@ -211,8 +181,8 @@ def test_prices_are_of_single_examples_too(mlp, build):
 
 def test_risk_must_be_estimated_and_weighed_once():
     with pytest.raises(InputError, match="'every' must be at least 1; got 0"):
-        RiskAwareChoice().check(LOCAL, 0)
+        RiskAwareChoice().check(LocalSGD(), 0)
     for base in (IFCAMIR(), PricedChoice(IFCAMIR()), RiskAwareChoice()):
         with pytest.raises(InputError, match="weighs risk already, so it cannot be the 'base' of risk-aware choice"):
-            RiskAwareChoice(base).check(LOCAL, 1)
-    RiskAwareChoice().check(LOCAL, 1)
+            RiskAwareChoice(base).check(LocalSGD(), 1)
+    RiskAwareChoice().check(LocalSGD(), 1)

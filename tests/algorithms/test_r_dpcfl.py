@@ -143,13 +143,13 @@ def test_epsilon_counts_the_full_batches_of_the_first_round(build, accountant):
     federation, rule = build(), DPSGD(1.0, 1.0, accountant=accountant)
     cohorts = [torch.empty(0, dtype=torch.int64), torch.tensor([0, 1]), torch.tensor([1, 3]), torch.arange(6)]
     local = LocalSGD(steps=5, batch_size=4)
-    found = accounting.of_federation(federation, cohorts, RDPCFL().client_trainings(local), rule)
+    found = accounting.federation_epsilons(federation, cohorts, RDPCFL().client_trainings(local), rule)
     later = [1, 2, 1, 2, 1, 1]
     for i, (size, rounds) in enumerate(zip(federation.clients.sizes.tolist(), later, strict=True)):
         full = [(1.0, 5)] if i in (0, 1) else []
         spent = [(4 / size, rounds * 5), *full]
         assert found[i] == pytest.approx(accounting.epsilon(spent, 1.0, 1e-5, accountant), rel=1e-9)
-    plain = accounting.of_federation(federation, cohorts, ClientTrainings((local,)), rule)
+    plain = accounting.federation_epsilons(federation, cohorts, ClientTrainings((local,)), rule)
     assert bool((found[:2] > plain[:2]).all())
     assert torch.equal(found[2:], plain[2:])
 

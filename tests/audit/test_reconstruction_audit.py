@@ -67,7 +67,7 @@ def test_the_updates_of_past_rounds_do_not_stay_in_memory(monkeypatch):
         kept.extend(each.updates.untyped_storage().nbytes() for each in rounds)
         return moves_between(rounds)
 
-    monkeypatch.setattr("shoal.audit.reconstruction_audit.moves_between", seen)
+    monkeypatch.setattr("shoal.audit.update_audit.moves_between", seen)
     audit_reconstruction(rounds_of(drawn(5, 6, 20), choices(5, 6)), EQUAL)
     assert kept == [0] * 6
 

@@ -51,7 +51,7 @@ def test_each_client_by_its_size_and_its_rounds(monkeypatch):
     monkeypatch.setattr(accounting, "epsilon", lambda *given: asked.append(given) or float(len(asked)))
     sizes, attended = torch.tensor([9, 12, 9, 3, 9]), torch.tensor([5, 5, 5, 2, 0])
     rule = DPSGD(1.0, 0.9, 1e-4, "prv")
-    assert accounting.per_client([(LOCAL, sizes, attended)], rule).tolist() == [1, 2, 1, 3, 4]
+    assert accounting.client_epsilons([(LOCAL, sizes, attended)], rule).tolist() == [1, 2, 1, 3, 4]
     assert [given[0] for given in asked] == [[(4 / 9, 30)], [(4 / 12, 30)], [(1.0, 4)], []]
     assert {given[1:] for given in asked} == {(0.9, 1e-4, "prv")}
 
@@ -59,7 +59,7 @@ def test_each_client_by_its_size_and_its_rounds(monkeypatch):
 def test_a_federation_s_clients_spend_in_the_rounds_they_are_in(build):
     federation, rule = build(), DPSGD(1.0, 1.0)
     cohorts = [torch.tensor([0, 1]), torch.tensor([1, 3]), torch.empty(0, dtype=torch.int64), torch.tensor([1])]
-    found = accounting.of_federation(federation, cohorts, ONCE, rule)
+    found = accounting.federation_epsilons(federation, cohorts, ONCE, rule)
     sizes = federation.clients.sizes.tolist()
     rounds = [1, 3, 0, 1, 0, 0]
     for i, (size, count) in enumerate(zip(sizes, rounds, strict=True)):
@@ -70,13 +70,13 @@ def test_a_federation_s_clients_spend_in_the_rounds_they_are_in(build):
 def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_examples_does(build):
     federation, rule = build(), DPSGD(1.0, 1.0)
     everyone = [torch.arange(6)] * 7
-    plain = accounting.of_federation(federation, everyone, ONCE, rule)
+    plain = accounting.federation_epsilons(federation, everyone, ONCE, rule)
     holds = torch.zeros(len(federation.clients.y), dtype=torch.bool)
     holds[federation.clients.owned(2)[:2]] = True  # Two of seven hold the property.
     schedule = PropertySchedule(
         holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), period=2
     )
-    found = accounting.of_federation(replace(federation, schedule=schedule), everyone, ONCE, rule)
+    found = accounting.federation_epsilons(replace(federation, schedule=schedule), everyone, ONCE, rule)
     # In rounds 2, 4 and 6 the two, both in every step; in the four others the five, in two steps a pass.
     with_it = accounting.epsilon([(1.0, 3 * 2)], 1.0, 1e-5)
     without = accounting.epsilon([(4 / 5, 4 * 4)], 1.0, 1e-5)

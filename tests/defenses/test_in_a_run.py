@@ -32,27 +32,14 @@ ALL = {
     "dropout": 0.1,
     "l2": 0.01,
     "max_update_norm": 1.5,
-    "dp_sgd": {
-        "noise_multiplier": 0.5,
-        "max_grad_norm": 2.0,
-        "delta": 1e-4,
-        "accountant": "rdp",
-        "sampling": "poisson",
-    },
+    "dp_sgd": {"noise_multiplier": 0.5, "max_grad_norm": 2.0, "delta": 1e-4, "sampling": "poisson"},
 }
 
 
 def test_defences_that_are_left_out_are_not_applied(config_of):
     config, simulation = build(config_of({}))
-    assert (
-        simulation.setup.first_local().gradient_privacy,
-        simulation.setup.first_local().weight_decay,
-        simulation.setup.update_filter,
-    ) == (
-        None,
-        0.0,
-        None,
-    )
+    local = simulation.setup.first_local()
+    assert (local.gradient_privacy, local.weight_decay, simulation.setup.update_filter) == (None, 0.0, None)
     assert config.engine.backend == "vmap"
 
 
@@ -126,26 +113,16 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
 @pytest.mark.parametrize(
     ("defenses", "sentence"),
     [
-        ({"mixup": -1}, r"'defenses.mixup' must be at least 0.*; got -1"),
         ({"flooding": "a"}, r"'defenses.flooding' must be a number.*; got 'a'"),
-        ({"share_of_steps": 0}, r"'defenses.share_of_steps' must be above 0.*; got 0"),
         ({"relaxloss": {}}, r"the key 'defenses.relaxloss.alpha' is missing"),
-        ({"ccl": {"variant": "cce"}}, r"'defenses.ccl.variant' must be 'ccel' or 'ccql'; got 'cce'"),
         ({"augmentation": {"rotation": 200}}, r"'defenses.augmentation.rotation' must be at most 180; got 200"),
         ({"augmentation": {"strength": 0.5}}, r"unknown key 'defenses.augmentation.strength'"),
         ({"mixup": 0.4, "flooding": 0.5}, r"^\[defenses\]: Mixup and Flooding each replace what a local step"),
         ({"ccl": {}, "dp_sgd": {"noise_multiplier": 1.0}}, r"^\[defenses\]: DP-SGD clips the gradient of each"),
-        ({"dropout": 1.0}, r"'defenses.dropout' must be below 1.*; got 1.0"),
-        ({"l2": -1}, r"'defenses.l2' must be at least 0.*; got -1"),
         ({"max_update_norm": 0}, r"'defenses.max_update_norm' must be above 0.*; got 0"),
         ({"dp_sdg": {}}, r"unknown key 'defenses.dp_sdg'; did you mean 'dp_sgd'\?"),
         ({"dp_sgd": {}}, r"the key 'defenses.dp_sgd.noise_multiplier' is missing"),
         ({"dp_sgd": {"noise": 1.0}}, r"unknown key 'defenses.dp_sgd.noise'"),
-        ({"dp_sgd": {"noise_multiplier": -1}}, r"'defenses.dp_sgd.noise_multiplier' must be at least 0.*; got -1"),
-        (
-            {"dp_sgd": {"noise_multiplier": 1.0, "accountant": "moments"}},
-            r"'defenses.dp_sgd.accountant' must be 'rdp' or 'prv'; got 'moments'",
-        ),
         (
             {"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}},
             r"^test: \[defenses.dp_sgd\]: noise needs clipping: ",

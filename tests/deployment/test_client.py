@@ -194,7 +194,7 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
         state = [each for each, _ in training.rounds(training.start(), 2)][-1]
     trainings = accountable_trainings(training, state)
     assert trainings is not None
-    stated = accounting.of_federation(
+    stated = accounting.federation_epsilons(
         simulation.federation, [torch.arange(3)] * 2, trainings, DPSGD(noise_multiplier=1.0)
     )
     assert Ledger.load(tmp_path / "ledger.json").epsilon == pytest.approx(float(stated[1]), rel=1e-9)

@@ -314,7 +314,7 @@ def test_epsilon_counts_every_private_step_on_a_client_s_examples(algorithm, bui
     trainings = accountable_trainings(training, state)
     assert trainings is not None
     cohorts = [training.cohort(number) for number in (1, 2, 3)]
-    stated = accounting.of_federation(training.federation, cohorts, trainings, RULE)
+    stated = accounting.federation_epsilons(training.federation, cohorts, trainings, RULE)
     spent = [composed(each.items()) for each in taken]
     if isinstance(algorithm, EarlyStopping):
         assert all(one >= other for one, other in zip(stated.tolist(), spent, strict=True))

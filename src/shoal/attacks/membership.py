@@ -85,15 +85,6 @@ class Records:
         example: (M,) int64, the example's position in the shadow set.
         reference: these shadow models; None unless the attack needs reference models.
         loss: with which they were trained, as the attacked model was.
-
-    Example:
-        >>> import torch
-        >>> from shoal.attacks import Records
-        >>> shadow, member = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, True])
-        >>> labels, example = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
-        >>> records = Records(torch.zeros(4, 3), labels, member, shadow, example)
-        >>> records.where(records.member).shadow, records.without(0).member, len(records.query(1).outputs)
-        (tensor([0, 1]), tensor([False,  True]), 2)
     """
 
     outputs: Tensor

@@ -9,12 +9,11 @@ from shoal.audit.canaries import OneRunAudit, one_run_audit
 from shoal.audit.measurement import FinishedTraining, Measurement, measurement
 from shoal.audit.model_scores import ModelScores
 from shoal.audit.predictions import ModelOutputs, evaluate_models
-from shoal.audit.reconstruction_audit import ReconstructionAudit, audit_reconstruction
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import RecordTable, measure
 from shoal.audit.red_team import NEED_HOLDOUT, RedTeam
 from shoal.audit.reference_records import AuditRecords, leave_one_out_scores, median_threshold, reference_thresholds
-from shoal.audit.update_audit import UpdateAudit, audit_updates
+from shoal.audit.update_audit import ReconstructionAudit, UpdateAudit, audit_reconstruction, audit_updates
 
 __all__ = [
     "NEED_HOLDOUT",

@@ -38,22 +38,6 @@ class ModelOutputs:
         reference_members: of each model k with reference models, their outputs (R, T_k, C).
         reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
         loss: with which the models were trained.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.audit import evaluate_models
-        >>> own = (torch.eye(4), [0, 1, 0, 1])
-        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
-        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
-        ...     state, _ = training.round(training.start())
-        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
-        ...
-        >>> right = outputs.members[0].argmax(dim=1) == outputs.labels[outputs.training[0]]
-        >>> float(right.float().mean()), float((outputs.test[0].argmax(dim=1) == outputs.test_labels).float().mean())
-        (1.0, 0.0)
     """
 
     training: tuple[Tensor, ...]

@@ -13,19 +13,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.attacks.reference_scores import View
+from shoal.attacks.reference_scores import Bools, Floats, Ints, View
 from shoal.core.representation import one_line
 from shoal.metrics import MembershipMetrics, membership_metrics
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
 SERVER: View = "server"
-"""Views of an attacker. An outsider has the released models, a client those of all clusters, in every round; the server
-sees each client's updates."""
+"""The views of an attacker."""
 
 NOBODY = -1
 """The client of a record that is no client's."""

@@ -19,7 +19,8 @@ from shoal.attacks import (
     ReferenceAttack,
     ReferenceScores,
 )
-from shoal.audit.records import CLIENT, Bools, Floats, Ints, RecordTable, View, measure
+from shoal.attacks.reference_scores import Bools, Floats, Ints, View
+from shoal.audit.records import RecordTable, measure
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
@@ -182,7 +183,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     if records.all_models is not None and records.all_models.shape[1] > 1:
         score = OtherClusters(records.all_models).scores(scores)
         thresholds = reference_thresholds(score, None, trained, *cells)
-        found[OtherClusters.name] = AttackScores(CLIENT, score, thresholds)
+        found[OtherClusters.name] = AttackScores(OtherClusters.view, score, thresholds)
     else:
         omitted[OtherClusters.name] = "there is only one model"
     found |= records.further
@@ -206,18 +207,6 @@ def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> F
     Whether it was trained on a record is known (``records.reference_member``), so they say how strong the attack is,
     and where its threshold should be. None where that cannot be: too few reference models for the attack, or members
     of too few of them among the records.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal import ReferenceScores
-        >>> from shoal.attacks import DifficultyCalibration
-        >>> from shoal.audit import leave_one_out_scores
-        >>> reference, trained = np.array([[2.0, 0.5], [0.0, 1.5]]), np.array([[True, False], [False, True]])
-        >>> one_model = np.zeros(2, dtype=np.int64)
-        >>> records = ReferenceScores(np.zeros(2), np.array([True, False]), reference, trained, one_model)
-        >>> leave_one_out_scores(DifficultyCalibration(), records)
-        array([[ 1.5,  0.5],
-               [-0.5,  1.5]])
     """
     trained = records.reference_member
     if not 0 < records.references > attack.least or not trained.any() or trained.all():
@@ -271,25 +260,14 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
 
 
 def median_threshold(scores: Floats) -> float:
-    """The threshold above which nearest to half of the scores (M,) are, half-way between two scores.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.audit import median_threshold
-        >>> median_threshold(np.array([0.0, 1.0, 2.0, 2.0])), median_threshold(np.array([1.0, 2.0, 2.0, 2.0]))
-        (1.5, 1.5)
-    """
+    """The threshold above which nearest to half of the scores (M,) are, half-way between two scores."""
     values, counts = np.unique(scores, return_counts=True)
     above = np.append(counts[::-1].cumsum()[::-1], 0)
     return _between(values, int(np.abs(above - len(scores) / 2).argmin()))
 
 
 def best_threshold(scores: Floats, member: Bools) -> float:
-    """The threshold of best balanced accuracy, half-way between two scores; of several, the middle one.
-
-    Args:
-        scores: (M,), higher for members.
-        member: (M,) bool, of both kinds.
+    """The threshold of best balanced accuracy of scores (M,), half-way between two scores; of several, the middle one.
 
     >>> best_threshold(np.array([0.0, 1.0, 2.0, 3.0]), np.array([False, False, True, True]))
     1.5

@@ -9,7 +9,7 @@ non-members of another mix: with 30 examples of ten labels, how many the client 
 A score that knows no more of a record than its group and label then has an AUC of 0.5, whatever it knows of the client.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
@@ -18,6 +18,8 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from shoal.attacks import (
     ClusterIdentity,
@@ -34,20 +36,24 @@ from shoal.attacks import (
     UpdateAttack,
     UpdateScores,
 )
+from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, scope_rows
-from shoal.audit.reconstruction_audit import RECONSTRUCTION, reconstruction_metrics
 from shoal.audit.records import Floats, RecordTable, matching_weights, measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS
 from shoal.core.errors import InputError, described, require
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data.preferences import Preferences
 from shoal.engine import RoundUpdates
-from shoal.metrics import MembershipMetrics
+from shoal.metrics import MembershipMetrics, mean_interval
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
 """The attacks on updates that an audit asks."""
+
+RECONSTRUCTION = "reconstruction"
+"""The key in audit.json of what is reconstructed from released models."""
 
 AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
 """Attacks on a matrix of scores, and attacks on updates."""
@@ -90,17 +96,6 @@ class UpdateAudit:
         others: members against other clients' records. In the null of FedMIA these have their owner, a member of its
             own update, so they look less like members than records that nobody trained on.
         by_client: `unused` of each client, by its id.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import GradCosine, UpdateScores
-        >>> from shoal.audit import audit_updates
-        >>> fit, zero = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
-        >>> owner, clients = np.array([0, 1, 2, 3, -1, -1, -1, -1]), np.arange(4)
-        >>> scores = UpdateScores(np.array([1]), clients, zero[None, :4], -fit, fit, fit, zero, owner, zero, ("all",))
-        >>> audit = audit_updates(GradCosine(), scores)
-        >>> sorted(audit.by_client), audit.unused.members, audit.others.auc
-        ([0, 1, 2, 3], 4, 1.0)
     """
 
     unused: MembershipMetrics
@@ -201,11 +196,8 @@ def audit_server(
     """Attack every client whose updates were recorded.
 
     In `Audit.attacks` each attack stands twice: against records that nobody trained on, and, with `OTHERS` in its name,
-    against other clients' examples. `Audit.guesses` says whose a record is guessed to be ("source-inference"; and
-    "source-inference-in-cluster", once the cluster is known), and of which group a client, from the cluster of its last
-    round ("group-inference") and from those of all recorded rounds ("cluster-identity"), from which it is also guessed
-    which half of its group it is of, the stricter or the laxer ("preference-inference"); and how near updates that are
-    reconstructed from the models alone come to what was sent ("reconstruction").
+    against other clients' examples. `Audit.guesses` has what else the server guesses: whose a record is, of which group
+    a client, which half of its group it is of, the stricter or the laxer, and what clients sent, from models alone.
 
     Args:
         scores: of the recorded rounds.
@@ -245,13 +237,7 @@ def audit_server(
     ]
     titles = {each.name: each.title for each in attacks}
     titles |= {name + OTHERS: f"{title}, other clients" for name, title in titles.items()}
-    guesses = {
-        "source-inference": SourceInference().guess(scores).averaged,
-        "source-inference-in-cluster": SourceInference(among="cluster").guess(scores).averaged,
-        "group-inference": GroupInference().guess(scores),
-    }
-    flat = {f"{name}.{key}": value for name, guess in guesses.items() for key, value in _flat(guess).items()}
-    inferred = (_cluster_identity(scores), _preferences(scores, preferences), reconstruction_metrics(scores, rounds))
+    guesses, omitted = _guesses(scores, rounds, preferences)
     return Audit(
         attacks=attack_table(rows, titles),
         records=pd.DataFrame(columns=[*RECORD_COLUMNS]),
@@ -260,9 +246,8 @@ def audit_server(
         non_members=int((~owned).sum()),
         empirical_epsilon=nan,
         delta=nan,
-        omitted={name: why for _, omitted in inferred for name, why in omitted.items()},
-        guesses={key: value for key, value in flat.items() if not np.isnan(value)}
-        | {key: value for figures, _ in inferred for key, value in figures.items()},
+        omitted=omitted,
+        guesses={key: value for key, value in guesses.items() if not np.isnan(value)},
     )
 
 
@@ -286,36 +271,152 @@ def with_server(audit: Audit, server: Audit) -> Audit:
     )
 
 
-def _cluster_identity(scores: UpdateScores) -> tuple[dict[str, float], dict[str, str]]:
-    """The keys and values of audit.json on the choices of all recorded rounds; or why there are none."""
-    attack = ClusterIdentity()
-    group = client_groups(scores)
-    return _guessed(attack.name, partial(attack.guess, scores.assignment, group, scores.clients))
-
-
-def _preferences(
-    scores: UpdateScores, preferences: Mapping[int, tuple[float, float]] | None
+def _guesses(
+    scores: UpdateScores, rounds: Iterable[RoundUpdates], preferences: Mapping[int, tuple[float, float]] | None
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The same on whether a client is of the stricter half of its group."""
-    attack = PreferenceInference()
+    """The keys and values of audit.json beside membership, and why others are missing."""
+    group = client_groups(scores)
+    sources = {
+        "source-inference": SourceInference().guess(scores),
+        "source-inference-in-cluster": SourceInference(among="cluster").guess(scores),
+        "group-inference": GroupInference().guess(scores),
+    }
+    values = {f"{name}.{key}": value for name, guess in sources.items() for key, value in _rate(guess).items()}
+    identity, inference = ClusterIdentity(), PreferenceInference()
+    choices = {identity.name: partial(identity.guess, scores.assignment, group, scores.clients)}
+    omitted: dict[str, str] = {}
     if preferences is None:
-        return {}, {attack.name: "needs the clients' thresholds, the truth that guesses are judged by"}
-    known = torch.tensor([preferences[client] for client in scores.clients.tolist()], dtype=torch.float64)
-    tolerated, group = Preferences(known[:, 0], known[:, 1]), client_groups(scores)
-    return _guessed(attack.name, partial(attack.guess, scores.assignment, group, tolerated, scores.clients))
-
-
-def _guessed(name: str, guess: Callable[[Stream], IdentityGuesses]) -> tuple[dict[str, float], dict[str, str]]:
-    """The keys and values of audit.json of an attack on choices; or why there are none."""
+        omitted[inference.name] = "needs the clients' thresholds, the truth that guesses are judged by"
+    else:
+        known = torch.tensor([preferences[client] for client in scores.clients.tolist()], dtype=torch.float64)
+        tolerated = Preferences(known[:, 0], known[:, 1])
+        choices[inference.name] = partial(inference.guess, scores.assignment, group, tolerated, scores.clients)
+    for name, guess in choices.items():
+        try:
+            # The same halves whoever asks, so that the audits of a run and of its trace agree.
+            found = guess(Stream(0)(name))
+            values |= {f"{name}.{key}": value for key, value in _rate(found, last_round=found.last_round).items()}
+        except InputError as error:
+            omitted[name] = str(error)
     try:
-        # The same halves whoever asks, so that the audits of a run and of its trace agree.
-        found = guess(Stream(0)(name))
+        values |= {f"{RECONSTRUCTION}.{key}": value for key, value in _reconstruction(scores, rounds).items()}
     except InputError as error:
-        return {}, {name: str(error)}
-    values = {"accuracy": found.accuracy, "accuracy.low": found.low, "accuracy.high": found.high}
-    values |= {"last_round": found.last_round, "chance": found.chance}
-    return {f"{name}.{key}": value for key, value in values.items()}, {}
+        omitted[RECONSTRUCTION] = str(error)
+    return values, omitted
 
 
-def _flat(guess: Guesses) -> dict[str, float]:
-    return {"accuracy": guess.accuracy, "accuracy.low": guess.low, "accuracy.high": guess.high, "chance": guess.chance}
+def _rate(guess: Guesses | IdentityGuesses, **more: float) -> dict[str, float]:
+    rate = {"accuracy": guess.accuracy, "accuracy.low": guess.low, "accuracy.high": guess.high}
+    return {**rate, **more, "chance": guess.chance}
+
+
+@dataclass(frozen=True, eq=False)
+class ReconstructionAudit:
+    """How near updates that are reconstructed from released models come to those that N clients sent.
+
+    Clients of one federation move alike, so a cosine alone says nothing: the mean move of the models that a client
+    trained, which anybody has without solving anything, has one too. The recorded updates are read only to judge both.
+
+    Args:
+        clients: (N,) int64 ids, ascending.
+        cosine: (N,) float64, of each reconstructed update with the mean of those that the client sent.
+        baseline: (N,) float64, of the mean move of the models that it trained with the same.
+        resolution: (N,) float64, see `ReconstructedUpdates`.
+        explained: see `ReconstructedUpdates`.
+        rounds: number of rounds with the models before and after them.
+    """
+
+    clients: Tensor
+    cosine: Tensor
+    baseline: Tensor
+    resolution: Tensor
+    explained: float
+    rounds: int
+    __repr__ = one_line
+
+
+def audit_reconstruction(rounds: Iterable[RoundUpdates], sizes: Mapping[int, float]) -> ReconstructionAudit:
+    """Reconstruct the updates of every client, and compare with what it sent.
+
+    The attacker has the models before and after each round and who trained which. Whether the server weighs clients
+    equally or by their examples it decides by which explains the moves better. Two rounds' updates are in memory at a
+    time, beside their sums.
+
+    Args:
+        rounds: recorded, in order; a round counts if the next one is there too.
+        sizes: the number of examples of each client, by its id.
+
+    Raises:
+        InputError: as `reconstruct_from_rounds`.
+
+    Example:
+        >>> import torch
+        >>> from shoal.audit import audit_reconstruction
+        >>> from shoal.engine import RoundUpdates
+        >>> sent, rounds, model = torch.eye(3), [], torch.zeros(1, 3)
+        >>> for number, some in ((1, [0, 1, 2]), (2, [0, 1]), (3, [0]), (4, [0])):
+        ...     clients = torch.tensor(some)
+        ...     rounds.append(RoundUpdates(number, clients, torch.zeros_like(clients), model, sent[clients]))
+        ...     model = model + sent[clients].mean(dim=0)
+        ...
+        >>> found = audit_reconstruction(rounds, {0: 10, 1: 10, 2: 10})
+        >>> found.cosine.round(decimals=2), found.baseline.round(decimals=2)
+        (tensor([1., 1., 1.], dtype=torch.float64), tensor([0.9000, 0.6800, 0.5800], dtype=torch.float64))
+    """
+    released = list[RoundUpdates]()
+    sent, moved = dict[int, Tensor](), dict[int, Tensor]()
+    before: RoundUpdates | None = None
+    for each in rounds:
+        if before is not None and each.round == before.round + 1 and each.models.shape == before.models.shape:
+            moves = each.models - before.models
+            for client, cluster, update in zip(
+                before.clients.tolist(), before.assignment.tolist(), before.updates, strict=True
+            ):
+                sent[client] = sent.get(client, 0) + update
+                moved[client] = moved.get(client, 0) + moves[cluster]
+        before = each
+        # Not a view, which would keep all updates in memory.
+        released.append(replace(each, updates=each.updates.new_empty(0, each.updates.shape[1])))
+    moves, assignment, clients = moves_between(released)
+    by_examples = torch.tensor([float(sizes[client]) for client in clients.tolist()])
+    found = _explaining(moves, assignment, clients, by_examples)
+    truth, blind = (torch.stack([sums[client] for client in clients.tolist()]).double() for sums in (sent, moved))
+    return ReconstructionAudit(
+        clients=clients,
+        cosine=cosine_similarity(found.updates, truth, dim=1),
+        baseline=cosine_similarity(blind, truth, dim=1),
+        resolution=found.resolution,
+        explained=found.explained,
+        rounds=len(moves),
+    )
+
+
+def _explaining(moves: Tensor, assignment: Tensor, clients: Tensor, sizes: Tensor) -> ReconstructedUpdates:
+    """The reconstruction with equal weights or by ``sizes``, whichever explains more; equal where both do alike."""
+    equal = reconstruct_updates(moves, assignment, clients)
+    if bool((sizes == sizes[0]).all()):
+        return equal
+    weighed = reconstruct_updates(moves, assignment, clients, sizes)
+    return weighed if weighed.explained > equal.explained + 1e-6 else equal
+
+
+def _reconstruction(scores: UpdateScores, rounds: Iterable[RoundUpdates]) -> dict[str, float]:
+    """How near reconstructed updates come to those that were sent, over all clients and by group.
+
+    Means over clients with intervals over them (Student's t), which take clients as independent: they are of the same
+    moves. ``gain`` is the cosine minus that of the mean move, of each client.
+    """
+    owned = np.bincount(scores.client[scores.client >= 0], minlength=len(scores.clients))
+    found = audit_reconstruction(rounds, dict(zip(scores.clients.tolist(), owned.tolist(), strict=True)))
+    group = client_groups(scores)[np.searchsorted(scores.clients, found.clients.numpy())]
+    flat = {"explained": found.explained, "rounds": float(found.rounds)}
+    scopes = {"all": group >= 0, **{scores.groups[g]: group == g for g in np.unique(group[group >= 0])}}
+    cosine, baseline = found.cosine.numpy(), found.baseline.numpy()
+    for name, which in scopes.items():
+        for metric, values in (("cosine", cosine), ("baseline", baseline), ("gain", cosine - baseline)):
+            low, high = mean_interval(values[which])
+            flat |= {f"{name}.{metric}": float(values[which].mean())}
+            flat |= {f"{name}.{metric}.low": low, f"{name}.{metric}.high": high}
+        flat |= {f"{name}.largest": float(cosine[which].max()), f"{name}.clients": float(which.sum())}
+        flat |= {f"{name}.resolution": float(found.resolution.numpy()[which].mean())}
+    return flat

@@ -1,13 +1,13 @@
 """The guarantee of DP-SGD: the epsilon of each client over its local trainings, by Opacus' accountants.
 
-It is of one record that is in a client's examples or left out, towards whoever sees everything that the client sends in
-all rounds, all released models, and the model that the client itself uses: every local training that the client takes
-on its examples is counted, also those of which nothing is sent (`ClientTrainings`).
+It protects one record of a client, which is present or left out, against anybody who sees everything that the client
+sends in all rounds, all released models, and the model that the client uses: every local training of the client is
+counted, also those that send nothing (`ClientTrainings`).
 
 Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
-is reported, as is usual, and is an approximation. Where clients choose a model, as in IFCA, the choice is computed on
-their data without noise and sent, and no epsilon covers it. And the number of a client's examples is taken as known:
-batches, the weights of averages and what noise is divided by follow from it.
+is reported, as is usual, and is an approximation. A choice of model, as in IFCA, is computed without noise and sent,
+and no epsilon covers it. The number of a client's examples is taken as known: batches, the weights of averages and the
+divisor of the noise follow from it.
 """
 
 import math
@@ -57,7 +57,7 @@ def composed(history: Sequence[tuple[float, float, int]], delta: float, accounta
     >>> composed([(1.0, 0.01, 600), (1.0, 0.01, 400)], 1e-5) == epsilon([(0.01, 600), (0.01, 400)], 1.0, 1e-5)
     True
     """
-    used = tuple(each for each in history if each[2] > 0)
+    used = tuple(part for part in history if part[2] > 0)
     if not used:
         return 0.0
     if any(noise == 0 for noise, _, _ in used):
@@ -66,41 +66,41 @@ def composed(history: Sequence[tuple[float, float, int]], delta: float, accounta
 
 
 Counted = tuple[LocalSGD, Tensor, Tensor]
-"""A local training, the examples (N,) int64 that each client has in it, and how often (N,) int64 each takes it."""
+"""A local training, each client's number of examples in it (N,) int64, and of times that it takes it (N,) int64."""
 
 
-def per_client(counted: Sequence[Counted], rule: DPSGD) -> Tensor:
+def client_epsilons(counted: Sequence[Counted], rule: DPSGD) -> Tensor:
     """The epsilon of each of N clients, over all its local trainings; ``rule`` is the privacy of their steps.
 
     Returns:
         (N,) float64, at least 0; infinite without noise.
     """
     locals_ = [local for local, _, _ in counted]
-    clients = torch.stack([each for _, sizes, times in counted for each in (sizes, times)], dim=1).tolist()
-    known: dict[tuple[int, ...], float] = {}
-    for client in map(tuple, clients):
-        if client not in known:
-            steps = Counter[float]()
-            for local, size, times in zip(locals_, client[::2], client[1::2], strict=True):
-                if size and times:
-                    steps[local.batch(size) / size] += times * local.steps_of(size)
-            known[client] = epsilon(list(steps.items()), rule.noise_multiplier, rule.delta, rule.accountant)
-    return torch.tensor([known[client] for client in map(tuple, clients)], dtype=torch.float64)
+    columns = [column for _, sizes, times in counted for column in (sizes, times)]
+    clients = list(map(tuple, torch.stack(columns, dim=1).tolist()))
+    epsilons: dict[tuple[int, ...], float] = {}
+    for client in dict.fromkeys(clients):
+        steps = Counter[float]()
+        for local, size, times in zip(locals_, client[::2], client[1::2], strict=True):
+            if size and times:
+                steps[local.batch(size) / size] += times * local.steps_of(size)
+        epsilons[client] = epsilon(list(steps.items()), rule.noise_multiplier, rule.delta, rule.accountant)
+    return torch.tensor([epsilons[client] for client in clients], dtype=torch.float64)
 
 
-def of_federation(
+def federation_epsilons(
     federation: Federation, cohorts: Sequence[Tensor], trainings: ClientTrainings, rule: DPSGD, first_round: int = 1
 ) -> Tensor:
-    """The epsilon of each of a federation's N clients after some rounds, and after what follows the last.
+    """The epsilon of each of a federation's N clients after some rounds and the trainings after the last.
 
     A client with a schedule uses an example either in every k-th round or in all others: its epsilon is the larger of
     the two.
 
     Args:
-        cohorts: positions of the clients of each round, from the first.
-        trainings: that every client takes, with all defences.
+        cohorts: positions of the clients of each round.
+        trainings: of every client, with all defences.
         rule: the privacy of steps.
-        first_round: the number of that first round.
+        first_round: number of the first of these rounds.
 
     Returns:
         (N,) float64.
@@ -115,12 +115,12 @@ def of_federation(
         first[begin], attended[begin] = attended[begin].clone(), 0
 
     def counted(sizes: Tensor, of_rounds: Tensor, of_first: Tensor, all_sizes: Tensor) -> list[Counted]:
-        in_rounds = [(each, sizes, of_rounds) for each in trainings.rounds]
-        in_first = [(each, sizes, of_first) for each in trainings.first or ()]
-        return [*in_rounds, *in_first, *((each, all_sizes, torch.ones_like(sizes)) for each in trainings.final)]
+        in_rounds = [(local, sizes, of_rounds) for local in trainings.rounds]
+        in_first = [(local, sizes, of_first) for local in trainings.first or ()]
+        return [*in_rounds, *in_first, *((local, all_sizes, torch.ones_like(sizes)) for local in trainings.final)]
 
     sizes = federation.clients.sizes
-    epsilons = per_client(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule)
+    epsilons = client_epsilons(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule)
     schedule = federation.schedule
     if schedule is None:
         return epsilons
@@ -129,7 +129,7 @@ def of_federation(
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
         parts = torch.stack([federation.clients_in_round(number).sizes[i] for number in (schedule.period, 1)])
         later, begun = (torch.stack([each[present, i].sum(), each[~present, i].sum()]) for each in (attended, first))
-        epsilons[i] = per_client(counted(parts, later, begun, sizes[i].expand(2)), rule).max()
+        epsilons[i] = client_epsilons(counted(parts, later, begun, sizes[i].expand(2)), rule).max()
     return epsilons
 
 

@@ -58,6 +58,7 @@ class FederationScores:
             set.
         trajectory: (T, 2 Q) float64, the score by that cluster's model after each of `AttackedRun.looks`; T is 0 where
             clients have models of their own, where the number of models changed, or where nobody looked.
+        seconds: that training took.
     """
 
     score: Tensor
@@ -65,6 +66,7 @@ class FederationScores:
     model: Tensor
     population: Tensor
     trajectory: Tensor
+    seconds: float = 0.0
 
     @property
     def personal(self) -> bool:

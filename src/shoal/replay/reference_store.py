@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,6 @@ from shoal.audit.reference_records import AttackedRecords, attack_records
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
-from shoal.core.representation import one_line
 from shoal.data.content import tensors_fingerprint
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores
@@ -28,18 +27,9 @@ AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
 _VERSION = 2
-"""Of what a reference federation is; scores of earlier versions are trained anew."""
+"""Of what a reference federation is; scores of another version are trained anew."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
-
-
-@dataclass(frozen=True, eq=False)
-class StoredScores:
-    """The scores of a reference federation, and the seconds that training it took."""
-
-    scores: FederationScores
-    seconds: float
-    __repr__ = one_line
 
 
 def reference_scores(
@@ -50,7 +40,7 @@ def reference_scores(
     *,
     folder: Path | None,
     watch: AuditWatch | None = None,
-) -> list[StoredScores]:
+) -> list[FederationScores]:
     """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
     Args:
@@ -74,9 +64,7 @@ def reference_scores(
         if watch is not None and count > 0:
             watch(len(found), count)
         for number in sorted({*numbers} - {*found}):
-            began = time.perf_counter()
-            scores = attacked.train_reference(number, engine)
-            found[number] = StoredScores(scores, time.perf_counter() - began)
+            found[number] = _timed(lambda number=number: attacked.train_reference(number, engine))
             if paths:
                 _write(paths[number], digest, found[number])
             LOG.info("reference federation %d of %d: %.1f s", number + 1, count, found[number].seconds)
@@ -126,7 +114,7 @@ def attack_with_references(
         return progress, None
     stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
-    records = records_of_run(attacked, target, [each.scores for each in stored], engine)
+    records = records_of_run(attacked, target, stored, engine)
     found = attack_records(records, all_attacks(simulation.attacks)[0])
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
@@ -150,25 +138,31 @@ def warn_of_records(attacked: AttackedRun) -> None:
 def replayed_scores(
     attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path
 ) -> FederationScores | None:
-    """The scores of the attacked run played once more, with their trajectory; None where it was not the same again.
+    """The scores of the attacked run repeated, with their trajectory; None where they are not the same.
 
     Args:
         attacked: the run.
         target: its scores, which those of the run repeated must equal.
         engine: with its network.
-        folder: where they are kept; made where it is missing.
+        folder: made where it is missing.
     """
     digest, path = _digest(attacked, target), folder / "attacked.safetensors"
     stored = _read(path, digest)
     if stored is None:
-        began = time.perf_counter()
-        stored = StoredScores(attacked.replay(engine), time.perf_counter() - began)
+        stored = _timed(lambda: attacked.replay(engine))
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, digest, stored)
-    if not torch.equal(stored.scores.score, target.score):
+    if not torch.equal(stored.score, target.score):
         LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None
-    return stored.scores
+    return stored
+
+
+def _timed(train: Callable[[], FederationScores]) -> FederationScores:
+    """Scores with the seconds that they took."""
+    began = time.perf_counter()
+    scores = train()
+    return replace(scores, seconds=time.perf_counter() - began)
 
 
 def _digest(attacked: AttackedRun, target: FederationScores) -> str:
@@ -183,13 +177,13 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     return hashlib.sha256(content + about.encode()).hexdigest()[:16]
 
 
-def _write(path: Path, attacked: str, stored: StoredScores) -> None:
-    tensors = {name: getattr(stored.scores, name).contiguous() for name in _FIELDS}
+def _write(path: Path, attacked: str, stored: FederationScores) -> None:
+    tensors = {name: getattr(stored, name).contiguous() for name in _FIELDS}
     about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": tensors_fingerprint(*tensors.values())}
     write_bytes(path, save(tensors, about))
 
 
-def _read(path: Path, attacked: str) -> StoredScores | None:
+def _read(path: Path, attacked: str) -> FederationScores | None:
     """None where the file is missing, damaged, or of other attacked models, as after a run was prolonged."""
     if not path.exists():
         return None
@@ -202,6 +196,6 @@ def _read(path: Path, attacked: str) -> StoredScores | None:
         if about.get("hash") != tensors_fingerprint(*(tensors[name] for name in _FIELDS)):
             LOG.warning("%s: is not what was written; it is trained again", path)
             return None
-        return StoredScores(FederationScores(**{name: tensors[name] for name in _FIELDS}), float(about["seconds"]))
+        return FederationScores(**{name: tensors[name] for name in _FIELDS}, seconds=float(about["seconds"]))
     except (SafetensorError, KeyError, ValueError):
         return None

@@ -127,7 +127,7 @@ class PrivacyBudget:
         if rule is None:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
-        spent = accounting.of_federation(training.federation, cohorts, trainings, rule, self.first_round)
+        spent = accounting.federation_epsilons(training.federation, cohorts, trainings, rule, self.first_round)
         finished.clients["epsilon"] = spent.numpy()
         largest = float(spent.max())
         # Without noise nothing is guaranteed, and infinity is no number of JSON.

@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,6 @@ from shoal.data.names import EVERYBODY, require_unambiguous
 COLUMNS = ("record", "client", "group", "member", "score")
 """Those that every score file has."""
 
-_TEXT = ("record", "client", "group")
 _TRUE, _FALSE = ("1", "1.0", "true", "True"), ("0", "0.0", "false", "False")
 
 
@@ -147,64 +146,6 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
     return AuditFiles(audit, flat, out / "audit.html")
 
 
-def read_scores(path: Path) -> AuditRecords:
-    """The records of a score file.
-
-    Raises:
-        InputError: it cannot be read, lacks a column, or has a cell that cannot be used; the sentence names its line.
-    """
-    try:
-        # Empty lines are kept until lines are counted, since sentences name them.
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, pd.errors.ParserError) as error:
-        raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
-    missing = [name for name in COLUMNS if name not in frame]
-    require(not missing, f"{path}: has no column {', '.join(missing)}; a score file has {', '.join(COLUMNS)}")
-    frame = frame[(frame.fillna("") != "").any(axis=1)]
-    numbers = {which: _references(path, frame, which) for which in ("score_ref", "member_ref")}
-    alone = sorted(numbers["score_ref"] ^ numbers["member_ref"])
-    require(
-        not alone,
-        f"{path}: reference model {alone[0] if alone else ''} has only one of the columns score_ref_i and member_ref_i",
-    )
-    references = sorted(numbers["score_ref"])
-    of_client = frame["client"].to_numpy() != ""
-    score = _numbers(path, frame, ["score"])[:, 0]
-    reference = _numbers(path, frame, [f"score_ref_{i}" for i in references])
-    member = _flags(path, frame, ["member"])[:, 0]
-    reference_member = _flags(path, frame, [f"member_ref_{i}" for i in references])
-    model = np.zeros(len(frame), dtype=np.int64)
-    if "model" in frame:
-        model = _models(path, frame)
-    _require_groups(path, frame["group"][of_client])
-    _require_one_membership(path, frame, member, model)
-    inside, trained = ~of_client, member | reference_member.any(axis=1)
-    wrong = np.flatnonzero(inside & trained)
-    require(
-        len(wrong) == 0,
-        f"{path}, line {_line(frame, wrong)}: has no client, so no model can have trained on it; member and "
-        "member_ref_i must be 0",
-    )
-    require(bool(member.any()), f"{path}: has no member (member = 1) of a client; an attack is measured on both kinds")
-    require(
-        bool((of_client & ~member).any()),
-        f"{path}: has no non-member (member = 0) of a client; an attack is measured on both kinds",
-    )
-    population = Population(score[inside], reference[inside], model[inside]) if inside.any() else None
-    pair = _pairs(path, frame[of_client], member[of_client]) if "pair" in frame else None
-    scores = ReferenceScores(
-        score[of_client],
-        member[of_client],
-        reference[of_client],
-        reference_member[of_client],
-        model[of_client],
-        population,
-    )
-    return AuditRecords(scores, *(frame[name].to_numpy(dtype=object)[of_client] for name in _TEXT), pair=pair)
-
-
 def write_scores(path: Path, records: AuditRecords) -> None:
     """Write a score file of ``records``, which `read_scores` reads back, whole or not at all."""
     scores, population = records.scores, records.scores.population
@@ -245,97 +186,117 @@ def _reference_columns(score: NDArray[np.float64], member: NDArray[np.bool_]) ->
     return columns
 
 
-def _references(path: Path, frame: pd.DataFrame, which: str) -> set[int]:
-    """The numbers i of the columns ``which``_i."""
-    numbers = set()
-    for name in (str(each) for each in frame if str(each).startswith(f"{which}_")):
-        found = re.fullmatch(rf"{which}_(0|[1-9][0-9]*)", name)
-        require(found is not None, f"{path}: the column '{name}' must end in a reference model's number, as {which}_1")
-        assert found is not None
-        numbers.add(int(found[1]))
-    return numbers
+def read_scores(path: Path) -> AuditRecords:
+    """The records of a score file.
 
-
-def _line(frame: pd.DataFrame, wrong: NDArray[np.int64]) -> int:
-    """The line in the file of the first of the rows ``wrong``; the header is line 1."""
-    return int(frame.index.to_numpy()[wrong[0]]) + 2 if len(wrong) else 0
-
-
-def _models(path: Path, frame: pd.DataFrame) -> NDArray[np.int64]:
-    """(M,) numbers of the attacked models."""
-    given = _numbers(path, frame, ["model"])[:, 0]
-    wrong = np.flatnonzero((given % 1 != 0) | (given < 0) | (given >= 2**53))
-    cell = frame["model"].iloc[wrong[0]] if len(wrong) else ""
-    require(
-        len(wrong) == 0, f"{path}, line {_line(frame, wrong)}: 'model' must be a whole number, at least 0; got {cell!r}"
-    )
-    return given.astype(np.int64)
-
-
-def _pairs(path: Path, frame: pd.DataFrame, member: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(M,) numbers of the pairs; each must have a member and a non-member of one client."""
-    number, names = pd.factorize(frame["pair"])
-    sizes = [np.bincount(number[which], minlength=len(names)) for which in (member, ~member)]
-    clients = frame["client"].groupby(frame["pair"]).nunique()
-    wrong = np.flatnonzero((sizes[0] != 1) | (sizes[1] != 1) | (clients.reindex(names).to_numpy() != 1))
-    rows = np.flatnonzero(number == wrong[0]) if len(wrong) else wrong
-    require(
-        len(wrong) == 0,
-        f"{path}, line {_line(frame, rows)}: the pair {names[wrong[0]] if len(wrong) else ''!r} must be a member and a "
-        f"non-member of one client; got {len(rows)} record{'' if len(rows) == 1 else 's'}"
-        f"{f' of which {int(member[rows].sum())} are members' if len(rows) else ''}",
-    )
-    return number.astype(np.int64)
-
-
-def _require_groups(path: Path, groups: pd.Series) -> None:
-    """Raise `InputError` where a record has no group, or a group cannot be told from all of them."""
-    wrong = np.flatnonzero((groups == "").to_numpy())
-    require(
-        len(wrong) == 0,
-        f"{path}, line {_line(groups.to_frame(), wrong)}: 'group' is empty; name the client's group, or call the only "
-        f"one '{EVERYBODY}'",
-    )
+    Raises:
+        InputError: it cannot be read, lacks a column, or has a cell that cannot be used; the sentence names its line.
+    """
     try:
-        require_unambiguous(set(groups))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-
-
-def _require_one_membership(
-    path: Path, frame: pd.DataFrame, member: NDArray[np.bool_], model: NDArray[np.int64]
-) -> None:
-    """Raise `InputError` where a model both trained and did not train on a record, by its and its client's name."""
-    kinds = frame[["client", "record"]].assign(model=model, member=member).drop_duplicates()
-    wrong = np.flatnonzero(kinds.duplicated(["client", "record", "model"]).to_numpy())
-    record = kinds["record"].iloc[wrong[0]] if len(wrong) else ""
-    require(
-        len(wrong) == 0,
-        f"{path}, line {_line(kinds, wrong)}: the record '{record}' is a member and a non-member of one model; it must "
-        "be one of them, and different records of a client must have different names",
+        # Empty lines are kept until lines are counted, since sentences name them.
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, pd.errors.ParserError) as error:
+        raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
+    missing = [name for name in COLUMNS if name not in frame]
+    require(not missing, f"{path}: has no column {', '.join(missing)}; a score file has {', '.join(COLUMNS)}")
+    file = _ScoreFile(path, frame[(frame.fillna("") != "").any(axis=1)])
+    scored, trained = file.references("score_ref"), file.references("member_ref")
+    for i in sorted(scored ^ trained):
+        raise InputError(f"{path}: reference model {i} has only one of the columns score_ref_i and member_ref_i")
+    owned = file.frame["client"].to_numpy() != ""
+    score, member = file.numbers("score"), file.flags("member")
+    reference = file.matrix([file.numbers(f"score_ref_{i}") for i in sorted(scored)])
+    reference_member = file.matrix([file.flags(f"member_ref_{i}") for i in sorted(scored)]).astype(bool)
+    model = file.models()
+    file.check_names(owned, member, model)
+    file.refuse(
+        ~owned & (member | reference_member.any(axis=1)),
+        "has no client, so no model can have trained on it; member and member_ref_i must be 0",
     )
+    for value, kind in ((1, "member"), (0, "non-member")):
+        one = bool((owned & (member == value)).any())
+        require(one, f"{path}: has no {kind} (member = {value}) of a client; an attack is measured on both kinds")
+    population = Population(score[~owned], reference[~owned], model[~owned]) if not owned.all() else None
+    scores = ReferenceScores(score, member, reference, reference_member, model).take(owned)
+    names = (file.frame[name].to_numpy(dtype=object)[owned] for name in ("record", "client", "group"))
+    return AuditRecords(replace(scores, population=population), *names, pair=file.pairs(owned, member))
 
 
-def _numbers(path: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.float64]:
-    """(M, len(columns)) finite numbers."""
-    values = np.empty((len(frame), len(columns)))
-    for i, name in enumerate(columns):
-        values[:, i] = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
-        wrong = np.flatnonzero(~np.isfinite(values[:, i]))
-        if len(wrong):
-            cell = frame[name].iloc[wrong[0]]
-            raise InputError(f"{path}, line {_line(frame, wrong)}: '{name}' must be a finite number; got {cell!r}")
-    return values
+@dataclass(frozen=True, eq=False)
+class _ScoreFile:
+    """The cells of a score file, as texts, and the sentences about those that cannot be used."""
 
+    path: Path
+    frame: pd.DataFrame
 
-def _flags(path: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.bool_]:
-    """(M, len(columns)) whether a record was trained on."""
-    values = np.zeros((len(frame), len(columns)), dtype=bool)
-    for i, name in enumerate(columns):
-        cells = frame[name]
-        values[:, i] = cells.isin(_TRUE).to_numpy()
-        wrong = np.flatnonzero(~cells.isin((*_TRUE, *_FALSE)).to_numpy())
-        if len(wrong):
-            cell = cells.iloc[wrong[0]]
-            raise InputError(f"{path}, line {_line(frame, wrong)}: '{name}' must be 0 or 1; got {cell!r}")
-    return values
+    def refuse(self, wrong: NDArray[np.bool_], sentence: str, column: str = "") -> None:
+        """Raise `InputError` with the line of the first row at a mask; ``sentence`` may have the row's ``{cell}``."""
+        for row in np.flatnonzero(wrong)[:1]:
+            cell = self.frame[column].iloc[row] if column else ""
+            # The header is line 1.
+            line = int(self.frame.index.to_numpy()[row]) + 2
+            raise InputError(f"{self.path}, line {line}: {sentence.replace('{cell}', repr(cell))}")
+
+    def references(self, kind: str) -> set[int]:
+        """The numbers i of the columns ``kind``_i."""
+        names = [str(name) for name in self.frame if str(name).startswith(f"{kind}_")]
+        for name in names:
+            fits = re.fullmatch(rf"{kind}_(0|[1-9][0-9]*)", name) is not None
+            require(fits, f"{self.path}: the column '{name}' must end in a reference model's number, as {kind}_1")
+        return {int(name.removeprefix(f"{kind}_")) for name in names}
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column (M,) of finite numbers."""
+        values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=float)
+        self.refuse(~np.isfinite(values), f"'{name}' must be a finite number; got {{cell}}", name)
+        return values
+
+    def flags(self, name: str) -> NDArray[np.bool_]:
+        """A column (M,) that says whether a record was trained on."""
+        cells = self.frame[name]
+        self.refuse(~cells.isin((*_TRUE, *_FALSE)).to_numpy(), f"'{name}' must be 0 or 1; got {{cell}}", name)
+        return cells.isin(_TRUE).to_numpy()
+
+    def matrix(self, columns: list[NDArray]) -> NDArray:
+        """Columns (M, R), of which there may be none."""
+        return np.stack(columns, axis=1) if columns else np.empty((len(self.frame), 0))
+
+    def models(self) -> NDArray[np.int64]:
+        """(M,) numbers of the attacked models."""
+        if "model" not in self.frame:
+            return np.zeros(len(self.frame), dtype=np.int64)
+        values = self.numbers("model")
+        wrong = (values % 1 != 0) | (values < 0) | (values >= 2**53)
+        self.refuse(wrong, "'model' must be a whole number, at least 0; got {cell}", "model")
+        return values.astype(np.int64)
+
+    def check_names(self, owned: NDArray[np.bool_], member: NDArray[np.bool_], model: NDArray[np.int64]) -> None:
+        """Refuse records without a group, and those that one model both trained and did not train on."""
+        unnamed = owned & (self.frame["group"] == "").to_numpy()
+        self.refuse(unnamed, f"'group' is empty; name the client's group, or call the only one '{EVERYBODY}'")
+        try:
+            require_unambiguous(set(self.frame["group"][owned]))
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from error
+        kinds = self.frame[["client", "record"]].assign(model=model, member=member).drop_duplicates()
+        twice = self.frame.index.isin(kinds.index[kinds.duplicated(["client", "record", "model"])])
+        self.refuse(
+            twice,
+            "the record {cell} is a member and a non-member of one model; it must be one of them, and different "
+            "records of a client must have different names",
+            "record",
+        )
+
+    def pairs(self, owned: NDArray[np.bool_], member: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+        """Numbers of the pairs of clients' records; each must have a member and a non-member of one client."""
+        if "pair" not in self.frame:
+            return None
+        pairs = self.frame.assign(inside=member)[owned].groupby("pair", sort=False)
+        fits = (pairs["inside"].transform("sum") == 1) & (pairs["inside"].transform("size") == 2)
+        fits &= pairs["client"].transform("nunique") == 1
+        wrong = owned.copy()
+        wrong[owned] = ~fits.to_numpy()
+        self.refuse(wrong, "the pair {cell} must be a member and a non-member of one client", "pair")
+        return pairs.ngroup().to_numpy().astype(np.int64)

@@ -1,7 +1,7 @@
 """Audits: of a simulation, with reference federations trained for it; of a score file; or of clients' updates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +13,11 @@ from shoal.audit.reference_records import AuditRecords
 from shoal.audit.update_audit import AllAttacks, all_attacks, audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine
-from shoal.replay.reference_federations import AttackedRun, FederationScores
-from shoal.replay.reference_store import (
-    AuditWatch,
-    StoredScores,
-    reference_scores,
-    replayed_scores,
-    warn_of_records,
-)
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.reference_store import AuditWatch, reference_scores, replayed_scores, warn_of_records
 from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
@@ -72,73 +65,38 @@ def audit_members(
     copies = simulation.duplicates if duplicates is None else duplicates
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
     attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
-    trained = _trained_again(attacked, references, engine, (home or out) / "references", watch)
-    return _audited(attacked, trained, recorded, engine, out, about)
-
-
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """The scores of the attacked run, of the reference federations, and of the run repeated, if it was."""
-
-    target: FederationScores
-    references: Sequence[StoredScores]
-    replayed: FederationScores | None
-    __repr__ = one_line
-
-
-def _trained_again(
-    attacked: AttackedRun, references: int, engine: Engine, folder: Path, watch: AuditWatch | None
-) -> _Trained:
-    """Train what an audit with so many reference federations needs; ``folder`` keeps it."""
     warn_of_records(attacked)
     require(
         len(attacked.records) >= 2,
         "an attack is measured on at least two members; of the examples that could be exchanged only "
         f"{len(attacked.records)} was trained on lately",
     )
-    target = attacked.scores(engine)
-    found = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
-    return _Trained(target, found, replayed_scores(attacked, target, engine, folder=folder) if references else None)
-
-
-def _audited(
-    attacked: AttackedRun,
-    trained: _Trained,
-    recorded: Trace | None,
-    engine: Engine,
-    out: Path,
-    about: AboutAudited,
-) -> AuditFiles:
-    """Attack the members with what the references say, and with recorded updates, and write the files."""
-    found = [each.scores for each in trained.references]
-    records = records_of_run(attacked, trained.target, found, engine)
-    over_rounds = None if trained.replayed is None else trajectory_attack(trained.replayed, found)
-    if over_rounds is None:
-        records = replace(records, omitted={**records.omitted, "trajectory": _without_trajectory(trained)})
-    else:
+    target, folder = attacked.scores(engine), (home or out) / "references"
+    trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
+    replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
+    records = records_of_run(attacked, target, trained, engine)
+    over_rounds = None if replayed is None else trajectory_attack(replayed, trained)
+    if over_rounds is not None:
         records = replace(records, further={**records.further, "trajectory": over_rounds})
-    attacks = all_attacks(attacked.simulation.attacks)
-    audit = audit_records(records, attacked.stream("thresholds"), attacks=attacks[0])
-    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, attacks))
-    spent = {"seconds.references": round(sum(each.seconds for each in trained.references), 3)}
+    else:
+        reason = "needs the same number of models in every round"
+        if not references:
+            reason = "needs 1 reference models; there are 0"
+        elif replayed is None:
+            reason = "needs the models of every round, and the run cannot be repeated bit for bit here"
+        elif target.personal:
+            reason = "clients use models of their own"
+        records = replace(records, omitted={**records.omitted, "trajectory": reason})
+    every = all_attacks(simulation.attacks)
+    audit = audit_records(records, attacked.stream("thresholds"), attacks=every[0])
+    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, every))
     about = replace(
         about,
-        seconds={**about.seconds, **spent},
+        seconds={**about.seconds, "seconds.references": round(sum(each.seconds for each in trained), 3)},
         pictures=_pictures(attacked, audit, records),
-        kind=attacked.simulation.federation.kind,
+        kind=simulation.federation.kind,
     )
     return write_audit(out, audit, about, records)
-
-
-def _without_trajectory(trained: _Trained) -> str:
-    """Why the trajectory attack was not computed."""
-    if not trained.references:
-        return "needs 1 reference models; there are 0"
-    if trained.replayed is None:
-        return "needs the models of every round, and the run cannot be repeated bit for bit here"
-    if trained.target.personal:
-        return "clients use models of their own"
-    return "needs the same number of models in every round"
 
 
 def audit_scores(
