@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 
 import pandas as pd
-from shoal.reports.formats import DASH
 
 from shoal.core.atomic_files import write_text
+from shoal.core.formats import DASH
 
 SPREAD = re.compile(r"^(?P<mean>[-+]?[\d.]+%?) (?:±|\+-) (?P<std>[\d.]+)$")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -36,7 +36,7 @@ from shoal.property.property_figures import (
 )
 from shoal.property.update_table import PROPERTY_COLUMNS
 from shoal.reports.curves import fit_rounds
-from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
+from shoal.reports.plotting import CHANCE_LINE, Figure, LineStyle, cluster_style, figure_files, legend
 from shoal.runs.files import read_run, read_table
 
 PAPER = {"FL": "0.3074 ± 0.2752", "CFL, cluster 0": "0.9234 ± 0.1725"}
@@ -67,13 +67,13 @@ def read(out: Path, *, clustered: bool) -> tuple[Config, pd.DataFrame]:
     return config, read_table(out / "property.csv", PROPERTY_COLUMNS)
 
 
-def draw_maps(found: dict[str, pd.DataFrame], title: str | None) -> FigureFiles:
+def draw_maps(found: dict[str, pd.DataFrame], title: str | None) -> Figure:
     """A row of panels each of FL and CFL."""
     maps = {name: tsne_maps(updates) for name, updates in found.items()}
     for name, each in maps.items():
         require(bool(each), f"the run of {name} has no maps; run it with property_attack.tsne = true and more rounds")
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: MplFigure) -> None:
         cells = figure.subplots(2, 2)
         for row, (name, placed) in zip(cells, maps.items(), strict=True):
             for axes, period in zip(row, PERIODS, strict=True):
@@ -86,12 +86,12 @@ def draw_maps(found: dict[str, pd.DataFrame], title: str | None) -> FigureFiles:
     return figure_files(f"Maps of aggregated updates by t-SNE. {counts}.", draw, (6.6, 6.4))
 
 
-def draw_cosines(models: Sequence[Cosines], title: str | None) -> FigureFiles:
+def draw_cosines(models: Sequence[Cosines], title: str | None) -> Figure:
     """Points and rolling means over rounds, a panel each of FL and CFL."""
     rounds = pd.concat([each.updates["round"] for each in models])
     half = half_window(rounds.max())
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: MplFigure) -> None:
         cells = figure.subplots(1, 2, sharex=True, sharey=True)
         for axes, panel in zip(cells, (models[:1], models[1:]), strict=True):
             axes.axhline(0, **CHANCE_LINE)
@@ -140,7 +140,7 @@ def _key(each: Cosines) -> Line2D:
     return Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker, markersize=4, label=label)
 
 
-def _entitle(figure: Figure, title: str | None) -> None:
+def _entitle(figure: MplFigure, title: str | None) -> None:
     if title:
         figure.suptitle(title, fontsize=11.5)
 

@@ -1,13 +1,14 @@
 """The one-shot estimate of client-level epsilon: against numerical integrals, and for Gaussian mechanisms."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
 
-from shoal import FedAvg, NormClipping
+from shoal import FedAvg, NormClipping, Run, Simulation
 from shoal.attacks.updates.client_canaries import (
     CanaryClients,
     canary_cosines,
@@ -74,15 +75,14 @@ def test_recovers_the_epsilon_of_a_gaussian_mechanism(sigma):
     noise = torch.randn(dimension, generator=Stream(0)("noise").generator())
     cosines = canary_cosines(directions, torch.ones(dimension), 1 + directions.sum(dim=0) + sigma * noise)
     estimate = estimate_client_epsilon(cosines, dimension, delta=delta)
-    assert estimate.epsilon == pytest.approx(analytic_epsilon(sigma, delta), abs=0.5)
-    assert estimate.low <= estimate.epsilon <= estimate.high
-    assert estimate.null_deviation == 1 / 30_000**0.5
+    assert estimate.value == pytest.approx(analytic_epsilon(sigma, delta), abs=0.5)
+    assert estimate.low <= estimate.value <= estimate.high
 
 
 def test_directions_that_nobody_sent_reveal_almost_nothing():
     moved = torch.randn(10_000, generator=Stream(1).generator())
     unseen = canary_cosines(canary_directions(range(600), 10_000, Stream(0)), torch.zeros(10_000), moved)
-    assert estimate_client_epsilon(unseen, 10_000, delta=1e-3).epsilon < 0.3
+    assert estimate_client_epsilon(unseen, 10_000, delta=1e-3).value < 0.3
 
 
 def test_the_interval_is_that_of_the_mean():
@@ -124,6 +124,22 @@ def test_canary_clients_pass_the_servers_filter_and_are_found(mlp, build):
     np.testing.assert_allclose(canary_cosines(directions, before.models[0], after.models[0]), expected, atol=1e-4)
 
 
+def test_a_run_measures_its_canary_clients(mlp, build):
+    """Directions longer than what training moves: each canary's cosine is near that of three orthogonal vectors."""
+    canaries = CanaryClients((1, 2, 5), scale=50.0, stream=Stream(7))
+    simulation = Simulation(
+        build((8,) * 6), mlp, FedAvg(), LocalSGD(), 2, malicious_clients=canaries, round_attack=canaries
+    )
+    result = Run(simulation).train()
+    assert result.updates["client"].tolist() == [1, 2, 5]
+    assert result.updates["cosine"].tolist() == pytest.approx([3**-0.5] * 3, abs=0.1)
+    found = {end: result.summary.overall[f"canaries.client_epsilon{end}"] for end in ("", ".low", ".high")}
+    assert 10 < found[".low"] < found[""] < found[".high"]
+    for wrong, sentence in (((1, 9), r"clients of the federation; \[9\] is not one"), ((1,), "at least 2 canary")):
+        with pytest.raises(InputError, match=sentence):
+            replace(simulation, round_attack=replace(canaries, ids=wrong))
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -132,7 +148,7 @@ def test_canary_clients_pass_the_servers_filter_and_are_found(mlp, build):
         (lambda: estimate_client_epsilon(np.arange(3.0), 0), "'dimension' must be at least 1; got 0"),
         (lambda: estimate_client_epsilon(np.arange(3.0), 10, delta=0.0), "'delta' must be above 0 and below 1; got 0"),
         (lambda: estimate_client_epsilon(np.arange(3.0), 10, confidence=1.0), "'confidence' must be above 0"),
-        (lambda: epsilon_of_normals(0, 0, 1, 1, 1e-5), "deviations must be above 0; got 0"),
+        (lambda: epsilon_of_normals(0, 0, 1, 1, 1e-5), "standard deviations must be above 0; got 0"),
         (lambda: canary_cosines(torch.ones(1, 3), torch.ones(3), torch.ones(3)), "did not move"),
         (lambda: CanaryClients((), 1.0, Stream(0)), "at least one client"),
         (lambda: CanaryClients((1,), 0.0, Stream(0)), "'scale' must be a finite number above 0; got 0"),

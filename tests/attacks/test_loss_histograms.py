@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from full_simulation import simulate_with
-from shoal.algorithms import IFCA
 from shoal.attacks import Gap, LossHistograms, ShadowModels
 from shoal.attacks.membership import losses
 from shoal.attacks.queries import loss_histograms
@@ -190,16 +188,6 @@ def test_no_shadow_model_is_trained_for_it(clustered, monkeypatch):
     state, federation, engine = clustered
     bare = replace(federation, shadow=federation.shadow.take(torch.arange(0)))
     assert torch.isfinite(risks_of((state, bare, engine), RedTeam(1, "histogram"))).all()
-
-
-@pytest.mark.parametrize("epsilon", [None, 0.5])
-def test_watching_changes_nothing(mlp, build, epsilon):
-    team = replace(TEAM, histograms=LossHistograms(epsilon))
-    watched, alone = (
-        simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=3, threads=1, red_team=each) for each in (team, None)
-    )
-    assert torch.equal(watched.state.models, alone.state.models)
-    assert watched.rounds["risk"].nunique() > 1, "risks were estimated"
 
 
 @pytest.mark.parametrize("estimator", ["federated", "histogram"])

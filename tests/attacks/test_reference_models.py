@@ -8,7 +8,7 @@ import torch
 from calibrated_confidence import CalibratedConfidence, FittedCalibratedConfidence
 from full_simulation import simulate_with
 from shoal.algorithms import IFCA
-from shoal.attacks import Gap, LossThreshold, Query, ShadowModels
+from shoal.attacks import Gap, LossHistograms, LossThreshold, Query, ShadowModels
 from shoal.audit import RedTeam, evaluate_models
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -142,15 +142,6 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
             assert torch.equal(given, value) if isinstance(value, torch.Tensor) else given is value
 
 
-@pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
-def test_risks_are_accuracies_and_come_again(clustered, estimator):
-    team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=3))
-    first, again = (team.estimate(*clustered, (LOCAL,) * 2, Stream(2)).risks for _ in range(2))
-    assert torch.equal(first, again)
-    assert first.shape == (2,)
-    assert ((first >= 0) & (first <= 1)).all()
-
-
 @pytest.mark.parametrize("estimator", ["federated", "audit"])
 def test_a_model_without_clients_keeps_its_last_estimate(clustered, estimator):
     state, federation, engine = clustered
@@ -171,15 +162,24 @@ def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
     assert (risks > 0.6).all(), risks
 
 
-def test_measured_at_the_end_like_any_other_attack(mlp, build):
-    team = RedTeam(every=1, estimator="audit", attack=CalibratedConfidence(), shadow_models=ShadowModels(number=3))
-    attacked, alone = (
+@pytest.mark.parametrize(
+    "team",
+    [
+        RedTeam(1, "audit", CalibratedConfidence(), ShadowModels(number=3)),
+        RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=2, training="federated")),
+        RedTeam(1, "histogram", Gap()),
+        RedTeam(1, "histogram", Gap(), histograms=LossHistograms(0.5)),
+    ],
+    ids=repr,
+)
+def test_watching_changes_nothing(mlp, build, team):
+    watched, alone = (
         simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=2, threads=1, red_team=each) for each in (team, None)
     )
     for group in ("rows", "columns"):
-        assert 0 <= attacked.summary.by_group[group]["mia"] <= 1
-        assert 0 <= attacked.summary.by_group[group]["loss_threshold"] <= 1
-    assert torch.equal(attacked.state.models, alone.state.models), "watching changes nothing"
+        assert 0 <= watched.summary.by_group[group]["mia"] <= 1
+    assert watched.rounds["risk"].notna().all()
+    assert torch.equal(watched.state.models, alone.state.models)
 
 
 def test_other_attacks_keep_no_models_and_evaluate_none(clustered):

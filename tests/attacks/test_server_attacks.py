@@ -268,9 +268,9 @@ def test_source_inference_is_that_of_a_loop(among):
             chances.append(1 / len(asked))
         return right, len(chances), sum(chances) / len(chances)
 
-    found = SourceInference(among=among).guess(scores)
-    assert len(found.by_round) == 3
-    for t, each in enumerate(found.by_round):
+    for t in range(3):
+        one = {name: getattr(scores, name)[t : t + 1] for name in ("rounds", "loss", "assignment")}
+        each = SourceInference(among=among).guess(replace(scores, **one))
         right, of, chance = expected(scores.loss[t], scores.assignment[t])
         assert (each.right, each.of) == (right, of)
         assert each.chance == pytest.approx(chance, abs=1e-9)
@@ -278,13 +278,14 @@ def test_source_inference_is_that_of_a_loop(among):
     # Client 2 was away in the first round, client 5 in the last.
     means = np.stack([np.nanmean(scores.loss[:, i].astype(np.float64), axis=0) for i in range(6)])
     right, of, chance = expected(means, np.arange(6) % 2)
-    assert (found.averaged.right, found.averaged.of) == (right, of)
-    assert found.averaged.chance == pytest.approx(chance, abs=1e-9)
+    found = SourceInference(among=among).guess(scores)
+    assert (found.right, found.of) == (right, of)
+    assert found.chance == pytest.approx(chance, abs=1e-9)
 
 
 def test_who_is_alone_is_not_guessed():
     scores = made_up(clients=2, clusters=2, absent=())
-    alone = SourceInference(among="cluster").guess(scores).averaged
+    alone = SourceInference(among="cluster").guess(scores)
     assert (alone.right, alone.of, alone.low, alone.high) == (0, 0, 0.0, 1.0)
     assert np.isnan(alone.accuracy)
 

@@ -2,16 +2,11 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from full_simulation import simulate_with
-from shoal.algorithms import IFCA
 from shoal.attacks import LossThreshold, Query, ShadowModels
 from shoal.attacks.queries.shadow_models import ShadowFederation, split_between_owners, train_shadow_federations
-from shoal.audit import RedTeam
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Shards
 from shoal.engine import DivergenceError, Engine, LocalSGD
@@ -156,22 +151,7 @@ def test_threads_change_nothing(mlp, clustered):
     assert all(torch.equal(a.outputs, b.outputs) for a, b in zip(first, second, strict=True))
 
 
-def test_watching_with_federated_shadow_models_changes_nothing(mlp, build):
-    local = LocalSGD(epochs=1, batch_size=4)
-    team = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=2, training="federated"))
-    watched, alone = (
-        simulate_with(build(), mlp, IFCA(2), local, rounds=2, threads=1, red_team=each) for each in (team, None)
-    )
-    assert torch.equal(watched.state.models, alone.state.models)
-    assert np.isfinite(watched.rounds["risk"]).all()
-
-
 def test_divergence_is_said(clustered):
     wild = LocalSGD(epochs=5, batch_size=1, learning_rate=1e30)
     with pytest.raises(DivergenceError):
         records_of(clustered, ShadowModels(training="federated"), wild)
-
-
-def test_another_way_of_training_is_refused():
-    with pytest.raises(InputError, match="'training' must be 'pooled' or 'federated'; got 'warm'"):
-        ShadowModels(training="warm")

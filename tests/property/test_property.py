@@ -18,12 +18,7 @@ from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, Training
 from shoal.models import Model
-from shoal.property import (
-    PropertyAttack,
-    active_property_attacker,
-    classify_updates,
-    extract_features,
-)
+from shoal.property import PropertyAttack, active_property_attacker, classify_updates, extract_features
 from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates
 from shoal.property.update_table import property_summary
 
@@ -296,10 +291,7 @@ def test_wrong_settings_are_one_sentence(wrong, sentence):
 
 @pytest.mark.parametrize(
     ("alpha", "gamma", "sentence"),
-    [
-        (1.5, 1.0, r"'alpha' must be in \[0, 1\]; got 1.5"),
-        (0.5, 0.0, "'gamma' must be above 0; got 0"),
-    ],
+    [(1.5, 1.0, r"'alpha' must be in \[0, 1\]; got 1.5"), (0.5, 0.0, "'gamma' must be above 0; got 0")],
 )
 def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence):
     with pytest.raises(InputError, match=sentence):

@@ -21,12 +21,7 @@ from shoal.metrics.summary import flatten
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
-from shoal.property import (
-    PropertyAttack,
-    PropertySchedule,
-    active_property_attacker,
-    extract_features,
-)
+from shoal.property import PropertyAttack, PropertySchedule, active_property_attacker, extract_features
 from shoal.property.simulated_updates import Auxiliary, local_updates
 from shoal.property.update_table import property_summary
 
@@ -70,10 +65,7 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
     for report, each in zip(reports, observations, strict=True):
         ids = federation.ids[report.cohort].tolist()
         chosen = dict(zip(ids, report.assignment.tolist(), strict=True))
-        attacker, victim = (
-            chosen.pop(federation.schedule.attacker, None),
-            chosen.get(federation.schedule.victim),
-        )
+        attacker, victim = (chosen.pop(federation.schedule.attacker, None), chosen.get(federation.schedule.victim))
         visible = {0, 1} if visible_models == "all" else {attacker}
         assert set(each.clusters.tolist()) == visible & set(chosen.values())
         assert each.has_property.tolist() == [each.round % 3 == 0 and k == victim for k in each.clusters.tolist()]

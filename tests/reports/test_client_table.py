@@ -125,17 +125,14 @@ def test_verdict_and_headline_say_both_numbers() -> None:
     assert summary.by_group["a"]["exceeded"] == 1
     assert flatten(summary) == flat
     said = limits(summary)
-    assert said.startswith("The limits of 1 of 6 clients are exceeded at 95 % confidence")
-    assert said.endswith("by the point estimate of the configured attack, 3 are")
+    assert said.startswith("1 of 6 clients exceeds its limit at 95 % confidence")
+    assert said.endswith("by the point estimate of the configured attack, 3 do")
     page = page_of(run_page(RunDescription.of(config_of(GROUPS, 2)), summary, {}, **frames_of(GROUPS, 2)))
     assert "Limits exceeded 1 of 6 clients, at 95 % confidence; 3 by the point estimate" in page.text
 
 
 def test_an_older_verdict_has_the_one_number() -> None:
-    assert (
-        limits(parse_summary(summary_of(GROUPS, 2)))
-        == "The limits of 1 of 6 clients are exceeded by the point estimate"
-    )
+    assert limits(parse_summary(summary_of(GROUPS, 2))) == "1 of 6 clients exceeds its limit by the point estimate"
 
 
 def test_the_figure_tells_those_who_are_certainly_over_from_those_who_may_be() -> None:

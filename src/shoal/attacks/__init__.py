@@ -31,13 +31,12 @@ from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, 
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
 from shoal.attacks.updates.client_canaries import (
     CanaryClients,
-    ClientCanaryEstimate,
     canary_cosines,
     canary_directions,
     estimate_client_epsilon,
 )
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
-from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
+from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceInference
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
 from shoal.attacks.updates.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 
@@ -45,13 +44,13 @@ MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
 __all__ = [
-    "RMIA", "Acquisition", "BaVarIA", "CanaryClients", "ClientCanaryEstimate", "ClusterIdentity",
+    "RMIA", "Acquisition", "BaVarIA", "CanaryClients", "ClusterIdentity",
     "DifficultyCalibration", "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference",
     "GroupInference", "Guesses", "HarvestedModel", "IdentityGuesses", "ImageChanges", "LiRA", "LossHistograms",
     "LossScore", "LossThreshold", "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition",
     "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population",
     "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records", "ReferenceAttack",
-    "ReferenceModels", "ReferenceScores", "ShadowModelAttack", "ShadowModels", "SourceGuesses", "SourceInference",
+    "ReferenceModels", "ReferenceScores", "ShadowModelAttack", "ShadowModels", "SourceInference",
     "UpdateAttack", "UpdateScores", "View", "augmentation_votes", "boundary_distance", "canary_cosines",
     "canary_directions", "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
     "update_scores",

@@ -271,8 +271,8 @@ def _guesses(
     """The keys and values of audit.json beside membership, and why others are missing."""
     group = client_groups(scores)
     sources = {
-        "source-inference": SourceInference().guess(scores).averaged,
-        "source-inference-in-cluster": SourceInference(among="cluster").guess(scores).averaged,
+        "source-inference": SourceInference().guess(scores),
+        "source-inference-in-cluster": SourceInference(among="cluster").guess(scores),
         "group-inference": GroupInference().guess(scores),
     }
     values = {f"{name}.{key}": value for name, guess in sources.items() for key, value in _rate(guess).items()}

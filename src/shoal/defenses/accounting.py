@@ -79,7 +79,7 @@ def client_epsilons(counted: Sequence[Counted], rule: DPSGD) -> Tensor:
     columns = [column for _, sizes, times in counted for column in (sizes, times)]
     clients = list(map(tuple, torch.stack(columns, dim=1).tolist()))
     epsilons: dict[tuple[int, ...], float] = {}
-    for client in set(clients):
+    for client in dict.fromkeys(clients):
         steps = Counter[float]()
         for local, size, times in zip(locals_, client[::2], client[1::2], strict=True):
             if size and times:

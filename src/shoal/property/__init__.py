@@ -6,11 +6,7 @@ be, given to `shoal.simulate`, and the table ``[property_attack]`` finds `Proper
 
 from shoal.property.active_attacker import ActivePropertyAttacker, active_property_attacker
 from shoal.property.property_attack import PropertyAttack
-from shoal.property.property_federation import (
-    PropertyPartition,
-    PropertySchedule,
-    partition_by_property,
-)
+from shoal.property.property_federation import PropertyPartition, PropertySchedule, partition_by_property
 from shoal.property.scenario import PropertyAttackSection
 from shoal.property.simulated_updates import extract_features
 from shoal.property.update_classifier import RoundObservation, classify_updates

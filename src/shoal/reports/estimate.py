@@ -6,7 +6,7 @@ from math import hypot, isnan, nan
 from statistics import NormalDist
 from typing import Literal
 
-from shoal.core.formats import DASH, decimal
+from shoal.core.formats import DASH, decimal, percent
 from shoal.metrics import clopper_pearson
 
 OPEN_WIDTH = 0.2
@@ -34,8 +34,9 @@ class Estimate:
 
     @staticmethod
     def of(metrics: Mapping[str, float], key: str) -> "Estimate":
-        """The metric ``key`` with the interval in ``key_low`` and ``key_high``; NaN where there is none."""
-        return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ("", "_low", "_high")))
+        """The metric ``key`` with the interval in ``key_low`` and ``key_high``, or ``.low`` and ``.high``."""
+        ends = ("", "_low", "_high") if f"{key}_low" in metrics else ("", ".low", ".high")
+        return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ends))
 
     @staticmethod
     def of_rate(rate: float, examples: float) -> "Estimate":
@@ -94,15 +95,11 @@ class Estimate:
     @property
     def percent(self) -> str:
         """The value as a percentage; a dash where there is none."""
-        return f"{100 * self.value:.1f} %" if self.known else DASH
+        return percent(self.value) if self.known else DASH
 
     @property
     def interval(self) -> str:
-        """Its ends to three decimals; empty where there are none.
-
-        >>> Estimate(0.7, 0.66, 0.75).interval
-        '0.660 to 0.750'
-        """
+        """Its ends to three decimals; empty where there are none."""
         return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
 
     @property
@@ -112,4 +109,4 @@ class Estimate:
         >>> Estimate(0.12, 0.081, 0.17).percent_interval
         '8.1 to 17.0 %'
         """
-        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {100 * self.high:.1f} %"
+        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {percent(self.high)}"

@@ -57,18 +57,14 @@ class LineStyle:
     marker: str
 
 
-def cluster_style(k: int) -> LineStyle:
+def cluster_style(k: int, colors: Sequence[str] = _CLUSTERS) -> LineStyle:
     """The style of cluster ``k``."""
-    return _style(_CLUSTERS, k)
+    return LineStyle(colors[k % len(colors)], _DASHES[k % len(_DASHES)], _MARKERS[k % len(_MARKERS)])
 
 
 def group_style(g: int) -> LineStyle:
     """The style of group number ``g``."""
-    return _style(_GROUPS, g)
-
-
-def _style(colors: Sequence[str], i: int) -> LineStyle:
-    return LineStyle(colors[i % len(colors)], _DASHES[i % len(_DASHES)], _MARKERS[i % len(_MARKERS)])
+    return cluster_style(g, _GROUPS)
 
 
 def short(name: str, most: int = 22) -> str:
@@ -89,25 +85,23 @@ def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page, on which its name is unique; ``image`` is an ``<svg>`` element that holds it.
+    """A figure.
 
-    ``files`` are links to it, as HTML.
+    Args:
+        name: unique on its page.
+        title, caption: above and below it.
+        image: an ``<svg>`` element that holds it.
+        svg, pdf: it as files, its text as text and its fonts inside.
+        files: links to these, as HTML.
     """
 
     name: str
     title: str
     caption: str
     image: str
+    svg: bytes = b""
+    pdf: bytes = b""
     files: str = ""
-
-
-@dataclass(frozen=True)
-class FigureFiles:
-    """A figure as two files, its text as text and its fonts inside, and as an ``<svg>`` no wider than in print."""
-
-    svg: bytes
-    pdf: bytes
-    image: str
 
 
 def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, height: float = HEIGHT) -> Figure:
@@ -116,13 +110,13 @@ def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, he
     return Figure(name, title, caption, inline(svg, name, alt))
 
 
-def figure_files(alt: str, draw: Draw, size: tuple[float, float], *, name: str = "figure") -> FigureFiles:
-    """A figure of ``size`` (width, height; inches) as files and for a page, on which ``name`` is unique.
-
-    ``alt`` is its content in words.
-    """
+def figure_files(
+    alt: str, draw: Draw, size: tuple[float, float], *, name: str = "figure", title: str = "", caption: str = ""
+) -> Figure:
+    """A figure of ``size`` (width, height; inches) as files and for a page, there no wider than in print."""
     svg, pdf = _render(draw, size, "svg", "pdf")
-    return FigureFiles(with_names(svg), pdf, inline(svg, name, alt, f"max-width: {size[0]:g}in"))
+    image = inline(svg, f"figure-{name}-drawn", alt, f"max-width: {size[0]:g}in")
+    return Figure(name, title, caption, image, with_names(svg), pdf)
 
 
 def _render(draw: Draw, size: tuple[float, float], *formats: Literal["svg", "pdf"]) -> list[bytes]:

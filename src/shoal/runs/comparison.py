@@ -176,19 +176,17 @@ def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metr
     models = sorted({k for each in summaries for k in each.by_cluster})
     table: dict[str, list[str]] = {}
     for row in dict.fromkeys([*ROWS, *_further(summaries)]):
-        of_models, key = row.startswith(MODELS), row.removeprefix(MODELS)
-        family = key.removesuffix(".overall").removesuffix(".total") if key != "seconds.total" else key
-        metric = metric_of(family, measured=measured, own=own)
-        if of_models:
-            table[f"{metric.label} by cluster"] = [
-                " / ".join(_cell(metric, each.by_cluster.get(k, {}).get(key)) for k in models) for each in summaries
-            ]
-        elif any(key in each for summary in summaries for each in summary.by_group.values()):
-            for group in summaries[0].by_group:
-                cells = [_cell(metric, each.by_group[group].get(key)) for each in summaries]
-                table[f"{metric.label}, {group}"] = cells
+        key = row.removeprefix(MODELS)
+        metric = metric_of(key, measured=measured, own=own)
+        of_groups = [[each.by_group[group].get(key) for each in summaries] for group in summaries[0].by_group]
+        if row != key:
+            values = [[each.by_cluster.get(k, {}).get(key) for k in models] for each in summaries]
+            table[f"{metric.label} by cluster"] = [" / ".join(_cell(metric, each) for each in row) for row in values]
+        elif any(value is not None for values in of_groups for value in values):
+            for group, values in zip(summaries[0].by_group, of_groups, strict=True):
+                table[f"{metric.label}, {group}"] = [_cell(metric, value) for value in values]
         else:
-            label = metric.label if family == key else f"{metric.label}, all clients"
+            label = metric.label if metric.key == key else f"{metric.label}, all clients"
             table[label] = [_cell(metric, each.overall.get(key)) for each in summaries]
     return {label: cells for label, cells in table.items() if set("".join(cells)) - {*ABSENT, *" / "}}
 
@@ -223,20 +221,17 @@ def describe_difference(
         _change(f"the exposure of {group}", *each, "raises", "lowers", among=1 + len(exposed))
         for group, each in exposed.items()
     ]
-    asked = [int(each.overall.get("references", 0)) for each in (first, other)]
-    if asked[0] != asked[1]:
-        parts.append(
-            f"has {asked[1]} reference federations (against {asked[0]}), so exposure and limits are not by the same "
-            "attacks"
-        )
-    known = all("exceeded.total" in each.overall for each in (first, other))
-    before, after = (int(each.overall["exceeded.total" if known else "violations.total"]) for each in (first, other))
-    how = "at 95 % confidence" if known else "by the point estimate"
-    parts.append(f"exceeds the limits of {after} of {other.clients} clients {how} (against {before})")
-    before, after = (int(each.overall["migrated"]) for each in (first, other))
-    parts.append(
-        f"has {after} of {other.clients} clients in a cluster where another group is in the majority (against {before})"
-    )
+    certain = all("exceeded.total" in each.overall for each in (first, other))
+    limits = "exceeded.total" if certain else "violations.total"
+    counts = ("references", limits, "migrated")
+    before, after = ([int(each.overall.get(key, 0)) for key in counts] for each in (first, other))
+    if before[0] != after[0]:
+        federations = f"has {after[0]} reference federations (against {before[0]})"
+        parts.append(f"{federations}, so exposure and limits are not by the same attacks")
+    how = "at 95 % confidence" if certain else "by the point estimate"
+    minority = "clients in a cluster where another group is in the majority"
+    parts.append(f"exceeds the limits of {after[1]} of {other.clients} clients {how} (against {before[1]})")
+    parts.append(f"has {after[2]} of {other.clients} {minority} (against {before[2]})")
     drained = [str(k) for k, metrics in other.by_cluster.items() if metrics.get("clients") == 0]
     if drained:
         parts.append(f"leaves cluster {', '.join(drained)} empty")

@@ -8,10 +8,11 @@ each record, higher for members. The gap attack, their baseline, is `shoal.attac
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -43,9 +44,9 @@ class ImageChanges:
         """The changes of one image, among them none."""
         for down in range(-self.pixels, self.pixels + 1):
             for right in range(abs(down) - self.pixels, self.pixels - abs(down) + 1):
-                yield _Translation(down, right)
+                yield partial(_translated, down=down, right=right)
         if self.degrees > 0:
-            yield from (_Rotation(self.degrees), _Rotation(-self.degrees))
+            yield from (partial(_rotated, degrees=each) for each in (self.degrees, -self.degrees))
 
 
 @settings
@@ -68,7 +69,8 @@ class NoiseChanges:
     def changes(self) -> Iterator[Change]:
         """The changes of one input, among them none."""
         yield _same
-        yield from (_Noise(self.stream("draw", draw), self.deviation) for draw in range(self.draws))
+        for draw in range(self.draws):
+            yield partial(_with_noise, stream=self.stream("draw", draw), deviation=self.deviation)
 
 
 def augmentation_votes(
@@ -153,7 +155,8 @@ def boundary_distance(
         for draw in range(draws):
             flips = torch.full_like(total, 2 * levels[-1])
             for level in reversed(levels):
-                right = _right(engine, model, x, y, part, _Noise(stream("draw", draw), level))
+                noisy = partial(_with_noise, stream=stream("draw", draw), deviation=level)
+                right = _right(engine, model, x, y, part, noisy)
                 flips[~right] = level
             total += flips
         distances.append(total / draws * _right(engine, model, x, y, part, _same))
@@ -171,40 +174,18 @@ def _same(inputs: Tensor) -> Tensor:
     return inputs
 
 
-@dataclass(frozen=True)
-class _Translation:
-    down: int
-    right: int
-
-    def __call__(self, images: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        moved = torch.zeros_like(images)
-        to_rows, from_rows = _overlap(self.down, height)
-        to_columns, from_columns = _overlap(self.right, width)
-        moved[:, :, to_rows, to_columns] = images[:, :, from_rows, from_columns]
-        return moved
+def _translated(images: Tensor, down: int, right: int) -> Tensor:
+    """Images moved by so many pixels, 0 where they came from outside."""
+    height, width = images.shape[-2:]
+    padded = pad(images, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))
+    top, left = max(-down, 0), max(-right, 0)
+    return padded[..., top : top + height, left : left + width]
 
 
-def _overlap(by: int, size: int) -> tuple[slice, slice]:
-    """Where what stays inside goes to, and where it comes from."""
-    kept = max(0, size - abs(by))
-    to, begin = max(0, by), max(0, -by)
-    return slice(to, to + kept), slice(begin, begin + kept)
+def _rotated(images: Tensor, degrees: float) -> Tensor:
+    return rotate(images, torch.full((len(images),), degrees, device=images.device))
 
 
-@dataclass(frozen=True)
-class _Rotation:
-    degrees: float
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return rotate(images, torch.full((len(images),), self.degrees, device=images.device))
-
-
-@dataclass(frozen=True)
-class _Noise:
-    stream: Stream
-    deviation: float
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        noise = torch.randn(inputs.shape[1:], generator=self.stream.generator())
-        return inputs + self.deviation * noise.to(inputs.device)
+def _with_noise(inputs: Tensor, stream: Stream, deviation: float) -> Tensor:
+    noise = torch.randn(inputs.shape[1:], generator=stream.generator())
+    return inputs + deviation * noise.to(inputs.device)

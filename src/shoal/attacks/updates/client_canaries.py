@@ -23,40 +23,12 @@ from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Algorithm, Engine, LocalRandomness, LocalSGD, RoundReport, State, Tensors, Training
 from shoal.metrics import Metric, mean_interval
+from shoal.metrics.intervals import RateEstimate
 from shoal.metrics.summary import Summary
 
 Floats = NDArray[np.float64]
 
 _MEANING = "An estimate of client-level epsilon, for these canaries; not a bound."
-
-
-@dataclass(frozen=True)
-class ClientCanaryEstimate:
-    """An estimate of client-level epsilon.
-
-    It is an estimate for these canaries and this mechanism, not a lower bound that holds with some probability, and not
-    an upper bound either: other updates may be more exposed. With few canaries the fitted deviation alone makes epsilon
-    positive: where nothing is revealed, delta = 1e-5 reads as 0.4 to 1.4 from 100 canaries and 0.1 to 0.4 from 1,000.
-
-    Args:
-        epsilon: of the two normal distributions at ``delta``.
-        low, high: epsilon at the ends of the t-interval of the mean cosine, with the deviation as fitted.
-        delta: of the estimate.
-        canaries: k.
-        mean: mu, of the cosines.
-        deviation: s, of the cosines.
-        null_deviation: 1 / sqrt(d), that of directions that nobody sent.
-    """
-
-    epsilon: float
-    low: float
-    high: float
-    delta: float
-    canaries: int
-    mean: float
-    deviation: float
-    null_deviation: float
-    __repr__ = one_line
 
 
 def canary_directions(clients: Sequence[int], dimension: int, stream: Stream) -> Tensor:
@@ -81,14 +53,22 @@ def canary_cosines(directions: Tensor, start: Tensor, end: Tensor) -> Floats:
 
 def estimate_client_epsilon(
     cosines: Floats, dimension: int, *, delta: float = 1e-5, confidence: float = 0.95
-) -> ClientCanaryEstimate:
+) -> RateEstimate:
     """Epsilon of the normal distribution fitted to the cosines (k,) against that of unseen directions.
+
+    It is an estimate for these canaries and this mechanism, not a lower bound that holds with some probability, and not
+    an upper bound either: other updates may be more exposed. With few canaries the fitted standard deviation alone
+    makes epsilon positive: where nothing is revealed, delta = 1e-5 reads as 0.4 to 1.4 from 100 canaries and 0.1 to 0.4
+    from 1,000.
 
     Args:
         cosines: of the canaries that were sent.
         dimension: d, of a model.
         delta: in (0, 1).
         confidence: of the interval of the mean.
+
+    Returns:
+        Epsilon, and what it is at the ends of the t-interval of the mean cosine, with the standard deviation as fitted.
 
     Raises:
         InputError: fewer than two cosines, all of them equal, no dimension, or a number outside its range.
@@ -98,40 +78,38 @@ def estimate_client_epsilon(
         >>> from shoal.attacks import estimate_client_epsilon
         >>> draw, unseen = np.random.default_rng(1), 1 / np.sqrt(10_000)
         >>> hidden, seen = draw.normal(0.0, unseen, 1000), draw.normal(2 * unseen, unseen, 1000)
-        >>> [round(estimate_client_epsilon(cosines, 10_000).epsilon, 1) for cosines in (hidden, seen)]
+        >>> [round(estimate_client_epsilon(cosines, 10_000).value, 1) for cosines in (hidden, seen)]
         [0.3, 10.8]
     """
-    count = len(cosines)
-    require(cosines.ndim == 1 and count >= 2, f"'cosines' must be at least 2 numbers (k,); got shape {cosines.shape}")
+    shape = cosines.shape
+    require(len(shape) == 1 and shape[0] >= 2, f"'cosines' must be at least 2 numbers (k,); got shape {shape}")
     require(dimension >= 1, f"'dimension' must be at least 1; got {dimension}")
     require(0 < confidence < 1, f"'confidence' must be above 0 and below 1; got {confidence:g}")
-    mean, deviation = float(cosines.mean()), float(cosines.std(ddof=1))
-    require(deviation > 0, "'cosines' must differ from each other; all are equal")
-    null = 1 / np.sqrt(dimension)
+    mean, std = float(cosines.mean()), float(cosines.std(ddof=1))
+    require(std > 0, "'cosines' must differ from each other; all are equal")
     least, most = mean_interval(cosines, confidence)
     # Only how far the mean is from 0 counts.
-    near, far = max(0.0, least, -most), max(-least, most)
-    epsilon, low, high = (epsilon_of_normals(0.0, null, each, deviation, delta) for each in (mean, near, far))
-    return ClientCanaryEstimate(epsilon, low, high, delta, count, mean, deviation, float(null))
+    means = (mean, max(0.0, least, -most), max(-least, most))
+    return RateEstimate(*(epsilon_of_normals(0.0, 1 / np.sqrt(dimension), each, std, delta) for each in means))
 
 
 def epsilon_of_normals(
-    first_mean: float, first_deviation: float, second_mean: float, second_deviation: float, delta: float
+    first_mean: float, first_std: float, second_mean: float, second_std: float, delta: float
 ) -> float:
     """The smallest epsilon >= 0 at which two normal distributions are (epsilon, delta)-indistinguishable, both ways.
 
     Raises:
-        InputError: a deviation that is not above 0, or a delta outside (0, 1).
+        InputError: a standard deviation that is not above 0, or a delta outside (0, 1).
 
     >>> round(epsilon_of_normals(0.0, 1.0, 1.0, 1.0, 1e-5), 3)
     4.377
     """
     from scipy import optimize  # noqa: PLC0415 - takes half a second to import
 
-    least = min(first_deviation, second_deviation)
-    require(least > 0, f"deviations must be above 0; got {least:g}")
+    least = min(first_std, second_std)
+    require(least > 0, f"standard deviations must be above 0; got {least:g}")
     require(0 < delta < 1, f"'delta' must be above 0 and below 1; got {delta:g}")
-    first, second = (first_mean, first_deviation), (second_mean, second_deviation)
+    first, second = (first_mean, first_std), (second_mean, second_std)
 
     def excess(epsilon: float) -> float:
         return max(hockey_stick(epsilon, first, second), hockey_stick(epsilon, second, first)) - delta
@@ -145,20 +123,20 @@ def epsilon_of_normals(
 
 
 def hockey_stick(epsilon: float, p: tuple[float, float], q: tuple[float, float]) -> float:
-    """The integral of max(0, p - e^epsilon q) of two normal densities, each given by (mean, deviation).
+    """The integral of max(0, p - e^epsilon q) of two normal densities, each given by (mean, std).
 
     >>> round(hockey_stick(0.0, (1.0, 1.0), (-1.0, 1.0)), 4)
     0.6827
     """
-    (mean, deviation), (other, spread) = p, q
-    # log p - log q - epsilon = a x^2 + b x + c is positive where p - e^epsilon q is; x in deviations from p's mean.
-    ratio, shift = deviation / spread, (mean - other) / spread
+    (mean, std), (other, other_std) = p, q
+    # log p - log q - epsilon = a x^2 + b x + c is positive where p - e^epsilon q is; x in stds from p's mean.
+    ratio, shift = std / other_std, (mean - other) / other_std
     a, b = (ratio**2 - 1) / 2, ratio * shift
     c = shift**2 / 2 - np.log(ratio) - epsilon
     total = 0.0
     for low, high in _positive(a, b, c):
         inside = _log_mass(low, high)
-        # The same interval in deviations of q from its mean.
+        # The same interval in standard deviations of q from its mean.
         outside = _log_mass(ratio * low + shift, ratio * high + shift)
         total += np.exp(inside) - np.exp(epsilon + outside)
     return float(max(0.0, total))
@@ -296,6 +274,6 @@ class CanaryClients:
         last = observations[max(observations)]
         cosine = last["cosine"].numpy()
         found = estimate_client_epsilon(cosine[~np.isnan(cosine)], int(last["dimension"]), delta=self.delta)
-        values = {"": found.epsilon, ".low": found.low, ".high": found.high}
+        values = {"": found.value, ".low": found.low, ".high": found.high}
         table = pd.DataFrame({"client": self.ids, "cluster": last["cluster"].numpy(), "cosine": cosine})
         return Summary(overall={f"canaries.client_epsilon{end}": value for end, value in values.items()}), table

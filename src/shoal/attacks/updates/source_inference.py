@@ -46,19 +46,6 @@ class Guesses:
         return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
 
 
-@dataclass(frozen=True)
-class SourceGuesses:
-    """The outcome of source inference.
-
-    Args:
-        by_round: of each recorded round, on the records of the clients that took part in it.
-        averaged: by each client's loss on average over its recorded rounds.
-    """
-
-    by_round: tuple[Guesses, ...]
-    averaged: Guesses
-
-
 @settings
 class SourceInference:
     """Guesses the client whose sent model has the smallest loss on a record.
@@ -74,7 +61,7 @@ class SourceInference:
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
         >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> guesses = SourceInference().guess(scores)
-        >>> guesses.averaged.right, guesses.averaged.of, guesses.averaged.chance
+        >>> guesses.right, guesses.of, guesses.chance
         (4, 4, 0.25)
     """
 
@@ -84,29 +71,19 @@ class SourceInference:
 
     among: Literal["federation", "cluster"] = "federation"
 
-    def guess(self, scores: UpdateScores) -> SourceGuesses:
-        """Guess the owner of every record that somebody trained on, by round and from all rounds together.
+    def guess(self, scores: UpdateScores) -> Guesses:
+        """Guess the owner of every record that somebody trained on, by each client's mean loss over its rounds.
 
-        A record is guessed where its owner and at least one other client could have been the answer. From all rounds
-        together a client is in its last recorded round's cluster.
+        A record is guessed where its owner and at least one other client could have been the answer. A client is in its
+        last recorded round's cluster.
         """
-        by_round = [
-            self._guesses(losses.astype(np.float64), assignment, scores.client)
-            for losses, assignment in zip(scores.loss, scores.assignment, strict=True)
-        ]
-        averaged = mean_over_rounds(scores.loss.astype(np.float64))
-        return SourceGuesses(tuple(by_round), self._guesses(averaged, last_assignment(scores), scores.client))
-
-    def _guesses(
-        self, losses: NDArray[np.float64], assignment: NDArray[np.int64], client: NDArray[np.int64]
-    ) -> Guesses:
-        """Of losses (N, M), where ``assignment`` (N,) is -1 for those who are not compared."""
+        losses, assignment = mean_over_rounds(scores.loss.astype(np.float64)), last_assignment(scores)
         right, chance = [np.zeros(0, dtype=bool)], [np.zeros(0)]
         for own in np.flatnonzero(assignment >= 0):
             asked = np.flatnonzero(assignment >= 0)
             if self.among == "cluster":
                 asked = np.flatnonzero(assignment == assignment[own])
-            records = np.flatnonzero(client == own)
+            records = np.flatnonzero(scores.client == own)
             if len(asked) > 1:
                 right.append(asked[losses[np.ix_(asked, records)].argmin(axis=0)] == own)
                 chance.append(np.full(len(records), 1 / len(asked)))

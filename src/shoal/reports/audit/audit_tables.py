@@ -133,7 +133,7 @@ def guesses_table(guesses: Mapping[str, float]) -> Table | None:
         row(
             attack_head(name),
             GUESSED[name],
-            _value(_estimate(guesses, f"{name}.accuracy")),
+            _value(Estimate.of(guesses, f"{name}.accuracy")),
             exposure_text(guesses.get(f"{name}.chance", nan)),
         )
         for name in names
@@ -173,7 +173,7 @@ def reconstruction_table(guesses: Mapping[str, float]) -> Table | None:
         row(
             name,
             count(guesses[f"{prefix}{name}.clients"]),
-            *(_value(_estimate(guesses, f"{prefix}{name}.{metric}")) for metric in ("cosine", "baseline", "gain")),
+            *(_value(Estimate.of(guesses, f"{prefix}{name}.{metric}")) for metric in ("cosine", "baseline", "gain")),
             signed(guesses[f"{prefix}{name}.largest"]),
             decimal(guesses[f"{prefix}{name}.resolution"]),
         )
@@ -218,10 +218,6 @@ def _minus(text: str) -> str:
 def _attack(finding: Finding, style: str = "") -> Row:
     rates = (_rate(each) for each in finding.tpr.values())
     return row(Cell(finding.head, finding.attacker), _value(finding.auc), _value(finding.accuracy), *rates, style=style)
-
-
-def _estimate(guesses: Mapping[str, float], key: str) -> Estimate:
-    return Estimate(*(guesses.get(f"{key}{end}", nan) for end in ("", ".low", ".high")))
 
 
 def _value(estimate: Estimate) -> Cell:

@@ -107,21 +107,14 @@ def _weakness(finding: Finding) -> float:
 
 
 def _finding(row: Mapping[str, Any]) -> Finding:
-    def estimate(metric: str) -> Estimate:
-        return Estimate(*(float(row[f"{metric}{end}"]) for end in ("", ".low", ".high")))
-
     return Finding(
-        attacker=str(row["attacker"]),
-        attack=str(row["attack"]),
-        scope=str(row["scope"]),
-        name=str(row["name"]),
+        **{name: str(row[name]) for name in ("attacker", "attack", "scope", "name")},
         members=int(row["members"]),
         non_members=int(row["non_members"]),
-        auc=estimate("auc"),
-        accuracy=estimate("accuracy"),
-        tpr={rate: estimate(f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
+        auc=Estimate.of(row, "auc"),
+        accuracy=Estimate.of(row, "accuracy"),
+        tpr={rate: Estimate.of(row, f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
         null_high=float(row["accuracy.null_high"]),
         chosen=bool(row["chosen"]),
         strongest=bool(row["strongest"]),
-        declared=title if isinstance(title := row.get("title"), str) else "",
     )

@@ -31,39 +31,33 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
     if not {"accuracy.overall", "violations.total"} <= set(overall):
         return "The metrics of this run are incomplete."
     form, title = metric_format(metric), algorithm_title(str(summary.run["algorithm"]))
-    if metric == ACCURACY:
-        accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
-    else:
+    accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
+    if metric != ACCURACY:
         accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
-    sentences = [
-        accuracy,
-        *_guessing(summary, kind),
-        *([] if audited else _exposure(summary)),
-        *_property(summary),
-        *([] if audited else [limits(summary)]),
-        *_coordinator(summary),
-        *_epsilon(summary),
-    ]
-    return f"{audited} {'. '.join(sentences)}.".lstrip()
+    exposure, exceeded = ([], []) if audited else (_exposure(summary), [limits(summary)])
+    rest = (*_property(summary), *exceeded, *_coordinator(summary), *_epsilon(summary))
+    return f"{audited} {'. '.join([accuracy, *_guessing(summary, kind), *exposure, *rest])}.".lstrip()
 
 
 def limits(summary: Summary) -> str:
     """How many clients' limits are exceeded: at 95 % confidence, where the run has intervals, and by point estimate."""
-    violations = int(summary.overall["violations.total"])
-    exceeded = int(summary.overall.get("exceeded.total", violations))
-    whose = f"The limits of {exceeded} of {summary.clients} clients are" if exceeded else "No client's limit is"
-    drawn = (
-        "; limits were drawn at random, since no client has set one" if summary.overall.get("thresholds_drawn") else ""
-    )
-    if "exceeded.total" not in summary.overall:
-        return f"{whose} exceeded by the point estimate{drawn}"
+    overall, violations = summary.overall, int(summary.overall["violations.total"])
+    exceeded = int(overall.get("exceeded.total", violations))
+    several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
+    who = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
+    drawn = "; limits were drawn at random, since no client has set one" if overall.get("thresholds_drawn") else ""
+    if "exceeded.total" not in overall:
+        return f"{who} by the point estimate{drawn}"
     which = "attack that decides" if reference_federations(summary) else "configured attack"
-    return (
-        f"{whose} exceeded at 95 % confidence; by the point estimate of the {which}, "
-        f"{violations or 'none'} {'are' if violations > 1 else 'is'}{drawn}"
-    )
+    point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
+    return f"{who} at 95 % confidence; by the point estimate of the {which}, {point}{drawn}"
+
+
+def of_groups(summary: Summary, metric: str) -> dict[str, float]:
+    """A metric by group, where it is defined."""
+    return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
 
 
 def _coordinator(summary: Summary) -> list[str]:
@@ -77,46 +71,40 @@ def _coordinator(summary: Summary) -> list[str]:
         for name, value in each.items()
         if name.startswith(COLUMN) and value
     ]
-    unmet = [str(k) for k, each in steered.items() if each["limit_unmet"]]
-    sentence = f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}"
-    if unmet:
-        sentence += (
-            f"; it cannot bring cluster {', '.join(unmet)} within the limits of its members at the cost it allows"
-        )
-    return [sentence]
-
-
-def of_groups(summary: Summary, metric: str) -> dict[str, float]:
-    """A metric by group, where it is defined."""
-    return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
+    unmet = ", ".join(str(k) for k, each in steered.items() if each["limit_unmet"])
+    vain = f"; it cannot bring cluster {unmet} within the limits of its members at the cost it allows" if unmet else ""
+    return [f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}{vain}"]
 
 
 def _guessing(summary: Summary, kind: str) -> list[str]:
     """Groups and models that are not shown to be better than always naming the most frequent class, or are worse."""
-    shares, clusters = of_groups(summary, "most_frequent_class"), {}
-    examples, accuracies = of_groups(summary, "test_examples"), of_groups(summary, "accuracy")
+    shares, accuracies = of_groups(summary, "most_frequent_class"), of_groups(summary, "accuracy")
     if not shares:
         return []
-    if len(summary.by_cluster) > 1:
-        clusters = {f"model {k}": each["accuracy"] for k, each in summary.by_cluster.items() if "accuracy" in each}
-    # A model may serve several groups; below the least of their shares it is worse for any mix of them.
-    fewest, least = min(examples.values(), default=0), min(shares.values())
+    examples, models = of_groups(summary, "test_examples"), summary.by_cluster
     # The exact interval of a share of a group's test examples, as if one model served the group.
     compared = {g: (accuracies[g], share, examples.get(g, 0)) for g, share in shares.items()}
-    compared |= {model: (value, least, fewest) for model, value in clusters.items()}
-    below, near, whose = list[str](), list[str](), list[str]()
+    # A model may serve several groups; below the least of their shares it is worse for any mix of them.
+    fewest, least = min(examples.values(), default=0), min(shares.values())
+    if len(models) > 1:
+        compared |= {
+            f"model {k}": (each["accuracy"], least, fewest) for k, each in models.items() if "accuracy" in each
+        }
+    below, near, frequent = list[str](), list[str](), list[str]()
     for name, (value, share, size) in compared.items():
         accuracy = Estimate.of_rate(value, size)
         if accuracy.among(len(compared)).low <= share:
             # The share is of the same few examples.
             worse = accuracy.minus(Estimate.of_rate(share, size)).among(len(compared)).high < 0
             (below if worse else near).append(f"{name} ({accuracy.percent})")
-            whose.append(f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}")
+            frequent.append(
+                f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}"
+            )
     said = [f"below guessing for {', '.join(below)}"] if below else []
     said += [f"not shown to be better than guessing for {', '.join(near)}"] if near else []
     if not said:
         return []
-    always = ", ".join(dict.fromkeys(whose))
+    always = ", ".join(dict.fromkeys(frequent))
     return [f"At 95 % confidence, test accuracy is {' and '.join(said)}: the most frequent class is {always}"]
 
 
@@ -128,52 +116,39 @@ def _epsilon(summary: Summary) -> list[str]:
     if epsilon is None:
         return ["Differential privacy guarantees nothing, since no noise was added (epsilon is infinite)"]
     at = "" if delta is None else f" at delta {delta:g}"
-    not_covered = ["all examples of a client together"]
-    if len(summary.by_cluster) > 1:
-        not_covered.insert(0, "the choice of a model, which is sent to the server without noise")
-    bound = f"epsilon {epsilon:.2f}{at} for the client with the largest"
-    limits = f"it does not cover {' nor '.join(not_covered)}"
-    return [f"Differential privacy bounds what updates and models give away of one example: {bound}; {limits}"]
+    choice = "the choice of a model, which is sent to the server without noise, nor "
+    not_covered = choice * (len(summary.by_cluster) > 1) + "all examples of a client together"
+    bound = f"epsilon {epsilon:.2f}{at} for the client with the largest; it does not cover {not_covered}"
+    return [f"Differential privacy bounds what updates and models give away of one example: {bound}"]
 
 
 def _exposure(summary: Summary) -> list[str]:
     """Which groups the attack is shown to tell members of, with intervals that hold for all groups at once."""
-    groups = summary.by_group
+    groups, references, names = summary.by_group, reference_federations(summary), strongest_attacks(summary)
     mia = {name: Estimate.of(each, "mia") for name, each in groups.items() if "mia" in each}
+    several, by_outcome, better = len(mia) > 1, dict[Outcome, list[str]](), list[str]()
     if not mia:
         return ["No attack was measured"]
-    references, names = reference_federations(summary), strongest_attacks(summary)
+    for name, accuracy in mia.items():
+        wide, null = accuracy.among(len(mia)), groups[name].get("mia_null_high")
+        size = [] if null is None else [f"95 % of tests at chance: at most {decimal(null)}"]
+        brackets = "; ".join(filter(None, [wide.interval, *size]))
+        on = f" for {name}" if several else ""
+        by = f" by {names[name]}" if name in names else ""
+        value = f"{wide.text}{f' ({brackets})' if brackets else ''}{on}{by}"
+        by_outcome.setdefault(wide.outcome, []).append(value)
+        by_loss = Estimate.of(groups[name], "loss_threshold")
+        if not references and by_loss.minus(accuracy).among(len(mia)).low > 0:
+            better.append(f"{by_loss.text}{on}")
     attack = "The configured attack"
     if references:
         federations = f"{references} reference federation{'s' * (references > 1)}"
         attack = f"The attack chosen beforehand with {federations}, or one that is certain to find more,"
-    wide = {name: each.among(len(mia)) for name, each in mia.items()}
-    parts = []
-    for outcome, words in SAID.items():
-        values = [
-            f"{each.text}{_in_brackets(each, groups[name])}"
-            + (f" for {name}" if len(mia) > 1 else "")
-            + (f" by {names[name]}" if name in names else "")
-            for name, each in wide.items()
-            if each.outcome == outcome
-        ]
-        parts += [f"{words} with balanced accuracy {'; '.join(values)}"] if values else []
-    whole = "95 % intervals that hold for all groups at once" if len(mia) > 1 else "95 % interval"
-    sentences = [f"{attack} {', and '.join(parts)} (chance: 0.500; {whole})"]
-    by_loss = {name: Estimate.of(groups[name], "loss_threshold") for name in mia}
-    better = [
-        f"{each.text}{f' for {name}' if len(mia) > 1 else ''}"
-        for name, each in by_loss.items()
-        if not references and each.minus(mia[name]).among(len(mia)).low > 0
-    ]
+    parts = [f"{words} with balanced accuracy {'; '.join(by_outcome[outcome])}" for outcome, words in SAID.items()
+             if outcome in by_outcome]  # fmt: skip
+    intervals = "95 % intervals that hold for all groups at once" if several else "95 % interval"
+    sentences = [f"{attack} {', and '.join(parts)} (chance: 0.500; {intervals})"]
     return [*sentences, f"A threshold on the loss finds more: {', '.join(better)}"] if better else sentences
-
-
-def _in_brackets(accuracy: Estimate, metrics: Mapping[str, float]) -> str:
-    """The interval of a group's balanced accuracy, and how large it is by chance."""
-    size = f"95 % of tests at chance: at most {decimal(metrics['mia_null_high'])}" if "mia_null_high" in metrics else ""
-    known = "; ".join(filter(None, (accuracy.interval, size)))
-    return f" ({known})" if known else ""
 
 
 def _property(summary: Summary) -> list[str]:
@@ -189,6 +164,6 @@ def _property(summary: Summary) -> list[str]:
         "property.auc_counterfactual": "the victim's examples swapped",
     }
     known = (f"; {name}: {decimal(overall[key])}" for key, name in beside.items() if key in overall)
-    how = "tells updates with the property from others" if low > 0.5 else "is at chance"
+    outcome = "tells updates with the property from others" if low > 0.5 else "is at chance"
     interval = f"95 % interval {decimal(low)} to {decimal(high)} as if updates were independent; chance: 0.500"
-    return [f"The property attack {how} (AUC {decimal(auc)}, {interval}{''.join(known)})"]
+    return [f"The property attack {outcome} (AUC {decimal(auc)}, {interval}{''.join(known)})"]

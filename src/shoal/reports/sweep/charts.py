@@ -16,9 +16,9 @@ from matplotlib.transforms import ScaledTranslation
 from shoal.core.formats import DASH
 from shoal.reports.plotting import cluster_style
 from shoal.reports.svg import name_points
-from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.labels import SPREADS
-from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate
+from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
+from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.sweep_metrics import format_value
 
 RED = "#C00000"
@@ -50,7 +50,7 @@ class Chart:
 
     data: FigureData
     values: Floats
-    result: Estimate
+    result: SeedMeans
     notes: np.ndarray
 
     @classmethod

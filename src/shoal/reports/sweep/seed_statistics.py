@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,7 @@ from shoal.reports.sweep.sweep_metrics import possible_metrics
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class Estimate:
+class SeedMeans(NamedTuple):
     """Means over seeds, their spread, and how many seeds have a value, as arrays of one shape."""
 
     mean: Floats
@@ -84,7 +84,7 @@ class SeedStatistics:
         return self.results.reindex(columns=spec.y).to_numpy(dtype=float)
 
 
-def estimate(values: Floats, spread: Spread) -> Estimate:
+def estimate(values: Floats, spread: Spread) -> SeedMeans:
     """The means of ``values`` (seeds, ...) over seeds, NaN left out, and their spread, which is NaN below two seeds.
 
     >>> result = estimate(np.array([1.0, 3.0, np.nan]), "sd")
@@ -96,7 +96,7 @@ def estimate(values: Floats, spread: Spread) -> Estimate:
     if spread == "ci":
         deviation = deviation * stdtrit(n - 1, 0.975) / np.sqrt(n)
     mean, deviation, n = (each.to_numpy().reshape(values.shape[1:]) for each in (frame.mean(), deviation, n))
-    return Estimate(mean, deviation, n)
+    return SeedMeans(mean, deviation, n)
 
 
 def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 
 from shoal.reports.curves import Curve, over_rounds
 from shoal.reports.plotting import cluster_style
-from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.labels import SPREADS
-from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate, require_metrics
+from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate, require_metrics
+from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.sweep_metrics import format_value
 
 ReadRounds = Callable[[str], pd.DataFrame]
@@ -38,7 +38,7 @@ class Curves:
     setting: str
     rounds: Floats
     values: Floats
-    result: Estimate
+    result: SeedMeans
     missing: str
 
     def of(self, names: Sequence[str]) -> list[Curve]:

@@ -11,12 +11,14 @@ from markupsafe import Markup
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.formats import DASH, capitalized
 from shoal.reports.page import Section, render
+from shoal.reports.plotting import Figure
 from shoal.reports.sweep.answer import USUAL, answer, reading
+from shoal.reports.sweep.charts import chart_content
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, said_of
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
-from shoal.reports.sweep.sweep_curves import ReadRounds
-from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure
+from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
+from shoal.reports.sweep.sweep_figures import FigureData, draw_figure
 from shoal.reports.sweep.sweep_metrics import format_value, metric_at
 from shoal.reports.sweep.sweep_tables import sweep_table
 from shoal.reports.table import Cell, Row, Table, heads, latex, markdown, row, table_csv
@@ -53,7 +55,7 @@ def write_sweep_report(
                 tables.append(sweep_table(name, table, statistics, labels))
         for name, figure in spec.figures.items():
             with said_of(f"figures.{name}"):
-                figures.append(draw_figure(name, figure, statistics, labels, read_rounds))
+                figures.append(sweep_figure(name, FigureData(figure, statistics, labels), read_rounds))
     page = sweep_page(title, spec, statistics, tables, figures, missing=missing, source=source)
     formats = {".md": markdown, ".csv": table_csv, ".tex": latex}
     texts = {each.name + ending: form(each).encode() for each in tables for ending, form in formats.items()}
@@ -63,6 +65,12 @@ def write_sweep_report(
     path = out / "report.html"
     write_text(path, page)
     return path
+
+
+def sweep_figure(name: str, data: FigureData, read_rounds: ReadRounds) -> Figure:
+    """The figure that ``data`` describe; an `InputError` where no run can have one of its metrics."""
+    courses = data.spec.kind == "courses"
+    return draw_figure(name, data, curves_content(data, read_rounds) if courses else chart_content(data))
 
 
 def _replace(folder: Path, files: Mapping[str, bytes], endings: Collection[str]) -> None:
@@ -83,7 +91,7 @@ def sweep_page(
     spec: ReportSpec,
     statistics: SeedStatistics,
     tables: Sequence[Table],
-    figures: Sequence[SweepFigure],
+    figures: Sequence[Figure],
     *,
     missing: Missing,
     source: str,
