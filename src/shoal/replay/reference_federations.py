@@ -56,8 +56,8 @@ class FederationScores:
         model: (N,) int64, that model of each client.
         population: (S, Z) float64, of every model; S is 0 where clients have models of their own, Z without a shadow
             set.
-        trajectory: (T, 2 Q) float64, the score by that cluster's model after each of `AttackedRun.snapshot_rounds`; T is 0 where
-            clients have models of their own, where the number of models changed, or where nobody looked.
+        trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 where clients have
+            models of their own, where the number of models changed, or where no snapshot was taken.
         seconds: that training took.
     """
 
