@@ -80,12 +80,12 @@ class FedRep(Derived):
         )
         require(local.share == 1, "FedRep needs all local steps, of which shorter training takes a share alone")
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model, and its head for each client.
+    def check_layout(self, layout: Layout) -> None:
+        """Raise `InputError` where a network has no such head, or nothing beside it."""
+        head_of(layout, self.head)
 
-        Raises:
-            InputError: the network has no such head, or nothing beside it.
-        """
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """One random model, and its head for each client."""
         state = super().init(engine, federation, local, stream)
         head = state.models[0, head_of(engine.model.layout, self.head)]
         return replace(state, personal={"fedrep": ClientVectors.same(head, len(federation))})
