@@ -12,8 +12,17 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import chain
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
-from typing import runtime_checkable as checkable
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable as checkable,
+)
 
 import numpy as np
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
