@@ -63,7 +63,7 @@ def test_all_of_them_run_from_a_configuration(examples, tmp_path):
     assert summary["clusters.0.worst_client"] == clients.loc[clients["cluster"] == 0, "accuracy"].min()
     page = report_of(out).read_text()
     assert ">Coordinator</h2>" in page
-    assert "Accuracy of the worst client" in page
+    assert "accuracy of the worst client" in page
     assert written.evaluation == config.evaluation
 
 
