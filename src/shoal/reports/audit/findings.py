@@ -29,7 +29,7 @@ class Finding:
         null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
         chosen: whether the attack was chosen beforehand, without the attacked model's members.
         strongest: whether it decides how exposed the scope's records are; see `Audit.strongest`.
-        declared: the title that the attack, perhaps a user's own, declares; "": see `attack_title`.
+        declared: the title that the attack declares; "": see `attack_title`.
     """
 
     attacker: str
