@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from shoal.core.errors import require
+from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.engine import (
@@ -34,8 +35,16 @@ class Derived:
         self.inner.check(local, risk_period)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The state of `inner`."""
-        return self.inner.init(engine, federation, local, stream)
+        """The state of `inner`, as `begun` makes it."""
+        return self.begun(self.inner.init(engine, federation, local, stream), engine.model.layout)
+
+    def begun(self, state: State, layout: Layout) -> State:
+        """The ``state`` of `inner` before the first round with this algorithm's own tensors.
+
+        Raises:
+            InputError: the algorithm cannot train a network of that layout.
+        """
+        return state
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The plan of `inner`."""

@@ -11,10 +11,8 @@ from shoal.algorithms.wrapper import Wrapper
 from shoal.algorithms.wrappers.pooling import pooled, trainers_per_model
 from shoal.core.errors import require
 from shoal.core.layout import Layout
-from shoal.core.randomness import Stream
 from shoal.core.settings import one_of, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Algorithm, Cohort, RoundPlan, State
 
 
 @settings
@@ -52,14 +50,14 @@ class SharedBody(Wrapper):
     title: ClassVar[str] = "Shared body"
     moves_by_average: ClassVar[bool] = False
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """The state of the base.
 
         Raises:
             InputError: the network has no such head, or nothing beside it.
         """
-        head_of(engine.model.layout, self.head)
-        return super().init(engine, federation, local, stream)
+        head_of(layout, self.head)
+        return state
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update; then the bodies become one."""
