@@ -28,7 +28,7 @@ def measured(config: Config, references: int) -> str:
         *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
         measure_final(simulation, engine, now)
         run = time.process_time() - began
-        attacked = AttackedRun.of(simulation, now.state, now.rows, engine)
+        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         began = time.process_time()
         for number in range(references):
             attacked.train_reference(number, engine)

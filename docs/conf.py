@@ -46,8 +46,8 @@ nitpick_ignore_regex = [
     # What users are handed and pass on, and seldom look into: described in the source of its module.
     (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.sweeps\.\w+\.(Run|PlannedRun)"),
     (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|AttackScores|Auxiliary|Availability|CohortTrainer|_Result)"),
-    (r"py:class", r"shoal\.[\w.]+\.(FinishedTraining|Layout|Margins|Membership|PartitionIndices|RateEstimate)"),
-    (r"py:class", r"shoal\.[\w.]+\.(RemoteRounds|RoundAttack|Schedule|SimulationState|Start|UpdateCollector)"),
+    (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|RateEstimate)"),
+    (r"py:class", r"shoal\.[\w.]+\.(Received|RoundAttack|Schedule|SimulationState|Start|UpdateCollector)"),
 ]
 
 # The reference. Every public object has one page, under the shortest name that imports it.

@@ -293,7 +293,7 @@ MODELS = {
     ),
     "no loss of a regression": (
         lambda: regressed(loss=cross_entropy),
-        "cross-entropy is no loss of a regression; give another, such as Model(MyNetwork, shoal.squared_error)",
+        "cross-entropy is not a loss of a regression; give another, such as Model(MyNetwork, shoal.squared_error)",
     ),
     "flat outputs of a regression": (
         lambda: regressed(lambda: nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))),

@@ -120,7 +120,7 @@ def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[d
         now = initial_state(simulation, engine)
         for after, _ in run_rounds(simulation, engine, now):
             now = after
-        attacked = AttackedRun.of(simulation, now.state, now.rows, engine)
+        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         trained = [attacked.train_reference(i, engine) for i in range(references)]
         records = records_of_run(attacked, attacked.scores(engine), trained, engine)
         over_rounds = trajectory_attack(attacked.replay(engine), trained)

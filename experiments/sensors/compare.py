@@ -110,7 +110,7 @@ def by_references(simulation: Simulation, state: State, engine: Engine) -> Itera
     The simulation's algorithm heeds no risk, so that the reference federations need none of the run's.
     """
     began = time.perf_counter()
-    attacked = AttackedRun.of(simulation, state, [], engine)
+    attacked = AttackedRun.from_run(simulation, state, [], engine)
     trained = [attacked.train_reference(i, engine) for i in range(simulation.reference_federations)]
     records = records_of_run(attacked, attacked.scores(engine), trained, engine)
     audit = audit_records(records, attacked.stream("thresholds"))

@@ -65,7 +65,7 @@ def test_votes_on_a_constant_model_are_constant(mlp, images):
     x, y = images
     row = torch.zeros(mlp.layout.size)
     row[-3:] = torch.tensor([0.0, 1.0, 0.0])
-    noise = NoiseChanges(Stream(0), deviation=5.0, draws=4)
+    noise = NoiseChanges(Stream(0), std=5.0, draws=4)
     with Engine(mlp) as engine:
         for copies, count in ((None, 7), (noise, 5)):
             votes = augmentation_votes(engine, row, x, y, torch.arange(40), copies)
@@ -150,5 +150,5 @@ def test_what_cannot_be_changed_is_refused_in_one_sentence(mlp, images):
                 boundary_distance(engine, row, x, y, rows, Stream(0), levels=levels)
         with pytest.raises(InputError, match="'draws' must be at least 1; got 0"):
             boundary_distance(engine, row, x, y, rows, Stream(0), draws=0)
-    with pytest.raises(InputError, match="'deviation' must be above 0"):
-        NoiseChanges(Stream(0), deviation=0.0)
+    with pytest.raises(InputError, match="'std' must be above 0"):
+        NoiseChanges(Stream(0), std=0.0)

@@ -272,21 +272,21 @@ def test_source_inference_is_that_of_a_loop(among):
         one = {name: getattr(scores, name)[t : t + 1] for name in ("rounds", "loss", "assignment")}
         each = SourceInference(among=among).guess(replace(scores, **one))
         right, of, chance = expected(scores.loss[t], scores.assignment[t])
-        assert (each.right, each.of) == (right, of)
+        assert (each.right, each.count) == (right, of)
         assert each.chance == pytest.approx(chance, abs=1e-9)
         assert 0 <= each.low <= each.accuracy <= each.high <= 1
     # Client 2 was away in the first round, client 5 in the last.
     means = np.stack([np.nanmean(scores.loss[:, i].astype(np.float64), axis=0) for i in range(6)])
     right, of, chance = expected(means, np.arange(6) % 2)
     found = SourceInference(among=among).guess(scores)
-    assert (found.right, found.of) == (right, of)
+    assert (found.right, found.count) == (right, of)
     assert found.chance == pytest.approx(chance, abs=1e-9)
 
 
 def test_who_is_alone_is_not_guessed():
     scores = made_up(clients=2, clusters=2, absent=())
     alone = SourceInference(among="cluster").guess(scores)
-    assert (alone.right, alone.of, alone.low, alone.high) == (0, 0, 0.0, 1.0)
+    assert (alone.right, alone.count, alone.low, alone.high) == (0, 0, 0.0, 1.0)
     assert np.isnan(alone.accuracy)
 
 
@@ -297,6 +297,6 @@ def test_the_cluster_tells_the_group():
     # The last recorded round decides: 0, 1, 2 | 3, 4, 5, of which the last is the only one in another group's cluster.
     scores.assignment[:] = [[0, 1, 0, 1, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, -1, 1, 1]]
     found = GroupInference().guess(scores)
-    assert (found.right, found.of, found.chance) == (5, 6, 4 / 6)
+    assert (found.right, found.count, found.chance) == (5, 6, 4 / 6)
     scores.assignment[:] = 0
     assert GroupInference().guess(scores).accuracy == 4 / 6, "one model tells nothing beyond the largest group"

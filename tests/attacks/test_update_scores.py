@@ -174,7 +174,7 @@ def test_nothing_given_is_changed(mlp):
 
 def test_the_records_of_a_federation_are_its_clients_and_nobody_s_test_examples(build):
     federation = build().take(torch.tensor([5, 0, 3, 1, 4, 2]))
-    records = OwnedRecords.of(federation)
+    records = OwnedRecords.from_federation(federation)
     own = [5] * 10 + [0] * 9 + [3] * 12 + [1] * 12 + [4] * 5 + [2] * 7
     assert records.client.tolist() == own + [-1] * len(federation.test)
     assert torch.equal(records.x[:10], federation.clients.x[federation.clients.owned(0)])

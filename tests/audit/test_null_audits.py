@@ -98,7 +98,7 @@ def run():
     with Engine(simulation.setup.model, threads=1) as engine:
         simulation = move_to_engine(simulation, engine)
         *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
-        attacked = AttackedRun.of(simulation, now.state, now.rows, engine)
+        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         trained = [attacked.train_reference(i, engine) for i in range(4)]
         records = records_of_run(attacked, attacked.scores(engine), trained, engine)
         trajectory = trajectory_attack(attacked.replay(engine), trained)

@@ -117,7 +117,7 @@ def test_keys_that_do_not_fit_are_one_sentence(table, change, words):
 
 def test_a_folder_takes_no_columns_and_a_set_that_is_dealt_out_no_fractions():
     assert "'data.group' is of source 'table' alone" in refused({"source": "folder", "group": "a"})
-    assert "'data.size' must be two whole numbers, [height, width]" in refused({"source": "folder", "size": [28]})
+    assert "'data.size' must be two integers, [height, width]" in refused({"source": "folder", "size": [28]})
     assert "needs 'path', that of a folder of pictures" in refused({"source": "folder"})
     digits = {"source": "digits", "clients": 2, "examples_per_client": 5, "test_examples": 5, "test_fraction": 0.1}
     assert "'data.test_fraction' is of source 'folder', 'table' alone" in refused(digits)

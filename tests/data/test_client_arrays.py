@@ -114,14 +114,14 @@ def test_canaries_and_reference_federations_of_mapped_files_are_those_from_memor
     assert found[0].canaries.equals(found[1].canaries)
 
 
-def test_in_memory_it_is_the_same_federation_as_from_pairs(kind):
+def test_client_arrays_in_memory_equal_pairs(kind):
     together = federation(ClientArrays(INPUTS[kind], Y, SIZES), kind)
     assert content.fingerprint(together) == content.fingerprint(federation(pairs(kind), kind))
     assert not together.clients.mapped
 
 
 @pytest.mark.parametrize("form", [tuple, torch.tensor, np.array, lambda sizes: np.array(sizes, "uint8")])
-def test_sizes_may_be_any_whole_numbers(form):
+def test_sizes_may_be_integers_of_any_type(form):
     assert federation(ClientArrays(X, Y, form(SIZES))).clients.sizes.tolist() == SIZES
     equal = Federation.from_tensors(ClientArrays(X[:12], Y[:12], 4), test=(X, Y))
     assert equal.clients.sizes.tolist() == [4, 4, 4], "one size is of all clients"
@@ -142,7 +142,7 @@ def test_a_holdout_may_be_mapped(tmp_path):
     assert torch.equal(held.x, X)
 
 
-def test_files_stay_as_they_are_and_what_is_mapped_is_never_copied_as_a_whole(kind, tmp_path):
+def test_mapped_files_stay_unchanged_and_are_never_copied_whole(kind, tmp_path):
     given = saved(tmp_path, kind)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for path in before:
@@ -215,7 +215,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("make", "sentence"), WRONG.values(), ids=WRONG.keys())
-def test_what_does_not_match_gets_one_sentence(make, sentence):
+def test_client_arrays_that_do_not_match_are_one_sentence(make, sentence):
     with pytest.raises(InputError, match=sentence):
         federation(make())
 
@@ -272,7 +272,7 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(clusters=2)], ids=["fedavg", "ifca"])
-def test_what_is_kept_of_members_alone_measures_the_same(algorithm, monkeypatch):
+def test_predictions_of_members_alone_measure_the_same(algorithm, monkeypatch):
     kept = []
     margins_of = final_attacks.margins_of
 

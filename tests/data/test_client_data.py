@@ -108,7 +108,7 @@ def test_groups_are_those_of_the_clients_in_sorted_order():
     assert data.shares == {"north": pytest.approx(2 / 3), "south": pytest.approx(1 / 3)}
 
 
-def test_names_are_numbered_in_sorted_order_whole_numbers_by_size():
+def test_names_are_numbered_in_sorted_order_integers_by_size():
     data = dataset((2, 2, 2), clients=["10", "10", "9", "9", "-1", "-1"], labels=["x", "y", "Y", "x", "y", "x"])
     assert (data.client_names, data.class_names) == (("-1", "9", "10"), ("Y", "x", "y"))
     assert data.client.tolist() == [2, 2, 1, 1, 0, 0]
@@ -193,7 +193,7 @@ def test_held_out_rows_change_nothing_of_how_columns_become_inputs(impute):
     assert scale.words == ((), ("f", "x"))
 
 
-def test_a_node_s_words_go_by_the_server_s():
+def test_words_of_a_node_are_encoded_as_the_server_s():
     scale = Standardizer.fit(("sex",), torch.tensor([[0.0], [1.0]]).double(), (("f", "m"),), "mean")
     rows = torch.tensor([[0.0], [1.0], [float("nan")]]).double()
     assert scale.transform(rows, (("m", "x"),)).tolist() == [[0, 1], [0, 0], [1, 0]]

@@ -80,7 +80,7 @@ def test_hashes_of_inputs_that_differ_in_one_place_differ():
     assert len(set(content_hashes(x, torch.zeros(785, dtype=torch.int64)).tolist())) == 785
 
 
-def test_left_out_are_all_examples_that_are_there_twice(federation):
+def test_pairs_leave_out_all_repeated_examples(federation):
     own, held, test, shadow = parts(federation)
     count = Counter([*(e for client in (*own, *held) for e in client), *test, *shadow])
     records = pair_records(federation, Stream(0), "leave-out")
@@ -105,7 +105,7 @@ def test_copies_are_said_once_before_training(federation, caplog):
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_what_to_do_with_copies_is_one_of_two_words(federation):
+def test_unknown_duplicates_are_refused(federation):
     model = shoal.create_model("logistic", shoal.VectorShape(inputs=3, classes=2))
     with pytest.raises(InputError, match="'duplicates' must be 'keep' or 'leave-out'; got 'drop'"):
         simulate_with(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, duplicates="drop")

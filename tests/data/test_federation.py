@@ -50,7 +50,7 @@ def test_take_is_those_owners_in_that_order_sharing_the_examples(owners: list[in
     assert labels_by_owner(shards) == LABELS
 
 
-def test_shards_that_overlap() -> None:
+def test_shards_may_overlap() -> None:
     shards = Shards(torch.arange(4.0), torch.arange(4), torch.tensor([0, 1, 2, 1, 3]), torch.tensor([0, 3, 5]))
     assert labels_by_owner(shards) == [[0, 1, 2], [1, 3]]
     assert labels_by_owner(shards.take(torch.tensor([1, 0]))) == [[1, 3], [0, 1, 2]]
@@ -122,13 +122,13 @@ def test_a_federation_of_one_s_own_tensors() -> None:
         ([True] * 5, "list of 5"),
     ],
 )
-def test_whose_a_test_example_is_is_a_place_in_the_list_of_clients(clients, got) -> None:
+def test_clients_of_test_examples_must_be_positions_of_clients(clients, got) -> None:
     test = Examples(*examples(5), ["all"] * 5, clients)
     with pytest.raises(InputError, match=f"must be 5 integers from -1 to 2; got {got}$"):
         make_federation(test=test)
 
 
-def test_what_is_left_out() -> None:
+def test_defaults_of_a_federation_of_tensors() -> None:
     federation = make_federation(clients=[(torch.rand(2, 2), torch.tensor([0, 6])), examples(3)])
     assert federation.classes == 7
     assert federation.groups == ("all",)
@@ -173,7 +173,7 @@ def test_permuted_clients_take_everything_with_them() -> None:
         (torch.rand(2, 4, 4), "examples"),
     ],
 )
-def test_what_examples_are(x: Tensor, kind: str) -> None:
+def test_kind_of_examples_by_their_shape(x: Tensor, kind: str) -> None:
     one = (x, torch.tensor([0, 1]))
     assert Federation.from_tensors([one], test=one).kind == kind
 
@@ -204,7 +204,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", list(BAD))
-def test_a_federation_refuses(case: str) -> None:
+def test_tensors_that_make_no_federation_are_refused(case: str) -> None:
     arguments, sentence = BAD[case]
     with pytest.raises(InputError, match=sentence):
         make_federation(**arguments)

@@ -74,7 +74,7 @@ def test_a_shift_by_more_than_there_are_classes_is_refused() -> None:
         federation_of((PLAIN[0], replace(PLAIN[1], label_shift=5)))
 
 
-def test_a_configuration_shifts_labels_and_says_so_only_where_it_does(toy_config) -> None:
+def test_label_shift_of_a_configuration(toy_config) -> None:
     changes = ({}, {"data__groups__minority__label_shift": 0}, {"data__groups__minority__label_shift": 4})
     plain, same, moved = (toy_config(**more) for more in changes)
     assert "label_shift" not in plain.table()["data"]["groups"]["minority"]
@@ -85,7 +85,7 @@ def test_a_configuration_shifts_labels_and_says_so_only_where_it_does(toy_config
     assert torch.equal(labels[2], torch.where(group == 0, (labels[0] + 4) % 10, labels[0]))
 
 
-def test_a_property_attack_refuses_it(toy_config) -> None:
+def test_a_property_attack_refuses_a_label_shift(toy_config) -> None:
     # Its partition is by label and property; labels of one group that mean something else are none of the paper's.
     with pytest.raises(InputError, match=r"'data\.groups' must be left out"):
         build(

@@ -71,7 +71,7 @@ def test_a_picture_has_the_path_that_the_user_gave_it(part: str, listed: bool, t
             assert picture.getpixel((0, 0)) == round(255 * float(x.flatten()[0]))
 
 
-def test_a_place_in_the_user_s_own_lists_is_an_expression_of_python() -> None:
+def test_names_of_tensors_examples_are_python_expressions() -> None:
     numbers = torch.arange(60.0)[:, None]
     clients = [numbers[:10], numbers[10:17], numbers[17:30]]
     holdout, test = [numbers[30:32], numbers[32:33], numbers[33:36]], numbers[40:]

@@ -33,7 +33,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("form", SAME.values(), ids=SAME.keys())
-def test_in_any_form_it_is_the_same_federation(form):
+def test_arrays_of_any_form_give_the_same_federation(form):
     federation = Federation.from_tensors([form(*each) for each in CLIENTS], test=form(*TEST), classes=3)
     for name in ("clients", "test"):
         here, there = getattr(federation, name), getattr(PLAIN, name)
@@ -43,7 +43,7 @@ def test_in_any_form_it_is_the_same_federation(form):
         assert torch.equal(here.y, there.y)
 
 
-def test_words_of_texts_stay_whole_numbers():
+def test_words_of_texts_stay_integers():
     federation = Federation.from_tensors([([[3, 4], [5, 6]], [0, 1])], test=(np.array([[1, 2]], "uint16"), [1]))
     assert federation.clients.x.dtype == federation.test.x.dtype == torch.int64
 
@@ -109,7 +109,7 @@ def test_a_table_is_the_same_federation():
     assert torch.equal(again.clients.x, federation.clients.x)
 
 
-def test_a_column_of_pictures():
+def test_a_table_may_have_a_column_of_pictures():
     pixels = [np.full((2, 2), value, "float32").tolist() for value in (0.1, 0.2, 0.3)]
     table = pd.DataFrame({"image": pixels, "who": [1, 1, 2], "label": [0, 1, 0]})
     federation = Federation.from_table(table, Columns(client="who", label="label"), test=table)
@@ -152,14 +152,14 @@ def test_tables_that_cannot_be_used_are_one_sentence(change, words):
         ({"client": "who", "label": "ill", "inputs": ("age", "age")}, "'inputs' has the column 'age' twice"),
     ],
 )
-def test_a_column_is_one_thing(names, words):
+def test_columns_with_two_meanings_are_refused(names, words):
     with pytest.raises(InputError, match=words):
         Columns(**names)
     with pytest.raises(InputError, match=r"'columns' must be a Columns, such as Columns\(.*; got 'who'"):
         Federation.from_table(pd.DataFrame({"who": [1]}), "who", test=pd.DataFrame())
 
 
-def test_a_federation_is_a_line():
+def test_repr_of_a_federation_is_one_line():
     assert repr(PLAIN) == (
         "Federation(3 clients (all 3), 12 training examples of shape (3,), 3 classes; 6 test, 0 shadow, 0 held-out "
         "examples)"
@@ -197,7 +197,7 @@ def test_the_targets_of_a_regression_are_rows_in_any_form(form):
     assert "regression of 1 number;" in repr(federation)
 
 
-def test_whole_numbers_are_targets_only_where_that_is_said():
+def test_integers_are_targets_only_with_task_regression():
     x = CLIENTS[0][0]
     prices = torch.tensor([3.0, 1.0, 2.0, 0.0])
     assert Federation.from_tensors([(x, prices)], test=(x, prices)).classes == 4
@@ -249,13 +249,13 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     said = [each.removeprefix(f"'{tmp_path / 't.csv'}'").removeprefix("the table") for each in data.warnings]
     assert [each.message.removeprefix("the table") for each in caplog.records] == said
     assert said == [
-        ": the column 'dose' is left out, since 1 of 30 cells is no number, 'many' in row 30; correct it or name "
+        ": the column 'dose' is left out, since 1 of 30 cells is not a number, 'many' in row 30; correct it or name "
         "'inputs'",
         ": inputs that may be ids or codes: 'id' (another integer in each row); 'inputs' can leave them out",
     ]
 
 
-def test_whole_numbers_are_classes_as_they_are_where_classes_are_given():
+def test_integers_of_a_table_are_classes_where_classes_are_given():
     table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "label": [3, 7, 3]})
     columns = Columns("who", "label")
     assert Federation.from_table(table, columns, test=table).clients.y.tolist() == [0, 1, 0]

@@ -43,7 +43,7 @@ def test_pairs_have_one_group_and_label_and_no_example_twice(federation):
     assert pairs == expected < len(federation.clients.indices)
 
 
-def test_an_exchange_moves_the_chosen_examples_alone(federation):
+def test_swapping_moves_the_chosen_examples_alone(federation):
     records = pair_records(federation, Stream(0))
     exchange = torch.arange(len(records)) % 3 == 0
     before, after = federation.clients, records.swapped(exchange).clients
@@ -59,7 +59,7 @@ def test_an_exchange_moves_the_chosen_examples_alone(federation):
     assert torch.equal(records.federation.clients.x[records.rows[len(records) :]], federation.test.x[records.test])
 
 
-def test_all_or_none_exchanged_are_the_two_sides(federation):
+def test_swapping_no_pair_or_all_pairs_gives_the_two_halves(federation):
     records = pair_records(federation, Stream(0))
     none = records.swapped(torch.zeros(len(records), dtype=torch.bool)).clients
     assert torch.equal(none.x[none.indices], federation.clients.x[federation.clients.indices])

@@ -177,7 +177,7 @@ def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -
             assert len(factors.unique()) > 0.9 * len(factors)
 
 
-def test_a_group_of_unequal_clients_is_shifted_client_by_client() -> None:
+def test_groups_of_clients_of_unequal_sizes_are_shifted() -> None:
     """With unequal sizes the boundary between the groups lies elsewhere."""
     groups = (Group("dark", 0.5, brightness=(0.1, 0.1)), Group("dim", 0.5, brightness=(0.5, 0.5)))
     images = ImageDataset(
@@ -211,7 +211,7 @@ def test_an_image_s_shift_does_not_depend_on_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"dirichlet_alpha": 0.5}, {"reuse_images": True}], ids=["even", "skew", "reused"])
-def test_a_client_s_training_and_hold_out_images_are_shifted_alike_where_its_group_says_so(more: Any) -> None:
+def test_shift_per_client_is_the_same_for_training_and_hold_out_images(more: Any) -> None:
     each, shared = Group("each", 0.4, brightness=(0.1, 0.3)), Group("shared", 0.6, brightness=(0.5, 0.9))
     images = ImageDataset("white", torch.full((700, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(700), 700, 700)
     plan = partition(10, 20, 100, 100, holdout_examples=5, **more)
@@ -378,7 +378,7 @@ def test_all_is_the_name_of_the_only_group_with_clients() -> None:
         ("skewed alone", "a884a31d45fa13c0"),
     ],
 )
-def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
+def test_the_partition_of_a_seed_never_changes(kind: str, digest: str) -> None:
     """A seed gives the same federation in every version, or published runs could not be repeated.
 
     "skewed" changed once: holdouts have their client's skew. Without holdouts it is as before: "skewed alone".
@@ -420,7 +420,7 @@ def test_a_seed_decides_everything_and_another_seed_something_else(alpha: float 
         assert not torch.equal(mine.y, theirs.y)
 
 
-def test_neither_the_global_generators_nor_the_images_are_touched() -> None:
+def test_global_generators_and_images_stay_unchanged() -> None:
     images = noise(300)
     kept = images.pixels.clone()
     torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002

@@ -86,7 +86,7 @@ def test_a_picture_is_turned_upright_as_its_camera_says(tmp_path):
     assert load_folder(tmp_path, PictureFormat()).x.shape == (2, 1, 6, 4)
 
 
-def test_different_sizes_need_one_to_become(tmp_path):
+def test_pictures_of_different_sizes_need_a_size(tmp_path):
     write(pictures(tmp_path) / "bob" / "dog" / "9.png", 0, (5, 5))
     found = refused(tmp_path)
     assert "different sizes, such as 4x6" in found
@@ -99,8 +99,8 @@ def test_different_sizes_need_one_to_become(tmp_path):
     [
         (lambda p: write(p / "0.png", 1), "0.png' is a picture of no client"),
         (lambda p: write(p / "ann" / "0.png", 1), "0.png' is a picture of no class"),
-        (lambda p: (p / "ann" / "cat" / "notes.txt").touch(), "notes.txt' is no picture; a folder of a class holds"),
-        (lambda p: (p / "ann" / "cat" / "more").mkdir(), "more' is no picture"),
+        (lambda p: (p / "ann" / "cat" / "notes.txt").touch(), "notes.txt' is not a picture; a folder of a class holds"),
+        (lambda p: (p / "ann" / "cat" / "more").mkdir(), "more' is not a picture"),
         (lambda p: (p / "ann" / "cat" / "2.png").write_bytes(b"GIF"), "2.png' cannot be read as a picture"),
         (lambda p: write(p / "ann" / "cat" / "2.png", 1, dtype=np.uint16), "2.png' has more than 8 bits a pixel"),
     ],

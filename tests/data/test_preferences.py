@@ -30,7 +30,7 @@ def test_thresholds_come_from_the_seed_and_from_nothing_else() -> None:
     assert not torch.equal(draw_preferences(50, PAPER, 0.5, Stream(2)).threshold, first)
 
 
-def test_beta_from_the_threshold() -> None:
+def test_beta_threshold_weighs_risk_by_the_threshold() -> None:
     """The most tolerant client weighs loss only, the least tolerant risk only."""
     preferences = draw_preferences(200, PAPER, "threshold", Stream(0))
     expected = (0.8 - preferences.threshold) / 0.3

@@ -47,7 +47,7 @@ def test_each_picture_turns_by_its_own_angle() -> None:
     assert not torch.allclose(together[1], rotate(images[1:2], degrees[2:3])[0])
 
 
-def test_more_pictures_than_are_turned_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_in_chunks_is_rotation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     images, degrees = random_images(7, 1, 6, 6), torch.linspace(0, 90, 7)
     whole = rotate(images, degrees)
     monkeypatch.setattr("shoal.data.shifts._CHUNK", 3)
@@ -61,7 +61,7 @@ def test_brightness_is_a_factor_clipped_to_one() -> None:
     torch.testing.assert_close(brightened, expected)
 
 
-def test_draws_place_angle_and_factor_in_their_ranges() -> None:
+def test_uniform_draws_are_scaled_to_angles_and_factors() -> None:
     images = random_images(3, 1, 8, 8)
     uniform = torch.tensor([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])
     rotated = Group("a", 1.0, rotation=(10, 50)).shift(images, uniform)
@@ -129,7 +129,7 @@ def test_the_images_of_a_client_have_one_angle_and_another_client_another() -> N
     assert all(each[client == i].max() - each[client == i].min() > 5 for i in range(12))
 
 
-def test_a_client_s_shift_is_its_id_s_wherever_and_beside_whomever_it_stands() -> None:
+def test_a_client_s_shift_depends_on_its_id_alone() -> None:
     group = Group("a", 1.0, brightness=(0.2, 0.9), shift_per="client")
     factors = shifted(group, torch.arange(40)).flatten()
     order = torch.randperm(40, generator=Stream(1).generator())
@@ -155,7 +155,7 @@ def test_images_of_nobody_have_a_shift_of_their_own_in_every_group() -> None:
     assert len(per_client.unique()) == 40
 
 
-def test_groups_side_by_side_are_shifted_each_in_its_way() -> None:
+def test_groups_of_one_data_set_have_separate_shifts() -> None:
     groups = [Group("own", 0.5, brightness=(0, 1)), Group("shared", 0.5, brightness=(0, 1), shift_per="client")]
     group, client = torch.arange(40) % 2, torch.arange(40) // 4
     x = shifted_inputs(copies(WHITE, 40), torch.arange(40), groups, group, Stream(0), client).flatten()
@@ -186,7 +186,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", list(BAD))
-def test_a_group_refuses(name: str) -> None:
+def test_settings_of_a_group_that_are_refused(name: str) -> None:
     given, sentence = BAD[name]
     with pytest.raises(InputError, match=sentence):
         Group(**({"name": "few", "share": 0.5} | given))

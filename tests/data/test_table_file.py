@@ -52,7 +52,7 @@ def test_inputs_are_taken_as_named_in_their_order(tmp_path):
 
 
 @pytest.mark.parametrize(("labels", "names"), [(("10", "9"), ("9", "10")), (("1.0", "0"), ("0", "1"))])
-def test_labels_that_are_whole_numbers_go_by_size(tmp_path, labels, names):
+def test_integer_labels_are_numbered_by_size(tmp_path, labels, names):
     data = table(tmp_path, CSV.replace("no", labels[0]).replace("yes", labels[1]), Columns(client="who", label="ill"))
     assert data.class_names == names
     assert data.labels.tolist() == [1, 0, 1, 0]
@@ -86,7 +86,7 @@ def test_parquet_is_the_same_table(tmp_path):
         (("", ""), Columns("who", "ill", inputs=("city",)), "has not only numbers in the column 'city'; choose"),
         (("", ""), Columns("who", "ill", inputs=()), "'inputs' must name at least one column"),
         (("age,bmi", "age,age"), COLUMNS, "has two columns 'age'; give one another name"),
-        (("Rome\nb", "Rome,more\nb"), COLUMNS, "is no CSV file with a header, by commas and in UTF-8"),
+        (("Rome\nb", "Rome,more\nb"), COLUMNS, "is not a CSV file with a header, by commas and in UTF-8"),
     ],
 )
 def test_tables_that_cannot_be_used_are_one_sentence(tmp_path, change, columns, words):
@@ -97,7 +97,7 @@ def test_tables_that_cannot_be_used_are_one_sentence(tmp_path, change, columns, 
 
 def test_a_table_without_rows_columns_or_numbers_is_one_sentence(tmp_path):
     assert "has no rows" in refused(tmp_path, "who,ill,age,area\n")
-    assert "is no CSV file" in refused(tmp_path, "")
+    assert "is not a CSV file" in refused(tmp_path, "")
     assert "has no column of numbers besides 'who', 'ill'" in refused(
         tmp_path, "who,ill,city\na,0,Rome\n", Columns("who", "ill")
     )

@@ -191,10 +191,3 @@ def test_the_resolved_configuration_of_texts_has_only_used_settings():
     assert (decided.model.classes, decided.model.hidden, decided.model.filters) == (5, None, None)
     assert decided.engine.backend == "loop"
     assert simulation.federation.clients.x.dtype == torch.int64
-
-
-def test_an_image_network_refuses_texts():
-    with pytest.raises(
-        InputError, match=r"\[model\]: model 'mlp' takes images, but the data are texts; 'gru' takes those"
-    ):
-        build(settings(name="mlp"))

@@ -106,7 +106,7 @@ def test_recorded_risks_and_directives_replay_the_run(mlp, build):
             for k in range(2)
         ]
         again = Training(
-            federation, IFCAMIR(), LOCAL, engine, Stream(5), risk_estimator=RecordedRisks.of_rows(2, rows),
+            federation, IFCAMIR(), LOCAL, engine, Stream(5), risk_estimator=RecordedRisks.from_rows(2, rows),
             defenses=(asked,), coordinator=RecordedDirectives.from_rows(asked, rows, Stream(5)),
         )  # fmt: skip
         replayed = [each for each, _ in again.rounds(again.start(), 6)][-1]

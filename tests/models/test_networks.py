@@ -278,13 +278,13 @@ def test_flat_models_take_images_that_are_not_square(name: str) -> None:
     assert create_model(name, shape).network()(images(2, shape)).shape == (2, 3)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+def test_an_unknown_network_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(InputError, match=r"unknown model 'mnist-cn'; did you mean 'mnist-cnn'\?"):
         create_model("mnist-cn", MNIST)
     with pytest.raises(InputError, match=r"known: digits-cnn, faces-cnn, femnist-cnn, gru, logistic, .*vgg16"):
         create_model("qqq", MNIST)
 
 
-def test_an_unknown_depth_is_refused() -> None:
+def test_an_unknown_depth_of_vgg_is_refused() -> None:
     with pytest.raises(InputError, match="11, 13 or 16; got 19"):
         VGG(depth=19)

@@ -61,7 +61,7 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(outputs, values)
 
 
-def test_neither_padding_nor_the_other_texts_nor_their_order_matter(network):
+def test_padding_other_texts_and_order_do_not_matter(network):
     outputs = network(padded(TEXTS))
     torch.testing.assert_close(network(padded(TEXTS, 40)), outputs)
     torch.testing.assert_close(network(padded(TEXTS[::-1])).flip(0), outputs)
@@ -81,7 +81,7 @@ def test_the_embedding_of_padding_never_learns(network):
     assert (gradient[[7, 8, 9]].abs().sum(dim=1) > 0).all()
 
 
-def test_it_has_the_parameters_counted_by_hand():
+def test_gru_has_the_parameters_counted_by_hand():
     """Words by 100, three gates of 128 on 100 and on 128 with two biases, and 128 by classes."""
     expected = 3001 * 100 + 3 * 128 * (100 + 128 + 2) + 5 * (128 + 1)
     assert create_model("gru", TextShape(3000, 5)).parameters == expected
@@ -109,6 +109,6 @@ def test_networks_of_images_are_refused_for_texts(name):
         create_model(name, TextShape(20, 3))
 
 
-def test_an_unknown_name_is_refused_for_texts_too():
+def test_an_unknown_network_of_texts_is_refused():
     with pytest.raises(InputError, match=r"unknown model 'grru'; did you mean 'gru'\?"):
         create_model("grru", TextShape(20, 3))

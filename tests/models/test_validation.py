@@ -102,7 +102,7 @@ LOOPED = {
 
 
 @pytest.mark.parametrize("case", list(LOOPED))
-def test_what_vmap_cannot_compute_is_looped_and_said(case, caplog):
+def test_networks_that_vmap_cannot_compute_are_looped_with_a_warning(case, caplog):
     build, words = LOOPED[case]
     result = trained(build, 4)
     assert result.engine.backend == "loop"
@@ -124,7 +124,7 @@ SIMPLE = {
 
 
 @pytest.mark.parametrize("case", list(SIMPLE))
-def test_what_vmap_computes_stays_there_in_silence(case, caplog):
+def test_networks_that_vmap_computes_stay_there_without_a_warning(case, caplog):
     assert trained(SIMPLE[case], 4).engine.backend == "vmap"
     assert not caplog.messages
 
@@ -136,7 +136,7 @@ def test_a_loss_that_looks_at_its_values_is_looped():
     assert trained(Model(lambda: nn.Linear(4, 3), loss), 4).engine.backend == "loop"
 
 
-def test_whether_vmap_computes_a_network_is_asked_of_regressions_and_single_examples_too():
+def test_vmap_is_tried_on_regressions_and_single_examples():
     x, y = examples(1, 4)
     for count in (1, 2):
         rows = x.expand(count, 4)
@@ -250,7 +250,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
-def test_is_refused_before_training_with_its_cause_and_layer(case, caplog):
+def test_a_network_that_cannot_be_trained_is_refused_with_cause_and_layer(case, caplog):
     build, words = REFUSED[case]
     shape = (2, 4) if case == "attention's dropout" else (4,)
     state = random.getstate()
@@ -294,7 +294,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("case", list(ACCEPTED))
-def test_is_trained_with_the_same_bits_by_any_number_of_threads(case):
+def test_own_networks_train_to_the_same_bits_with_any_number_of_threads(case):
     build, shape, words = ACCEPTED[case]
     models = [trained(build, *shape, words=words, threads=threads).state.models for threads in (1, 2)]
     assert torch.equal(*models)

@@ -110,7 +110,7 @@ def test_an_aggregate_has_as_many_updates_as_other_clients_train_a_model_on_aver
 
 
 def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
-    auxiliary = Auxiliary.of_attacker(federation)
+    auxiliary = Auxiliary.from_attacker(federation)
     row = mlp.init(Stream(2))
     with Engine(mlp) as engine:
         updates = local_updates(row, auxiliary, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
@@ -126,7 +126,7 @@ def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
 
 
 def test_a_simulated_client_has_examples_of_both_kinds(mlp, federation):
-    auxiliary = Auxiliary.of_attacker(federation)
+    auxiliary = Auxiliary.from_attacker(federation)
     with Engine(mlp) as engine:
         args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
         few = replace(auxiliary, without_property=auxiliary.with_property)

@@ -307,7 +307,7 @@ def test_an_attacker_with_one_kind_of_example_is_refused(federation):
 
 
 def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_fractions_keep_one(mlp, federation):
-    own = Auxiliary.of_attacker(federation)
+    own = Auxiliary.from_attacker(federation)
     few = replace(own, with_property=own.with_property[:3], without_property=own.without_property[:5])
     with Engine(mlp) as engine:
         made = local_updates(mlp.init(Stream(2)), few, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))

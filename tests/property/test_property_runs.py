@@ -5,8 +5,10 @@ import pytest
 
 from run_files import content, metrics
 from shoal.config.build import build
+from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.property.update_table import PROPERTY_COLUMNS
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 
 PROPERTY = {
@@ -25,6 +27,50 @@ PROPERTY = {
     "property_attack": {"mode": "scaled", "period": 3, "trees": 10, "simulated_clients": 3},
 }
 """Digits with thick strokes, for which an active attacker looks."""
+
+COUNTING = '''
+import pandas as pd
+import torch
+from shoal.core.settings import Positive, settings
+from shoal.metrics.summary import Summary
+from shoal.property import PropertyAttackSection
+
+class Counting:
+    """Counts the clients of each round."""
+    name, columns = "counts", ("round", "clients")
+
+    def check(self, federation, algorithm):
+        pass
+
+    def initial_memory(self, state):
+        return {}
+
+    def observe(self, before, after, report, memory, training):
+        return {"clients": torch.tensor(len(report.cohort))}, memory
+
+    def measure(self, observations, stream, *, jobs):
+        rows = [(number, int(kept["clients"])) for number, kept in observations.items()]
+        return Summary(overall={"counts.rounds": len(rows)}), pd.DataFrame(rows, columns=self.columns)
+
+@settings
+class Section:
+    """The shipped federation, with another attack."""
+    period: Positive = 5
+    attack = property(lambda self: Counting())
+    of = staticmethod(lambda simulation: None)
+
+    def check(self, config):
+        pass
+
+    def draw(self, *given):
+        return PropertyAttackSection(period=self.period).draw(*given)
+
+    def federation(self, *given):
+        return PropertyAttackSection(period=self.period).federation(*given)
+
+    def malicious_clients(self, model, federation):
+        return None
+'''
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +168,19 @@ def test_a_passive_attack_leaves_the_models_as_they_are(config_of, tmp_path):
         )
     )
     assert (close / "models.safetensors").read_bytes() == (hardly / "models.safetensors").read_bytes()
+
+
+def test_an_attack_on_rounds_may_be_a_class_that_the_table_names(config_of, tmp_path, monkeypatch):
+    """By the door of the shipped one: it draws the federation, observes every round, and has a table of its own."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = run(config_of(property_attack={"name": "counting:Section", "period": 4}), tmp_path / "run")
+    rows = pd.read_csv(out / "counts.csv")
+    assert rows["round"].tolist() == [*range(1, 13)]
+    assert rows["clients"].tolist() == [5] * 12
+    assert metrics(out)["counts.rounds"] == 12
+    assert read_config(out / "config.toml").property_attack.period == 4
+    assert report_of(out).exists()
 
 
 def test_the_written_configuration_says_everything(finished):

@@ -36,7 +36,7 @@ def attacked(toy_config):
         now = initial_state(simulation, engine)
         for after, _ in run_rounds(simulation, engine, now):
             now = after
-        return AttackedRun.of(simulation, now.state, now.rows, engine), engine
+        return AttackedRun.from_run(simulation, now.state, now.rows, engine), engine
 
     yield make
     for engine in engines:
@@ -181,7 +181,7 @@ def test_a_run_with_a_property_attack_is_refused(attacked):
     run, engine = attacked()
     nobody = SimpleNamespace(clients=torch.empty(0), start=dict, train=dict)
     with pytest.raises(InputError, match="cannot replay a run with a property attack"):
-        AttackedRun.of(replace(run.simulation, malicious_clients=nobody), run.state, [], engine)
+        AttackedRun.from_run(replace(run.simulation, malicious_clients=nobody), run.state, [], engine)
 
 
 def test_the_population_is_no_larger_than_it_says(attacked, monkeypatch):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -60,27 +60,20 @@ def test_metrics_are_shown_with_their_meaning() -> None:
     assert "Clusters that end with at most 3 clients: 0 (3), 1 (3)" in text
 
 
-def test_a_group_that_is_shifted_by_client_says_so() -> None:
-    names = ["a", "b"]
-    config, summary = config_of(names, 2), parse_summary(summary_of(names, 2))
-    groups = config.data.groups | {"a": replace(config.data.groups["a"], shift_per="client")}
-    description = RunDescription.of(replace(config, data=replace(config.data, groups=groups)))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"shift_per": "client"}, "degrees; drawn for each client"), ({"label_shift": 3}, "labels shifted by 3")],
+)
+def test_a_group_says_how_it_is_shifted(change: dict[str, Any], words: str) -> None:
+    description = RunDescription.of(config_of(["a", "b"], 2))
+    groups = {name: replace(group, **change) if name == "a" else group for name, group in description.groups.items()}
+    summary = parse_summary(summary_of(["a", "b"], 2))
     with unrendered_figures():
-        text = page_of(run_page(description, summary, samples_of(names), **frames_of(names, 2))).text
-    assert "rotated by 0 to 25 degrees; drawn for each client" in text
-    assert text.count("drawn for each client") == 1
-    assert "drawn for each client" not in page_of(usual_page()).text
-
-
-def test_a_group_whose_labels_are_shifted_says_so() -> None:
-    names = ["a", "b"]
-    config, summary = config_of(names, 2), parse_summary(summary_of(names, 2))
-    groups = config.data.groups | {"a": replace(config.data.groups["a"], label_shift=3)}
-    description = RunDescription.of(replace(config, data=replace(config.data, groups=groups)))
-    with unrendered_figures():
-        text = page_of(run_page(description, summary, samples_of(names), **frames_of(names, 2))).text
-    assert text.count("labels shifted by 3") == 1
-    assert "labels shifted" not in page_of(usual_page()).text
+        page = run_page(
+            replace(description, groups=groups), summary, samples_of(["a", "b"]), **frames_of(["a", "b"], 2)
+        )
+    assert page_of(page).text.count(words) == 1
+    assert words not in page_of(usual_page()).text
 
 
 def test_labels_say_how_it_ended() -> None:
@@ -190,18 +183,6 @@ def test_run_read_back_gives_the_same_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["summary.json", "config.toml", "rounds.csv", "clients.csv", "roc.csv", "samples.safetensors"]
-)
-def test_missing_file_is_an_error(tmp_path: Path, name: str) -> None:
-    finished(tmp_path, ["a", "b"])
-    (tmp_path / name).unlink()
-    with pytest.raises(InputError, match=name) as caught:
-        report_of(tmp_path)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "report.html").exists()
-
-
-@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("summary.json", b"{"),
@@ -215,11 +196,13 @@ def test_missing_file_is_an_error(tmp_path: Path, name: str) -> None:
         ("roc.csv", b"group,non_members,fpr,tpr\na,group,0,high\n"),
         ("roc.csv", b'group,non_members,fpr,tpr\n"a,group,0,1\n'),
         ("samples.safetensors", b"short"),
+        *((name, None) for name in ("summary.json", "config.toml", "rounds.csv", "clients.csv", "roc.csv")),
+        ("samples.safetensors", None),
     ],
 )
-def test_damaged_file_is_an_error(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_missing_or_damaged_file_is_an_error(tmp_path: Path, name: str, content: bytes | None) -> None:
     finished(tmp_path, ["a", "b"])
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=name) as caught:
         report_of(tmp_path)
     assert "\n" not in str(caught.value)

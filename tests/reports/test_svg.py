@@ -4,15 +4,18 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as MplFigure
 
 import shoal.reports
 from html_page import figures_on, page_of
 from run_of_any_shape import clients_of, rounds_of, usual_page
 from shoal.reports.curves import NAMED, Curve
-from shoal.reports.plotting import cluster_style, draw_figure, figure_files
+from shoal.reports.plotting import cluster_style, draw_figure, figure_files, styled
 from shoal.reports.run.privacy_figures import violations
 from shoal.reports.run.run_curves import cluster_sizes
 from shoal.reports.run.run_view import with_limits
@@ -122,3 +125,17 @@ def test_clients_of_one_figure_are_named_up_to_a_number() -> None:
     clients = pd.concat([clients_of(GROUPS, 2)] * 200, ignore_index=True)
     drawn = [violations(with_limits(clients.head(count), "shadow"), GROUPS) for count in (6, MOST + 1)]
     assert [len(titles(each.image)) if each else None for each in drawn] == [6, 0]
+
+
+def test_ones_own_figures_have_by_name_the_style_of_the_pages():
+    with plt.style.context("shoal.figures"):
+        found = dict(mpl.rcParams)
+    with styled():
+        assert found == dict(mpl.rcParams)
+    assert found != dict(mpl.rcParams)
+
+
+def test_lines_take_the_colours_of_clusters_in_turn():
+    with plt.style.context("shoal.figures"):
+        colors = mpl.rcParams["axes.prop_cycle"].by_key()["color"]
+    assert list(map(to_hex, colors)) == [cluster_style(k).color.lower() for k in range(7)]

@@ -67,7 +67,7 @@ def personal(out: Path) -> torch.Tensor:
     return progress.state.personal["ditto"].tensor()
 
 
-def test_it_changes_no_byte_of_what_comes_out(config, in_memory, tmp_path):
+def test_personal_models_on_disk_change_no_byte_of_the_results(config, in_memory, tmp_path):
     out = run(config(), tmp_path / "disk")
     assert outcome(out) == outcome(in_memory)
     assert torch.equal(personal(out), personal(in_memory))
@@ -87,7 +87,9 @@ def test_reference_federations_are_trained_on_disk_too(config, tmp_path):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_killed_between_the_rows_and_the_checkpoint_is_never_killed(config, in_memory, tmp_path, monkeypatch, every):
+def test_a_run_killed_between_vectors_and_checkpoint_resumes_to_the_same_bytes(
+    config, in_memory, tmp_path, monkeypatch, every
+):
     """As a kill -9 there: the rows of a round are in the file, and no checkpoint knows of them."""
     asked, saved = config(checkpoint__every=every), []
 
@@ -113,7 +115,7 @@ def test_killed_between_the_rows_and_the_checkpoint_is_never_killed(config, in_m
     assert len(rows_in(out)) == 1
 
 
-def test_a_run_may_be_resumed_with_personal_models_in_the_other_place(config, in_memory, tmp_path):
+def test_personal_models_may_move_between_memory_and_disk_on_resume(config, in_memory, tmp_path):
     out = halted(config("memory"), tmp_path / "out", 2)
     assert len(rows_in(out)) == 2, "one of each checkpoint"
     halted(config("disk"), out)
@@ -194,7 +196,7 @@ def test_a_simulation_without_a_directory_leaves_no_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kept", ["memory", "disk"])
-def test_what_goes_on_from_a_run_leaves_its_files_alone(tmp_path, kept):
+def test_a_run_that_starts_from_another_leaves_its_files_alone(tmp_path, kept):
     first = simulated(personal_models="disk", out=tmp_path / "first")
     before = {path.name: path.read_bytes() for path in rows_in(tmp_path / "first")}
     more = [simulated(start=first, personal_models=kept, out=out, rounds=2) for out in (None, tmp_path / "more")]
@@ -204,6 +206,6 @@ def test_what_goes_on_from_a_run_leaves_its_files_alone(tmp_path, kept):
     assert before == {path.name: path.read_bytes() for path in rows_in(tmp_path / "first")}
 
 
-def test_another_place_is_refused():
+def test_personal_models_elsewhere_than_memory_or_disk_are_refused():
     with pytest.raises(InputError, match="'personal_models' must be 'memory' or 'disk'; got 'tape'"):
         simulated(personal_models="tape")

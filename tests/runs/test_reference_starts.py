@@ -31,7 +31,7 @@ def simulated(**changes):
 def attacked(result):
     rows = result.rounds.to_dict("records")
     with result.engine.reopened() as engine:
-        return AttackedRun.of(result.simulation, result.state, rows, engine)
+        return AttackedRun.from_run(result.simulation, result.state, rows, engine)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def attacked(make):
     trained = shoal.simulate(of_nobody(rows(3, 100), rows(4)), MODEL, shoal.LocalOnly(), local, rounds=1)
     simulation = shoal.simulate(make(rows(1), rows(2)), MODEL, shoal.LocalOnly(), local, rounds=1).simulation
     with shoal.Engine(MODEL) as engine:
-        run = AttackedRun.of(move_to_engine(simulation, engine), trained.state, [], engine)
+        run = AttackedRun.from_run(move_to_engine(simulation, engine), trained.state, [], engine)
         found = run.scores(engine)
     return run, roc_auc(found.score.numpy(), found.member.numpy())
 

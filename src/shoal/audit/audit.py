@@ -90,10 +90,9 @@ class Audit:
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
         """The row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
 
-        It is the attack that finds most where each reference model in turn is attacked with the others as its
-        references, so the attacked model's members do not choose it (with fewer than three reference models: RMIA,
-        offline RMIA, difficulty calibration or the loss, the first that could be asked). Another attack decides only
-        where it is certain to be stronger, by an interval that all attacks keep at once.
+        The attack is chosen on the reference models, each attacked in turn with the others as its references (with
+        fewer than three: RMIA, offline RMIA, difficulty calibration or the loss, the first that could be asked).
+        Another decides only where it is certain to be stronger, by an interval that all attacks keep at once.
         """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
         return rows[rows["strongest"].astype(bool)].to_dict("records")[0]
@@ -202,12 +201,9 @@ def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd
 def scope_rows(
     scope: str, name: str, metrics: Mapping[str, MembershipMetrics], views: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The rows of `Audit.attacks` of one scope, in the order of ``views``.
+    """The rows of `Audit.attacks` of one scope, such as "group" and its name, in the order of ``views``.
 
-    Args:
-        scope, name: such as "group" and the group's name.
-        metrics: of each attack, the one that was chosen beforehand first.
-        views: of each attack.
+    The first of ``metrics`` is of the attack that was chosen beforehand.
     """
     decisive, _ = strongest(metrics)
     chosen = next((attack for attack, found in metrics.items() if not np.isnan(found.accuracy)), decisive)
@@ -241,7 +237,7 @@ _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
 @dataclass(frozen=True)
 class Gate:
-    """A limit on the upper end of a figure's interval.
+    """A limit on the upper end of a figure's interval that a release must keep, such as ``tpr_at_fpr_0.01 <= 0.05``.
 
     Args:
         key: one of `LIMITED`, of every attack on every group; or one key of audit.json, such as
@@ -255,10 +251,8 @@ class Gate:
     strict: bool = False
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """The upper ends that break this gate, by key of audit.json; empty: it holds.
-
-        Raises:
-            InputError: nothing that it limits was measured.
+        """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
+        measured.
         """
         uppers = {
             key.removesuffix(".high"): float(value)
@@ -298,9 +292,6 @@ class Gate:
 
 def parse_gates(expressions: Sequence[str]) -> list[Gate]:
     """The gates that ``expressions`` state.
-
-    Raises:
-        InputError: no list, or one with an expression of another form or without a metric.
 
     >>> parse_gates(["tpr_at_fpr_0.01 <= 0.05"])
     [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]

@@ -86,11 +86,10 @@ class CanaryExposure:
 
 
 def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
-    """The metrics of a run with canaries, from the rows of `canaries.csv`.
+    """The metrics of a run with canaries, from the rows of `canaries.csv`; rates with their limits.
 
-    Rates come with their limits, ``.low`` and ``.high``. ``canaries.found`` is the share that scores above every
-    left-out canary. ``canaries.epsilon_low`` is what one audit proves: with 95 % confidence training is not
-    (epsilon, ``canaries.delta``)-DP towards one record for any smaller epsilon.
+    ``canaries.found`` is the share that scores above every left-out canary. ``canaries.epsilon_low`` is what one audit
+    proves: with 95 % confidence training is not (epsilon, delta)-DP towards one record for any smaller epsilon.
     """
     scores, member = table["score"].to_numpy(), table["member"].to_numpy(dtype=bool)
     audit, scored = one_run_audit(scores, member, delta=delta), ~np.isnan(scores)
@@ -109,12 +108,10 @@ class OneRunAudit:
     """A lower bound on epsilon from one training run, by guessing which canaries were trained on.
 
     Args:
-        epsilon: lower bound, at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e below.
-        delta: that was audited.
-        confidence: of the bound.
+        epsilon: at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e below.
+        delta, confidence: of the bound.
         canaries: m, all canaries whose inclusion was drawn by a coin.
-        guesses: r, how many of them were guessed by the choice that gave the bound.
-        correct: v, how many of the guesses were right.
+        guesses, correct: how many were guessed by the choice that gave the bound, and how many rightly.
     """
 
     epsilon: float
@@ -143,12 +140,8 @@ def one_run_audit(
     Args:
         scores: (m,), higher where a canary looks trained on; NaN: it is not guessed.
         included: (m,) whether each was trained on, by independent fair coins.
-        delta: of the (epsilon, delta) that is tested, in [0, 1).
-        confidence: probability that the bound holds, in (0, 1).
+        delta, confidence: of the (epsilon, delta) that is tested, and that the bound holds.
         guesses: choices (in, out) of how many to guess; None: those of `default_guesses`.
-
-    Raises:
-        InputError: shapes that differ, no canaries, or a number outside its range.
 
     Example:
         >>> import numpy as np
@@ -180,18 +173,14 @@ def default_guesses(canaries: int) -> list[tuple[int, int]]:
     """Choices (in, out) for m canaries: two fifths, a fifth and a twentieth at each end.
 
     Not a half, since coins do not include exactly a half, and the guesses in the middle would be wrong.
-
-    >>> default_guesses(40), default_guesses(1)
-    ([(16, 16), (8, 8), (2, 2)], [(1, 0)])
     """
     ends = [max(1, canaries * part // 20) for part in (8, 4, 1)]
     return list(dict.fromkeys((each, min(each, canaries - each)) for each in ends))
 
 
 def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int:
-    """How many are right of guessing the ``high`` highest of scores (m,) in and the ``low`` lowest out.
-
-    Where fewer than that are not NaN, all of those are guessed, in the same proportion.
+    """How many are right of guessing the ``high`` highest of scores (m,) in and the ``low`` lowest out; where fewer are
+    not NaN, of guessing all of those in the same proportion.
     """
     known = ~np.isnan(scores)
     score, member = scores[known], included[known]
@@ -228,14 +217,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: f
 def epsilon_lower_bound(
     canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95
 ) -> float:
-    """The largest epsilon below which every epsilon is rejected by `p_value`; 0 where none is.
-
-    Raises:
-        InputError: not 0 <= correct <= guesses <= canaries, or a delta outside [0, 1).
-
-    >>> round(epsilon_lower_bound(1000, 100, 75, delta=1e-4), 3)
-    0.673
-    """
+    """The largest epsilon below which every epsilon is rejected by `p_value`; 0 where none is."""
     from scipy import special, stats  # noqa: PLC0415 - takes half a second to import
 
     require(

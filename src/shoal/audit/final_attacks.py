@@ -87,9 +87,7 @@ class FinalAttacks:
         return dict(zip(groups, self._with_references(own, "group", names), strict=True))
 
     def _with_references(self, own: list[ByAttack], column: str, values: Sequence[int | str]) -> list[ByAttack]:
-        """The attacks on records with reference models, and after them those of the run's ``own`` that are not among
-        them. An attack that was made both ways counts on the records, but for a model or group of which none is asked.
-        """
+        """Attacks on records with reference models `joined` with the run's ``own``."""
         if self.references is None:
             return [{self.titles.get(name, name): metrics for name, metrics in each.items()} for each in own]
         by_records = self.references.measured(column)
@@ -97,7 +95,7 @@ class FinalAttacks:
 
 
 def joined(by_records: ByAttack, own: ByAttack) -> ByAttack:
-    """Attacks on records, each on all examples where no record is asked about, then ``own`` that are not among them."""
+    """Attacks on records, or on all examples where no record is asked about; then ``own`` that are not among them."""
     merged = {
         name: own.get(name, metrics) if np.isnan(metrics.accuracy) else metrics for name, metrics in by_records.items()
     }
@@ -200,10 +198,8 @@ class _Attacked:
     def scores(
         self, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None = None
     ) -> list[ModelScores]:
-        """By each of ``fits``. The outputs are computed for some models at a time, and none are kept.
-
-        Args:
-            watch: is told the number of the first model of each part, and the part's outputs.
+        """The scores of each of ``fits``. Outputs are computed for some models at a time, and none are kept; ``watch``
+        is told the number of the first model of each part, and the part's outputs.
         """
         outputs_of_model = len(self.federation.test) * (self.federation.classes or self.federation.test.y[0].numel())
         size = max(1, OUTPUTS_AT_ONCE // max(1, outputs_of_model))
@@ -231,19 +227,12 @@ class _Attacked:
 
 
 def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federation: Federation) -> dict[str, NDArray]:
-    """Columns of `clients.csv`, (N,) each.
+    """Columns of `clients.csv`, (N,) each, from what attacks find about each of the S models.
 
-    ``exposure``: the balanced accuracy of an attack, averaged over its fits, on the most exposed model that the client
-    trained, so that who leaves an exposed model late is not called safe; NaN for a client that never trained. It is the
-    first attack, unless another is certain to be stronger on a model; see `strongest`.
-    ``exposure_low``: the lower end of its interval. ``exposure_null_high``: the balanced accuracy that 95 % of such
-    attacks do not exceed where nothing is leaked. ``attack``: which attack. ``exceeded``: whether ``exposure_low`` is
-    above the client's threshold.
-
-    Args:
-        by_model: what attacks find about each of the S models, by the attacks' names.
-        trainers: (N, S) bool, who trained which model.
-        federation: that was attacked.
+    ``exposure``: the balanced accuracy of the `strongest` attack, averaged over its fits, on the most exposed model
+    that the client trained, so that who leaves an exposed model late is not called safe; NaN for a client that never
+    trained. ``exposure_low``: the lower end of its interval. ``exposure_null_high``: what 95 % of such attacks do not
+    exceed where nothing is leaked. ``exceeded``: whether ``exposure_low`` is above the client's threshold.
     """
     decisions = [strongest(attacks) for attacks in by_model]
     decisive = [attacks[name] for attacks, (name, _) in zip(by_model, decisions, strict=True)]

@@ -87,8 +87,8 @@ class FinishedTraining:
 
     @cached_property
     def records(self) -> RecordTable:
-        """The configured attack's scores: each deployed model's members, and as many test examples of their groups and
-        labels.
+        """The configured attack's scores of each deployed model's members, and of as many test examples of their groups
+        and labels.
         """
         scores = self.attacks.configured[0]
         return RecordTable.join([scores.of_model(s) for s in range(len(scores.margins))])

@@ -34,12 +34,7 @@ class Membership:
 
     @staticmethod
     def of_clusters(state: State, within: int) -> "Membership":
-        """That of the K models of the clusters.
-
-        Args:
-            state: after the last round.
-            within: rounds before a model's last training in which somebody who trained it still is a member.
-        """
+        """That of the K models of the clusters; members trained ``within`` so many rounds of the last training."""
         trainers = state.trainers(within)
         cluster = state.assignment.clamp(min=0)
         member = (state.assignment >= 0) & trainers[torch.arange(len(cluster)), cluster]
@@ -75,12 +70,8 @@ def is_personal(deployed: Deployed) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """Margins of one attack on one model: score - threshold, positive where the attack says member.
-
-    Args:
-        training: (T_k,) the training examples that were scored.
-        members: (T_k,) the margins of these.
-        non_members: (M,) the margins of the test examples.
+    """Margins of one attack on one model, score - threshold: of the training examples (T_k,) that were scored, and of
+    the test examples (M,).
     """
 
     training: Ints
@@ -141,11 +132,9 @@ class ModelScores:
     def of_model(self, k: int, *, population: bool = False) -> RecordTable:
         """Model k: training examples of the clients that trained it, against as many test examples.
 
-        Args:
-            k: the model.
-            population: against test examples of all groups, in the proportions of the groups among the clients;
-                otherwise with the members' mix of groups. Members without test examples of their group and label are
-                left out.
+        They have the members' mix of groups and labels; with ``population`` test examples of all groups, in the
+        proportions of the groups among the clients. Members without test examples of their group and label are left
+        out.
         """
         scored = self.margins[k]
         inside = self.members.trainers.numpy()[self._owner[scored.training], k]
@@ -159,13 +148,10 @@ class ModelScores:
         return self._table([(k, inside, wanted)])
 
     def of_group(self, g: int, mix: Floats | None = None) -> RecordTable:
-        """The clients of group g: their training examples against test examples, each on the model its client trained
-        last.
+        """The training examples of group g against test examples, each on the model that its client trained last.
 
-        Args:
-            g: whose training examples.
-            mix: (G,) the proportions of the groups among the test examples; None: of group g alone, which measures
-                memorisation. With others, an attack that only recognises groups has an advantage too.
+        ``mix`` (G,) are the proportions of the groups among the test examples; None: of group g alone, which measures
+        memorisation. With others, an attack that only recognises groups has an advantage too.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix
         group, latest, parts = self.federation.group.numpy(), self.members.latest.numpy(), []

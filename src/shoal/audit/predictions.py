@@ -24,19 +24,16 @@ MAX_OUTPUTS = 2**24
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """The models' outputs on training examples and on test examples.
+    """Outputs of K models on training examples and on test examples.
 
     Args:
-        training: of each model k, (T_k,) int64 the training examples of which its outputs are kept.
-        members: of each model k, its outputs (T_k, C) on these.
-        evaluated: of each model k, (E_k,) int64 the training examples that it was evaluated on.
-        values: of each model k, its metric (E_k,) float64 on these.
-        labels: (T,) of all training examples; of a regression (T, d).
-        owner: (T,) the client that holds each training example.
-        test: (K, M, C), of every model on every test example.
-        test_labels: (M,); of a regression (M, d).
-        reference_members: of each model k with reference models, their outputs (R, T_k, C).
-        reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
+        training: of each model, (T_k,) int64 the training examples of which its outputs are kept.
+        members: of each model, its outputs (T_k, C) on these.
+        evaluated: of each model, (E_k,) int64 the training examples that it was evaluated on.
+        values: of each model, its metric (E_k,) float64 on these.
+        labels, owner: (T,) of all training examples: labels (of a regression (T, d)) and clients.
+        test, test_labels: (K, M, C) outputs of every model on every test example, and their labels (M,).
+        reference_members, reference_test: outputs (R, T_k, C) and (R, M, C) of reference models, by model.
         loss: with which the models were trained.
     """
 
@@ -70,7 +67,7 @@ def evaluate_models(
         models: (K, P).
         clients: (N, K) bool, on whose examples each model is evaluated.
         records: that the attacks on the K models were fitted on; see `with_references`.
-        members: (N, K) bool, those of the ``clients`` whose examples are members of each model; None: all of them.
+        members: (N, K) bool, the ``clients`` whose examples are members of each model; None: all of them.
 
     Example:
         >>> import torch, shoal
@@ -78,11 +75,9 @@ def evaluate_models(
         >>> own = (torch.eye(4), [0, 1, 0, 1])
         >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
-        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
         >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
-        ...     state, _ = training.round(training.start())
-        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
+        ...     models = model.init(shoal.Stream(0))[None]
+        ...     outputs = evaluate_models(models, torch.ones(2, 1, dtype=torch.bool), federation, engine)
         ...
         >>> outputs.members[0].shape, outputs.test.shape, outputs.owner.tolist()
         (torch.Size([8, 2]), torch.Size([1, 4, 2]), [0, 0, 0, 0, 1, 1, 1, 1])

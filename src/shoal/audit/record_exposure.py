@@ -1,6 +1,5 @@
 """How exposed each single record is, over all models that did and did not train on it."""
 
-from dataclasses import dataclass
 from math import nan
 
 import numpy as np
@@ -8,6 +7,9 @@ from numpy.typing import NDArray
 
 from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
 from shoal.core.randomness import Stream
+
+_Prior = tuple[float, float]
+"""Mean and shape of a distribution of variances; the mean is NaN or 0 without any."""
 
 DRAWS = 399
 """Assignments that are drawn anew: the bound is the 380th of 399 largest values, so that its level is exact."""
@@ -72,10 +74,10 @@ def record_exposure(
     inside = np.column_stack([scores.member, scores.reference_member])
     # Around each record's mean, or squares of large scores would lose their last digits.
     values = values - values.mean(axis=1, keepdims=True)
-    found = _Distances.of(values, inside)
-    if not found.prior[0] > 0:
+    distance, error, prior = _distances(values, inside)
+    if not prior[0] > 0:
         return np.full(len(scores), nan), np.full(len(scores), nan)
-    exposure = norm.cdf(found.d / 2)
+    exposure = norm.cdf(distance / 2)
     if values.shape[1] < LEAST_MODELS:
         return exposure, np.full(len(scores), nan)
     random, largest = stream("record exposure").numpy(), []
@@ -83,47 +85,38 @@ def record_exposure(
     blocks = np.arange(values.shape[1]) if pair is None else _opposites(inside)
     number = np.arange(len(scores)) if pair is None else np.unique(pair, return_inverse=True)[1]
     for _ in range(DRAWS):
-        drawn = _Distances.of(values, redrawn(inside, number, blocks, random), found.prior)
-        largest.append(np.nanmax(drawn.d / drawn.error, initial=-np.inf))
+        drawn, drawn_error, _ = _distances(values, redrawn(inside, number, blocks, random), prior)
+        largest.append(np.nanmax(drawn / drawn_error, initial=-np.inf))
     c = np.sort(largest)[int(np.ceil(confidence * (len(largest) + 1))) - 1]
-    return exposure, norm.cdf((found.d - c * found.error) / 2)
+    return exposure, norm.cdf((distance - c * error) / 2)
 
 
-@dataclass(frozen=True, eq=False)
-class _Distances:
-    """Differences d (M,) of mean IN and OUT scores in standard deviations, and their standard errors (M,); NaN where a
-    record has scores of one kind only.
+def _distances(values: Floats, inside: Bools, prior: _Prior | None = None) -> tuple[Floats, Floats, _Prior]:
+    """Differences (M,) of mean IN and OUT scores in standard deviations, and their standard errors (M,).
+
+    They are NaN where a record has scores of one kind only. The ``prior`` is that of the true memberships: with others,
+    one record that is exposed would have a variance that makes all others look alike.
 
     Args:
-        prior: mean and shape of the inverse-gamma distribution of the variances; the mean is NaN or 0 without any.
+        values: scores (M, 1 + R), of each record around its mean.
+        inside: (M, 1 + R) whether each model was trained on each record.
+        prior: mean and shape of the inverse-gamma distribution of the variances; None: that of these.
     """
-
-    d: Floats
-    error: Floats
-    prior: tuple[float, float]
-
-    @staticmethod
-    def of(values: Floats, inside: Bools, prior: tuple[float, float] | None = None) -> "_Distances":
-        """Of scores (M, 1 + R), of each record around its mean.
-
-        The ``prior`` is that of the true memberships. With others, one record that is exposed would have a variance
-        that makes all others look alike.
-        """
-        count_in = inside.sum(axis=1).astype(np.float64)
-        count_out = values.shape[1] - count_in
-        both = (count_in > 0) & (count_out > 0)
-        sum_in = np.where(inside, values, 0.0).sum(axis=1)
-        sum_out = values.sum(axis=1) - sum_in
-        count_in, count_out = np.where(both, count_in, nan), np.where(both, count_out, nan)
-        mean_in, mean_out = sum_in / count_in, sum_out / count_out
-        squares = np.maximum(0.0, (values**2).sum(axis=1) - sum_in * mean_in - sum_out * mean_out)[both]
-        own = values.shape[1] - 2
-        pooled, shape = prior or _prior(squares, own)
-        freedom = own + 2 * shape
-        variance = np.full(len(values), nan)
-        variance[both] = (squares + 2 * (shape - 1) * pooled) / freedom
-        d = (mean_in - mean_out) / np.sqrt(variance)
-        return _Distances(d, np.sqrt(1 / count_in + 1 / count_out + d**2 / (2 * freedom)), (pooled, shape))
+    count_in = inside.sum(axis=1).astype(np.float64)
+    count_out = values.shape[1] - count_in
+    both = (count_in > 0) & (count_out > 0)
+    sum_in = np.where(inside, values, 0.0).sum(axis=1)
+    sum_out = values.sum(axis=1) - sum_in
+    count_in, count_out = np.where(both, count_in, nan), np.where(both, count_out, nan)
+    mean_in, mean_out = sum_in / count_in, sum_out / count_out
+    squares = np.maximum(0.0, (values**2).sum(axis=1) - sum_in * mean_in - sum_out * mean_out)[both]
+    degrees = values.shape[1] - 2
+    pooled, shape = prior or _prior(squares, degrees)
+    freedom = degrees + 2 * shape
+    variance = np.full(len(values), nan)
+    variance[both] = (squares + 2 * (shape - 1) * pooled) / freedom
+    d = (mean_in - mean_out) / np.sqrt(variance)
+    return d, np.sqrt(1 / count_in + 1 / count_out + d**2 / (2 * freedom)), (pooled, shape)
 
 
 def _prior(squares: Floats, freedom: int) -> tuple[float, float]:
@@ -140,7 +133,7 @@ def _prior(squares: Floats, freedom: int) -> tuple[float, float]:
 
 
 def _opposites(inside: Bools) -> NDArray[np.int64]:
-    """(1 + R,) which columns of memberships are drawn by one coin: models 2 i and 2 i + 1 where always one trained."""
+    """(1 + R,) the columns of memberships that one coin draws: models 2 i and 2 i + 1 where always one trained."""
     block = np.arange(inside.shape[1])
     for first in range(1, inside.shape[1] - 1, 2):
         if (inside[:, first] != inside[:, first + 1]).all():

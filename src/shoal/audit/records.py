@@ -123,18 +123,11 @@ def measure(records: RecordTable, by: str) -> dict[Any, MembershipMetrics]: ...
 def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | dict[Any, MembershipMetrics]:
     """Balanced accuracy, AUC, true positive rates at low false positive rates, their intervals and what chance gives.
 
+    Rates are NaN without members or without non-members.
+
     Args:
         records: of one attack, or with ``by="attack"`` of several.
         by: a column; then by each of its values, in the order in which they come. None: of all rows together.
-
-    Returns:
-        Metrics; rates are NaN without members or without non-members.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.audit import RecordTable, measure
-        >>> measure(RecordTable.from_columns([3.0, 1.0, 2.0, 0.0], [True, True, False, False], threshold=1.5)).accuracy
-        0.5
     """
     if by is None:
         return membership_metrics(
@@ -147,20 +140,10 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
 
 
 def matching_weights(wanted: NDArray[Any], stratum: Ints) -> Floats:
-    """Weights (m,) that give records of each of S strata the total ``wanted`` (S,).
+    """Weights (m,) that give records of each of S strata the total ``wanted`` (S,), by the stratum (m,) of each.
 
     Members and non-members must be of one mix of groups and labels, or an attack would be credited with recognising
-    these. So each non-member counts as much as members of its group and label are there for each non-member of it.
-
-    Args:
-        wanted: of each stratum, such as its number of members.
-        stratum: (m,) of each record.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.audit.records import matching_weights
-        >>> matching_weights(np.array([1.0, 3.0]), np.array([0, 0, 1]))
-        array([0.5, 0.5, 3. ])
+    these: each non-member of a stratum counts as members of it are there for each non-member.
     """
     return (wanted / np.maximum(1, np.bincount(stratum, minlength=len(wanted))))[stratum]
 

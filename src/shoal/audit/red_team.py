@@ -88,9 +88,9 @@ class RedTeam:
     ) -> RiskEstimate:
         """The membership-inference accuracy on each of the K models of ``state``.
 
-        A model without clients keeps its last estimate where the estimator needs members. Intervals take the examples
-        as independent, and the attack as given; those of the "shadow" estimator are of the mean over shadow models, by
-        their spread, and not of the attacked model.
+        A model without clients keeps its last estimate where the estimator needs members. Intervals take examples as
+        independent, and the attack as given; those of "shadow" are of the mean over shadow models, not of the attacked
+        one.
         """
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)

@@ -129,8 +129,7 @@ class AttackedRecords:
 
     Args:
         attacks: the rows of each attack, by its key in audit.json.
-        chosen: the attack that was chosen beforehand, without the attacked model's members, to say how exposed records
-            are.
+        chosen: the attack that was chosen beforehand, without the attacked model's members.
         references: R, the number of reference models.
         omitted: attacks that were not computed, and why.
     """
@@ -156,9 +155,6 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     The attack that is chosen beforehand is the one of largest area under the ROC curve where each reference model in
     turn is attacked with the others as its references. With fewer than `LEAST_TO_CHOOSE` it is the first of
     `CHOSEN_WITHOUT_REFERENCES`.
-
-    Raises:
-        InputError: too few members or non-members.
     """
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
@@ -230,15 +226,14 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
         scores: of the attack on the attacked model.
         left_out: (M, R), see `leave_one_out_scores`; None: there are none.
         trained: (M, R) whether each reference model was trained on each record.
-        cells: (M,) each, which cell a record is of; coarse ones first, such as its group, then its group and model.
+        cells: (M,) each, the cell of each record; coarse ones first, such as its group, then its group and model.
 
     Example:
         >>> import numpy as np
         >>> from shoal.audit import reference_thresholds
         >>> trained = np.arange(200)[:, None] % 2 == 0
-        >>> known, unknown = reference_thresholds(np.zeros(200), 4.0 * trained, trained), np.arange(200.0)
-        >>> set(known.tolist()), set(reference_thresholds(unknown, None, trained).tolist())
-        ({2.0}, {99.5})
+        >>> set(reference_thresholds(np.zeros(200), 4.0 * trained, trained).tolist())
+        {2.0}
     """
 
     def of(rows: Bools) -> float:

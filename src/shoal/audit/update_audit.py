@@ -104,16 +104,10 @@ class UpdateAudit:
 
 
 def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None = None) -> UpdateAudit:
-    """Attack every client that was seen, or those of one group.
+    """Attack every client that was seen, or those with records of a ``group``.
 
-    A client's non-members have the mix of groups and labels of its members, by their weights; a member whose group and
-    label no non-member has is left out, and ``members`` counts the others. In a regression groups alone must agree.
-    A record that nobody trained on is asked of many clients, so intervals over all clients are somewhat too narrow.
-
-    Args:
-        attack: on the updates.
-        scores: of recorded rounds.
-        group: name of a group; None: all clients.
+    A member whose group and label no non-member has is left out. A record that nobody trained on is asked of many
+    clients, so intervals over all clients are somewhat too narrow.
 
     Example:
         >>> import numpy as np
@@ -319,10 +313,8 @@ class ReconstructionAudit:
 
     Args:
         clients: (N,) int64 ids, ascending.
-        cosine: (N,) float64, of each reconstructed update with the mean of those that the client sent.
-        baseline: (N,) float64, of the mean move of the models that it trained with the same.
-        resolution: (N,) float64, see `ReconstructedUpdates`.
-        explained: see `ReconstructedUpdates`.
+        cosine, baseline: (N,) of each reconstructed update, and of the mean move, with the mean update that was sent.
+        resolution, explained: see `ReconstructedUpdates`.
         rounds: number of rounds with the models before and after them.
     """
 
@@ -345,23 +337,6 @@ def audit_reconstruction(rounds: Iterable[RoundUpdates], sizes: Mapping[int, flo
     Args:
         rounds: recorded, in order; a round counts if the next one is there too.
         sizes: the number of examples of each client, by its id.
-
-    Raises:
-        InputError: as `reconstruct_from_rounds`.
-
-    Example:
-        >>> import torch
-        >>> from shoal.audit import audit_reconstruction
-        >>> from shoal.engine import RoundUpdates
-        >>> sent, rounds, model = torch.eye(3), [], torch.zeros(1, 3)
-        >>> for number, some in ((1, [0, 1, 2]), (2, [0, 1]), (3, [0]), (4, [0])):
-        ...     clients = torch.tensor(some)
-        ...     rounds.append(RoundUpdates(number, clients, torch.zeros_like(clients), model, sent[clients]))
-        ...     model = model + sent[clients].mean(dim=0)
-        ...
-        >>> found = audit_reconstruction(rounds, {0: 10, 1: 10, 2: 10})
-        >>> found.cosine.round(decimals=2), found.baseline.round(decimals=2)
-        (tensor([1., 1., 1.], dtype=torch.float64), tensor([0.9000, 0.6800, 0.5800], dtype=torch.float64))
     """
     released = list[RoundUpdates]()
     sent, moved = dict[int, Tensor](), dict[int, Tensor]()

@@ -9,10 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.algorithms.personal.fedrep import FedRep
-from shoal.algorithms.wrapper import with_bases
-from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
-from shoal.audit import NEED_HOLDOUT
 from shoal.config.client_files import (
     Reading,
     check_sizes,
@@ -23,9 +19,9 @@ from shoal.config.client_files import (
     reading_of,
     require_partition,
 )
-from shoal.config.kinds import load, name_of
+from shoal.config.kinds import load
 from shoal.config.schema import Config, DataSection
-from shoal.config.settings_tables import in_table, table_of
+from shoal.config.settings_tables import in_table
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
@@ -50,7 +46,7 @@ from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.simulation.coordination import check_coordinator
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.simulation import Simulation, check_algorithm
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,10 +257,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
         tried = _first_examples(data) if ":" in network.name else None
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("algorithm"):
-        config.algorithm.value.check(setup.first_local(), config.red_team.every)
-        for each in with_bases(config.algorithm.value):
-            if isinstance(each, SharedBody | FedRep):
-                head_of(setup.model.layout, each.head)
+        check_algorithm(config.algorithm.value, setup, config.red_team.every)
     if config.coordinator is not None:
         with in_table("coordinator"):
             steered = config.coordinator.with_server_knobs(config.algorithm.value)
@@ -375,46 +368,23 @@ def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | 
         f"'evaluation.reference_federations' must be 0 with [property_attack], whose run cannot be replayed; got "
         f"{references}",
     )
-    team, clusters = (
-        config.red_team,
-        max(table_of(each).get("clusters", 1) for each in with_bases(config.algorithm.value)),
-    )
-    shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
-    if not isinstance(data, LabelledDataset):
-        check_sizes(config, data, indices, clusters, shadows=shadows)
+    check_sizes(config, data, indices)
+    if isinstance(data, LabelledDataset):
+        partition, groups = _partition(config), config.data.groups
+        require(
+            partition.test_examples >= len(groups),
+            f"'data.test_examples' must be at least one for each of {len(groups)} groups; got "
+            f"{partition.test_examples}",
+        )
+        if config.property_attack is not None:
+            config.property_attack.check(config)
+        # Under label skew each client has another number, which is known once they are drawn.
+        even = partition.dirichlet_alpha is None and config.property_attack is None
+        sizes = torch.full((partition.clients,), partition.examples_per_client) if even else None
+    else:
         own = [] if indices is None else [len(each) for each in indices.clients]
         sizes = data.clients.sizes if isinstance(data, Federation) else torch.tensor(own)
-    else:
-        _check_partition(config, clusters, shadows=shadows)
-        # Under label skew each client has another number, which is known once they are drawn.
-        even = _partition(config).dirichlet_alpha is None and config.property_attack is None
-        sizes = torch.full((_partition(config).clients,), _partition(config).examples_per_client) if even else None
     if config.canaries is not None and config.canaries.per_client > 0:
         require(config.property_attack is None, "'canaries' do not go together with 'property_attack'")
         with in_table("canaries"):
             config.canaries.check(sizes) if sizes is not None else None
-
-
-def _check_partition(config: Config, clusters: int, *, shadows: bool) -> None:
-    """As `_check_tables`, of a set that is dealt out."""
-    team, data = config.red_team, _partition(config)
-    require(
-        data.shadow_examples >= 2 or not shadows,
-        f'\'red_team.attack\' = "{name_of(type(team.attack))}" with the "{team.estimator}" estimator trains shadow '
-        f"models, so 'data.shadow_examples' must be at least 2; got {data.shadow_examples}",
-    )
-    require(
-        team.estimator not in NEED_HOLDOUT or data.holdout_examples > 0 or team.every == 0,
-        f"'red_team.estimator' = \"{team.estimator}\" needs 'data.holdout_examples' to be at least 1; got 0",
-    )
-    require(
-        clusters <= data.clients,
-        f"'algorithm.clusters' must be at most 'data.clients' = {data.clients}; got {clusters}",
-    )
-    groups = config.data.groups
-    require(
-        data.test_examples >= len(groups),
-        f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {data.test_examples}",
-    )
-    if config.property_attack is not None:
-        config.property_attack.check(config)

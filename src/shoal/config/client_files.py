@@ -6,9 +6,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from shoal.algorithms.wrapper import with_bases
 from shoal.audit import NEED_HOLDOUT
+from shoal.config.kinds import name_of
 from shoal.config.schema import Config, DataSection
-from shoal.config.settings_tables import in_table
+from shoal.config.settings_tables import in_table, table_of
 from shoal.core.errors import InputError, described, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import spelled
@@ -136,37 +138,44 @@ def decided_data(section: DataSection, data: ClientDataset | Federation) -> Data
     return replace(section, groups=found, split=split, pictures=form)
 
 
-def check_sizes(
-    config: Config, data: ClientDataset | Federation, indices: PartitionIndices | None, clusters: int, *, shadows: bool
-) -> None:
-    """Raise `InputError` where the red team or the algorithm needs more than the clients have.
+def check_sizes(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:
+    """Raise `InputError` where the red team or the algorithm needs more than there is.
 
     Args:
         config: what to run.
         data: the examples.
-        indices: which of them are for what; None: a federation says it.
-        clusters: the algorithm's.
-        shadows: whether shadow models are trained.
+        indices: which of them are for what, where clients of files have them.
     """
-    split, team = config.data.split or ClientSplit(), config.red_team
+    section, team = config.data, config.red_team
     if isinstance(data, Federation):
         clients, shadow, holdout = len(data), len(data.shadow), len(data.holdout.indices)
-        name = f"'{config.data.source}'"
-        asked, needs, given = f"{name} must give", f"hold-out examples of {name}", f"it gives {shadow}"
-    else:
+        most = f"{clients}, the number of clients of '{section.source}'"
+        needs = f"'{section.source}' must give the server at least 2 examples; it gives {shadow}"
+        held_out = f"hold-out examples of '{section.source}'"
+    elif isinstance(data, ClientDataset):
         assert indices is not None
         clients, shadow, holdout = len(data.client_names), len(indices.shadow), len(torch.cat(indices.holdout))
-        name, given = data.name, f"{spelled(split.shadow_fraction)} gives {shadow}"
-        asked, needs = "'data.shadow_fraction' must give", "'data.holdout_fraction' to be above 0"
+        most, share = (
+            f"{clients}, the number of clients of {data.name}",
+            (section.split or ClientSplit()).shadow_fraction,
+        )
+        needs = f"'data.shadow_fraction' must give the server at least 2 examples; {spelled(share)} gives {shadow}"
+        held_out = "'data.holdout_fraction' to be above 0"
+    else:
+        partition = section.partition
+        assert partition is not None
+        clients, shadow, holdout = partition.clients, partition.shadow_examples, partition.holdout_examples
+        most, needs = f"'data.clients' = {clients}", f"'data.shadow_examples' must be at least 2; got {shadow}"
+        held_out = "'data.holdout_examples' to be at least 1"
+    shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
     require(
         shadow >= 2 or not shadows,
-        f"the red team trains shadow models, so {asked} the server at least 2 examples; {given}",
+        f'\'red_team.attack\' = "{name_of(type(team.attack))}" with the "{team.estimator}" estimator trains shadow '
+        f"models, so {needs}",
     )
     require(
         team.estimator not in NEED_HOLDOUT or holdout > 0 or team.every == 0,
-        f"'red_team.estimator' = \"{team.estimator}\" needs {needs}; got 0",
+        f"'red_team.estimator' = \"{team.estimator}\" needs {held_out}; got 0",
     )
-    require(
-        clusters <= clients,
-        f"'algorithm.clusters' must be at most {clients}, the number of clients of {name}; got {clusters}",
-    )
+    clusters = max(table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value))
+    require(clusters <= clients, f"'algorithm.clusters' must be at most {most}; got {clusters}")

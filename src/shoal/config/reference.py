@@ -143,10 +143,13 @@ def _default(key: Key) -> str:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """The entries of a docstring's Args, by field."""
-    block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.getdoc(cls) or "", flags=re.MULTILINE)
-    entries = re.split(r"^ {4}(?! )", block[1] if block else "", flags=re.MULTILINE)[1:]
-    return {name: _text(" ".join(text.split())) for name, _, text in (each.partition(": ") for each in entries)}
+    """The entries of the Args of a class and its bases, by field."""
+    found = {}
+    for base in reversed(cls.__mro__):
+        block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
+        entries = re.split(r"^ {4}(?! )", block[1] if block else "", flags=re.MULTILINE)[1:]
+        found |= {name: _text(" ".join(text.split())) for name, _, text in (each.partition(": ") for each in entries)}
+    return found
 
 
 def _text(docstring: str) -> str:

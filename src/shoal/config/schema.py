@@ -9,7 +9,7 @@ import tomli_w
 from pydantic import Field
 
 from shoal.audit import RedTeam
-from shoal.config.coordinator_section import CoordinatorSection
+from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import made, name_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
@@ -18,20 +18,6 @@ from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
-from shoal.defenses import (
-    CCL,
-    DPSGD,
-    L2,
-    Augmentation,
-    Defense,
-    Dropout,
-    Flooding,
-    LaplaceNoise,
-    Mixup,
-    NormClipping,
-    RelaxLoss,
-    ShorterTraining,
-)
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
 from shoal.simulation.engine_settings import EngineSettings
@@ -155,48 +141,6 @@ class PrivacySection:
 
     thresholds: Range = (0.5, 0.8)
     beta: Fraction | Literal["threshold"] | tuple[Fraction, ...] = "threshold"
-
-
-@settings
-class DefensesSection:
-    """Defences of clients and server; those that are left out are not applied.
-
-    Args:
-        dropout: dropout.
-        l2: an L2 penalty.
-        mixup: mixtures of examples.
-        flooding: a level below which the loss is raised.
-        shorter_training: fewer local steps.
-        norm_clipping: clipping of updates.
-        dp_sgd: see [differential privacy](#differential-privacy).
-        augmentation: random transformations of the images that clients train on; an empty table has the defaults.
-        relaxloss: a level of the loss, and flat posteriors below it.
-        ccl: convex-concave loss; an empty table has the defaults. Of ``mixup``, ``flooding``, ``relaxloss`` and ``ccl``
-            only one may be given, and none together with ``dp_sgd``.
-        laplace_noise: noise of the clients on what they send, by one of two scales.
-        custom: your own defences, a table ``[defenses.custom.NAME]`` for each, with ``name = "module:Name"`` and the
-            keys of that class.
-    """
-
-    dropout: Annotated[Dropout | None, Inline()] = None
-    l2: Annotated[L2 | None, Inline()] = None
-    mixup: Annotated[Mixup | None, Inline()] = None
-    flooding: Annotated[Flooding | None, Inline()] = None
-    shorter_training: Annotated[ShorterTraining | None, Inline()] = None
-    norm_clipping: Annotated[NormClipping | None, Inline()] = None
-    dp_sgd: DPSGD | None = None
-    augmentation: Augmentation | None = None
-    relaxloss: RelaxLoss | None = None
-    ccl: CCL | None = None
-    laplace_noise: LaplaceNoise | None = None
-    custom: dict[str, Defense] | None = None
-
-    def all(self) -> tuple[Defense, ...]:
-        """The defences, in the order in which they are applied."""
-        losses = (self.mixup, self.flooding, self.relaxloss, self.ccl)
-        local = (self.l2, self.shorter_training, self.dp_sgd, self.augmentation, *losses)
-        shipped = (self.dropout, *local, self.laplace_noise, self.norm_clipping)
-        return (*(each for each in shipped if each is not None), *(self.custom or {}).values())
 
 
 @settings

@@ -100,7 +100,7 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
     """
     table = _table(value, where)
     known = [each for each in names_of(cls, table, where) if name is None or each != "name"]
-    _refuse_unknown(table, known, where, getattr(cls, "renamed", {}))
+    _refuse_unknown(table, known, where)
     # Keys that do not go together are told before one of them is said to miss others.
     getattr(cls, "check_keys", lambda _: None)(table)
     return _made(cls, table if name is None else table | {"name": name}, where)
@@ -138,7 +138,7 @@ def _value(hint: Any, value: object, where: str, old: Any, name: str | None = No
     if kind is not None:
         table = _table(value, where)
         cls = _chosen(kind, "name", table, where, old)
-        _refuse_unknown(table, ["name", *(each for one in (*kind.shipped, cls) for each in names_of(one))], where, {})
+        _refuse_unknown(table, ["name", *(each for one in (*kind.shipped, cls) for each in names_of(one))], where)
         return _made(cls, table, where)
     if is_settings(hint):
         return read(hint, value, where, name=name if any(each.name == "name" for each in fields(hint)) else None)
@@ -161,11 +161,10 @@ def _table(value: object, where: str) -> dict[str, Any]:
     return value
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, renamed: Mapping[str, str]) -> None:
+def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str) -> None:
     for name in table:
         if name not in known:
-            hint = f"it is now '{renamed[name]}'" if name in renamed else nearest(name, known)
-            raise UnknownKeyError(name, dotted(where, name), hint)
+            raise UnknownKeyError(name, dotted(where, name), nearest(name, known))
 
 
 class UnknownKeyError(InputError):

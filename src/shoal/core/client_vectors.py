@@ -245,9 +245,9 @@ class _RowFile:
     def new(folder: Path | None, name: str, width: int) -> "_RowFile":
         """A new file, numbered on among those of ``name`` in ``folder``; None: one without a path."""
         begin = f"{quote(name, safe='')}-"
-        names = [] if folder is None else [each.stem for each in folder.glob(f"*{ENDING}")]
-        taken = [each.removeprefix(begin) for each in names if each.startswith(begin)]
-        number = max((int(each) for each in taken if each.isdecimal()), default=0) + 1
+        names = [] if folder is None else [path.stem for path in folder.glob(f"*{ENDING}")]
+        taken = [name.removeprefix(begin) for name in names if name.startswith(begin)]
+        number = max((int(suffix) for suffix in taken if suffix.isdecimal()), default=0) + 1
         return _RowFile(folder and folder / f"{begin}{number:06d}{ENDING}", width)
 
     def append(self, rows: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def _hash(value: object) -> "hashlib._Hash":
                 flat = flat.clone(memory_format=torch.contiguous_format) if len(flat) == 1 else flat
                 digest.update(flat.view(torch.uint8).numpy().data)
         elif is_dataclass(value):
-            for field in (each for each in fields(value) if each.compare):
+            for field in filter(lambda field: field.compare, fields(value)):
                 digest.update(field.name.encode())
                 feed(getattr(value, field.name))
         elif isinstance(value, tuple):
@@ -89,7 +89,7 @@ def comparable_hashes(first: Shards, *others: Shards) -> list[NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Copies:
-    """How many examples are copies of a training example.
+    """The numbers of examples that are copies of a training example.
 
     Args:
         within: training examples that their client has already.

@@ -25,11 +25,9 @@ class ImageDataset:
     Example:
         >>> import torch, shoal
         >>> pixels = torch.arange(8, dtype=torch.uint8).reshape(8, 1, 1, 1)
-        >>> labels = torch.arange(8) // 4
-        >>> dataset = shoal.ImageDataset("grey", pixels, white=7, labels=labels, train_count=8, classes=2)
-        >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), 0.5, shoal.Stream(0))
+        >>> dataset = shoal.ImageDataset("grey", pixels, 7, labels=torch.arange(8) // 4, train_count=8, classes=2)
         >>> plan, groups = shoal.Partition(2, 3, test_examples=2), [shoal.Group("all", 1.0)]
-        >>> federation = shoal.partition_dataset(dataset, plan, groups, preferences, shoal.Stream(0))
+        >>> federation = shoal.partition_dataset(dataset, plan, groups)
         >>> federation.clients.sizes.tolist(), bool((federation.clients.x <= 1).all())
         ([3, 3], True)
     """
@@ -53,19 +51,13 @@ class TextDataset:
         name: name of the set in the catalog, such as ``"yelp"``.
         words: (M, L) int64, the numbers of the words, 1 to ``vocabulary``; zeros pad a text after its last word.
         vocabulary: the largest number of a word.
-        labels: as in `ImageDataset`.
-        train_count: as in `ImageDataset`.
-        classes: as in `ImageDataset`.
-        has_property: as in `ImageDataset`.
+        labels, train_count, classes, has_property: as in `ImageDataset`.
 
     Example:
         >>> import torch, shoal
         >>> words = torch.tensor([[5, 3, 0], [2, 0, 0], [1, 4, 2], [3, 3, 0]])  # zeros pad shorter texts
-        >>> labels = torch.tensor([0, 1, 0, 1])
-        >>> dataset = shoal.TextDataset("notes", words, vocabulary=5, labels=labels, train_count=4, classes=2)
-        >>> model = shoal.create_model("gru", shoal.TextShape(dataset.vocabulary, dataset.classes))
-        >>> model.network()(dataset.words).shape
-        torch.Size([4, 2])
+        >>> shoal.TextDataset("notes", words, vocabulary=5, labels=torch.arange(4) % 2, train_count=4, classes=2).kind
+        'texts'
     """
 
     name: str
@@ -81,9 +73,7 @@ class TextDataset:
 
 @dataclass(frozen=True, eq=False)
 class TableDataset:
-    """A labelled set of rows of numbers.
-
-    Each column is standardised by the mean and the standard deviation of the clients' training rows.
+    """A labelled set of rows of numbers, each column standardised by the clients' training rows in a partition.
 
     Args:
         name: name of the set in sentences.

@@ -19,9 +19,8 @@ from shoal.data.user.packed_arrays import ClientArrays
 
 
 class Schedule(Protocol):
-    """A client that trains on some of its examples in every ``period``-th round, and on its others in all other rounds.
-
-    Such as `shoal.PropertySchedule`.
+    """A client that trains on some of its examples in every ``period``-th round, and on its others in all other rounds,
+    such as `shoal.PropertySchedule`.
     """
 
     @property

@@ -33,7 +33,7 @@ DEFAULT_STREAM = Stream(0, ("data",))
 
 @settings
 class Partition:
-    """How many examples go where.
+    """The numbers of examples of clients, shadow set and test set.
 
     The official test examples go to the test set first and the official training examples to the clients first; the
     shadow set takes what lies between.

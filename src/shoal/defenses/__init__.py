@@ -1,7 +1,7 @@
 """Defences of clients and server against inference from updates: values that change a `TrainingSetup`.
 
 May import `engine` and the packages below it. To add one: settings with a method `applied`, a ``name`` and a ``title``,
-its class in `Defenses`, and its field in `shoal.config.schema.DefensesSection`.
+its class in `Defenses`, and its field in `shoal.config.defense_sections`.
 """
 
 from shoal.defenses import accounting

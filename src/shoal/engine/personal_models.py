@@ -32,7 +32,7 @@ class PersonalModels:
 
     @staticmethod
     def of(rows: ClientVectors, clients: Tensor) -> "PersonalModels":
-        """Those of the clients at positions (n,) int64, which are their ``rows``."""
+        """The models of the clients at positions (n,) int64 of ``rows``."""
         return PersonalModels(len(clients), lambda some: rows[clients[some]])
 
     def __len__(self) -> int:

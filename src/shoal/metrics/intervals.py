@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtr, betaincinv, stdtrit
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -59,8 +60,6 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
         >>> low.round(3), high.round(3)
         (array([0.   , 0.187]), array([0.308, 0.813]))
     """
-    from scipy.special import betaincinv  # noqa: PLC0415 - takes a while to import
-
     n = np.asarray(trials, dtype=np.float64)
     k = np.clip(np.asarray(successes, dtype=np.float64), 0, n)
     tail = (1 - confidence) / 2
@@ -125,8 +124,6 @@ def _added(distances: Sequence[float], correlation: float) -> float:
 
 def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
     """An interval of the mean of the distribution that ``values`` (m,) are drawn from, by Student's t; NaN of one."""
-    from scipy.special import stdtrit  # noqa: PLC0415 - takes a while to import
-
     if len(values) < 2:
         return float("nan"), float("nan")
     half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / np.sqrt(len(values)))
@@ -139,8 +136,6 @@ def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, fl
     It goes from the k-th smallest to the k-th largest value, with the largest k for which fewer than k of m fair coins
     show heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
     """
-    from scipy.special import bdtr  # noqa: PLC0415 - takes a while to import
-
     ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
     k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
@@ -176,7 +171,6 @@ def auc_design_effect(members: Floats, non_members: Floats) -> float:
     Args:
         members, non_members: (Q,) scores, those of a pair at the same place.
     """
-    from scipy.special import stdtrit  # noqa: PLC0415 - takes a while to import
 
     def below(x: Floats, others: Floats) -> Floats:
         return (np.searchsorted(others, x) + np.searchsorted(others, x, side="right")) / (2 * len(others))

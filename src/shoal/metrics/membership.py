@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from scipy.special import bdtr
 
 from shoal.metrics.intervals import (
     Bools,
@@ -156,8 +157,6 @@ def tpr_interval(
         members, non_members: numbers, or effective sizes.
         confidence: of the interval, in (0, 1).
     """
-    from scipy.special import bdtr  # noqa: PLC0415 - takes a while to import
-
     rate, tail = tpr_at_fpr(fpr, tpr, max_fpr), (1 - confidence) / 2
     low, high = (float(end) for end in clopper_pearson(rate * members, members, confidence))
     counts = np.arange(int(non_members) + 1.0)

@@ -27,7 +27,7 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
     _require_shape(outputs, y, classes)
     require(
         classes is not None or model.loss is not cross_entropy,
-        "cross-entropy is no loss of a regression; give another, such as Model(MyNetwork, shoal.squared_error)",
+        "cross-entropy is not a loss of a regression; give another, such as Model(MyNetwork, shoal.squared_error)",
     )
     _require_per_example("loss", model.loss, outputs.float(), y, '; give it reduction="none"')
     _require_per_example("metric", model.metric_for(classes), outputs.float(), y)

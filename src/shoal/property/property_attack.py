@@ -107,7 +107,7 @@ class PropertyAttack:
         Raises:
             InputError: there are none with the property, or none without it.
         """
-        collect = Auxiliary.of_attacker if self.auxiliary == "attacker" else Auxiliary.of_attacker_and_test
+        collect = Auxiliary.from_attacker if self.auxiliary == "attacker" else Auxiliary.from_attacker_and_test
         examples = collect(federation)
         require(
             len(examples.with_property) > 0 and len(examples.without_property) > 0,

@@ -56,7 +56,7 @@ class Auxiliary:
         return replace(self, with_property=torch.cat(with_property), without_property=torch.cat(without_property))
 
     @staticmethod
-    def of_attacker(federation: Federation) -> "Auxiliary":
+    def from_attacker(federation: Federation) -> "Auxiliary":
         """The attacker's training examples (the paper)."""
         clients, schedule = federation.clients, schedule_of(federation)
         rows = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
@@ -64,9 +64,9 @@ class Auxiliary:
         return Auxiliary(clients.x, clients.y, rows[holds], rows[~holds])
 
     @staticmethod
-    def of_attacker_and_test(federation: Federation) -> "Auxiliary":
+    def from_attacker_and_test(federation: Federation) -> "Auxiliary":
         """The attacker's examples with the property, and all test examples (the published codes)."""
-        own, test = Auxiliary.of_attacker(federation), federation.test
+        own, test = Auxiliary.from_attacker(federation), federation.test
         held, has_property = own.with_property.to(own.y.device), schedule_of(federation).test_has_property
         rows = len(held) + torch.arange(len(test))
         return Auxiliary(

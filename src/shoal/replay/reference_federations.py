@@ -32,7 +32,7 @@ from shoal.simulation.simulation import Simulation, initial_state
 from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.warm_start import Start
 
-LOOKS = 8
+SNAPSHOTS = 8
 """Rounds, at most, after which a trajectory has a score."""
 
 UNKNOWN_START = (
@@ -56,8 +56,8 @@ class FederationScores:
         model: (N,) int64, that model of each client.
         population: (S, Z) float64, of every model; S is 0 where clients have models of their own, Z without a shadow
             set.
-        trajectory: (T, 2 Q) float64, the score by that cluster's model after each of `AttackedRun.looks`; T is 0 where
-            clients have models of their own, where the number of models changed, or where nobody looked.
+        trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 where clients have
+            models of their own, where the number of models changed, or where no snapshot was taken.
         seconds: that training took.
     """
 
@@ -100,7 +100,7 @@ class AttackedRun:
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def of(simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine) -> "AttackedRun":
+    def from_run(simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine) -> "AttackedRun":
         """That of a finished simulation; ``rows`` are those of `rounds.csv`.
 
         Raises:
@@ -166,19 +166,15 @@ class AttackedRun:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The simulations that led to the attacked models, in order: those that it went on from, and itself.
-
-        Raises:
-            InputError: it went on from models of which it is not known how they were trained.
-        """
+        """The simulations that led to the attacked models, in order: those that it went on from, and itself."""
         own = Stage(self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records)))
         return (*stages_before(self.simulation, self.records), own)
 
     @cached_property
-    def looks(self) -> list[int]:
+    def snapshot_rounds(self) -> list[int]:
         """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
         first, last = self.stages[0].simulation.first_round, self.simulation.last_round
-        return sorted({round(each) for each in np.linspace(first, last, LOOKS + 1)[1:]})
+        return sorted({round(each) for each in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
 
     def replay(self, engine: Engine) -> FederationScores:
         """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
@@ -188,12 +184,9 @@ class AttackedRun:
     def train_reference(self, number: int, engine: Engine) -> FederationScores:
         """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
 
-        It begins with the same initial models, which every client of the attacked run was sent, before any training on
-        the clients' examples, and offers the same risks and directives in the same rounds. Cohorts, batches and noise
-        are drawn anew. A record that was trained on counts as such however long ago, since the model holds it.
-
-        Raises:
-            InputError: its training diverged, or `stages`.
+        It begins with the initial models that every client of the attacked run was sent, before any training on the
+        clients' examples, and offers the same risks and directives in the same rounds. Cohorts, batches and noise are
+        drawn anew. A record that was trained on counts as such however long ago, since the model holds it.
         """
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round)
@@ -221,7 +214,7 @@ class AttackedRun:
                 state = initial_state(replay, own).state
                 for after, _ in training.rounds(state, replay.last_round):
                     state = after
-                    if state.round in self.looks:
+                    if state.round in self.snapshot_rounds:
                         seen.append(self._of_all(state.models, engine))
         assert state is not None
         assert training is not None
@@ -265,13 +258,7 @@ class AttackedRun:
 
 
 def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
-    """The scores of the attacked and the R reference federations as one matrix.
-
-    Args:
-        attacked: scores of the attacked federation.
-        references: those of the reference federations.
-        client: (2 Q,) the client of each record.
-    """
+    """The scores of the attacked and the R reference federations as one matrix; ``client`` (2 Q,) has each record's."""
     return ReferenceScores(
         score=attacked.score.numpy(),
         member=attacked.member.numpy(),
@@ -288,8 +275,8 @@ def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray[Any]:
 
 
 def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
-    """The further examples on every attacked model that somebody uses, and on the model of each reference federation
-    that most of its clients use there.
+    """The further examples on every attacked model in use, and on the model of each reference federation that most of
+    its clients use there.
     """
     if not attacked.population.numel():
         return None

@@ -50,9 +50,6 @@ def reference_scores(
         engine: with its network.
         folder: where they are; made where it is missing. None: they are kept in memory alone.
         watch: called before the first that is trained, and after each.
-
-    Raises:
-        InputError: a folder that cannot be written, or training that diverged.
     """
     digest, numbers = _digest(attacked, target), range(count)
     paths = [] if folder is None else [folder / f"{number:03d}.safetensors" for number in numbers]
@@ -85,24 +82,12 @@ def attack_with_references(
 ) -> tuple[SimulationState, AttackedRecords | None]:
     """Train the reference federations of a simulation after its last round, and attack its members with their scores.
 
-    The simulation's own models, rounds and streams are left as they are.
-
-    Args:
-        simulation: with its data where the engine wants them.
-        engine: with its network.
-        progress: after the last round.
-        folder, watch: see `reference_scores`.
-
-    Returns:
-        ``progress`` with the seconds that it took, and the records with what each attack says; None where no reference
-        federation is asked for, or where hardly anybody trained, so that there are no members to tell.
-
-    Raises:
-        InputError: a folder that cannot be written, or training that diverged.
+    Returns ``progress`` with the seconds that it took, and the attacked records; None where no reference federation is
+    asked for, or where hardly anybody trained, so that there are no members to tell.
     """
     if simulation.reference_federations == 0:
         return progress, None
-    attacked = AttackedRun.of(simulation, progress.state, progress.rows, engine)
+    attacked = AttackedRun.from_run(simulation, progress.state, progress.rows, engine)
     warn_of_records(attacked)
     target = attacked.scores(engine)
     members = int(target.member.sum())
@@ -138,13 +123,8 @@ def warn_of_records(attacked: AttackedRun) -> None:
 def replayed_scores(
     attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path
 ) -> FederationScores | None:
-    """The scores of the attacked run repeated, with their trajectory; None where they are not the same.
-
-    Args:
-        attacked: the run.
-        target: its scores, which those of the run repeated must equal.
-        engine: with its network.
-        folder: made where it is missing.
+    """The scores of the run repeated, with their trajectory, kept in ``folder``; None where they are not the
+    ``target``.
     """
     digest, path = _digest(attacked, target), folder / "attacked.safetensors"
     stored = _read(path, digest)
@@ -184,7 +164,7 @@ def _write(path: Path, attacked: str, stored: FederationScores) -> None:
 
 
 def _read(path: Path, attacked: str) -> FederationScores | None:
-    """None where the file is missing, damaged, or of other attacked models, as after a run was prolonged."""
+    """None where the file is missing, damaged, or of other attacked models, as after a run was extended."""
     if not path.exists():
         return None
     try:

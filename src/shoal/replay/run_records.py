@@ -44,14 +44,7 @@ _Used = tuple[int, Tensor, Tensor]
 def records_of_run(
     attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
 ) -> AuditRecords:
-    """The records, named as the user has them.
-
-    Args:
-        attacked: the run.
-        target: its own scores.
-        references: the scores of its reference federations.
-        engine: with its network.
-    """
+    """The records, named as the user has them, with the run's own scores and those of its reference federations."""
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
@@ -77,10 +70,7 @@ def records_of_run(
 def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, AttackScores]:
     """The run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
 
-    Args:
-        attacked: the run.
-        model: (N,) int64, the model of each client; see `FederationScores.model`.
-        engine: with the run's network.
+    ``model`` (N,) is the model of each client; see `FederationScores.model`.
     """
     federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
     used = list(_models_in_use(attacked, model))
@@ -159,12 +149,7 @@ def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_Used]:
 
 
 def trajectory_attack(attacked: FederationScores, references: Sequence[FederationScores]) -> AttackScores | None:
-    """A regression of membership on losses over rounds, fitted on the reference federations; None without trajectories.
-
-    Args:
-        attacked: of the replayed run.
-        references: at least one.
-    """
+    """A regression of membership on losses over rounds, fitted on reference federations; None without trajectories."""
     if not references or not all(len(each.trajectory) == len(attacked.trajectory) > 0 for each in references):
         return None
     losses = np.concatenate([_losses(each.trajectory) for each in references])

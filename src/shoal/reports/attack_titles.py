@@ -13,7 +13,6 @@ TITLES: Mapping[str, str] = {getattr(each, "name"): getattr(each, "title") for e
     "posterior": ShadowModelAttack.title,
     "label-only": "label only",
     "boundary-distance": "boundary distance",
-    "trajectory": "loss trajectory",
     "source-inference-in-cluster": f"{SourceInference.title} in the cluster",
     "reconstruction": "reconstruction of updates from released models",
 }

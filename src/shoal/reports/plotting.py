@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.image import imsave
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from shoal.reports.svg import inline, with_names
@@ -74,6 +76,13 @@ def short(name: str, most: int = 22) -> str:
     'hospitals…'
     """
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
+
+
+def log_percent(axis: Axis) -> None:
+    """Let a logarithmic axis show shares in percent, at powers of ten."""
+    axis.set_major_locator(LogLocator(10))
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:

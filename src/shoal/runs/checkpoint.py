@@ -181,8 +181,7 @@ def _read(path: Path) -> SimulationState | None:
         round=int(about["round"]),
         models=tensors["models"],
         risks=tensors["risks"],
-        # Checkpoints of earlier versions have none.
-        risk_intervals=tensors.get("risk_intervals", torch.zeros(0, 2, dtype=torch.float64)),
+        risk_intervals=tensors["risk_intervals"],
         assignment=tensors["assignment"],
         server=own["server"],
         clients=own["clients"],
@@ -190,7 +189,7 @@ def _read(path: Path) -> SimulationState | None:
         directives=own["directives"],
         adversary=own["adversary"],
         control=own["control"],
-        trained=tensors.get("trained", torch.zeros(0, 0, dtype=torch.int64)),
+        trained=tensors["trained"],
     )
     return SimulationState(state, rows, json.loads(about["seconds"]), memory)
 

@@ -10,6 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Gap, LossThreshold, MembershipAttacks, ReferenceAttack, UpdateAttack, needs_classes
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
@@ -180,7 +181,7 @@ class Simulation:
         all_attacks(self.attacks)
         for each in self.metrics:
             require_instance("metrics", each, Measurement, "values with 'name', 'title' and 'measure'")
-        self.algorithm.check(self.setup.first_local(), self.red_team.every)
+        check_algorithm(self.algorithm, self.setup, self.red_team.every)
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
@@ -230,6 +231,19 @@ class Simulation:
             coordinator=self.coordinator,
             record_every=self.record_updates,
         )
+
+
+def check_algorithm(algorithm: Algorithm, setup: TrainingSetup, risk_period: int) -> None:
+    """Raise `InputError` where an algorithm cannot train a network by local training, or lacks estimates of risk.
+
+    Args:
+        algorithm: with those that it wraps. One that has a method ``check_layout`` is asked about the network's.
+        setup: the network, and local training with its defences.
+        risk_period: rounds between estimates; 0: there are none.
+    """
+    algorithm.check(setup.first_local(), risk_period)
+    for base in with_bases(algorithm):
+        getattr(base, "check_layout", lambda _: None)(setup.model.layout)
 
 
 def _require_algorithm(algorithm: object) -> None:
@@ -402,7 +416,7 @@ def _warn_of_copies(federation: Federation) -> None:
 
 
 def _added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
-    """``seconds`` with those ``spent`` since; a checkpoint of an earlier version may lack a part."""
+    """``seconds`` with those ``spent`` since."""
     return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
 
 

@@ -65,7 +65,7 @@ def starts_before(simulation: Simulation) -> list[Start]:
 
 def recorded(simulation: Simulation, rows: Sequence[Row]) -> tuple[RecordedRisks, RecordedDirectives | None]:
     """The risks that a simulation published and, with a coordinator, its directives, by the rows of rounds.csv."""
-    coordinator, risks = simulation.coordinator, RecordedRisks.of_rows(simulation.red_team.every, rows)
+    coordinator, risks = simulation.coordinator, RecordedRisks.from_rows(simulation.red_team.every, rows)
     return risks, None if coordinator is None else RecordedDirectives.from_rows(
         coordinator, rows, Stream(simulation.seed)
     )

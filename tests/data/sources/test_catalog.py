@@ -106,7 +106,7 @@ def test_a_fifth_of_every_class_of_fashion_mnist_is_thick():
     assert images.labels[images.has_property].bincount().tolist() == [1400] * 10
 
 
-def test_where_a_set_is_looked_for_and_in_which_order(tmp_path, monkeypatch, cache):
+def test_order_of_the_folders_in_which_a_source_is_looked_for(tmp_path, monkeypatch, cache):
     data, other = tmp_path / "data", tmp_path / "other"
     write_idx(cache / "mnist", 1)
     assert brightness("mnist") == 1
@@ -141,7 +141,7 @@ def test_mnists_files_are_not_taken_for_emnists(tmp_path):
     assert load_dataset("emnist-byclass", path=tmp_path).name == "emnist-byclass"
 
 
-def test_a_folder_with_a_file_missing_is_no_hit(tmp_path, cache):
+def test_a_folder_with_a_missing_file_is_passed_over(tmp_path, cache):
     write_idx(tmp_path / "mnist", 1)
     (tmp_path / "mnist" / PLAIN[3]).unlink()
     write_idx(cache / "mnist", 2)
@@ -182,12 +182,12 @@ def test_an_empty_variable_is_no_folder(monkeypatch, tmp_path):
         ("imagenet21k", ["unknown data source 'imagenet21k'"]),
     ],
 )
-def test_what_is_not_here_is_one_sentence(name, phrases):
+def test_a_source_that_is_not_on_this_machine_is_one_sentence(name, phrases):
     sentence = error_of(name)
     assert all(word in sentence for word in phrases), sentence
 
 
-def test_the_sentence_says_where_it_looked(tmp_path, cache):
+def test_a_missing_source_lists_the_folders_tried(tmp_path, cache):
     sentence = error_of("mnist", data_dir=tmp_path / "data")
     for folder in (
         tmp_path / "data" / "mnist",
@@ -199,7 +199,7 @@ def test_the_sentence_says_where_it_looked(tmp_path, cache):
     assert f"'{tmp_path / 'no'}', which does not exist" in error_of("mnist", path=tmp_path / "no")
 
 
-def test_availability_is_by_existence(tmp_path, cache):
+def test_availability_lists_every_source_and_its_path(tmp_path, cache):
     rows = {row.name: row for row in availability(None)}
     assert list(rows) == [
         "digits",
@@ -230,5 +230,5 @@ def test_availability_is_by_existence(tmp_path, cache):
     assert rows["mnist"].path == cache / "mnist"
 
 
-def test_the_users_cache(cache):
+def test_user_cache_is_platformdirs(cache):
     assert user_cache() == cache

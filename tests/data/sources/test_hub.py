@@ -51,7 +51,7 @@ def test_grey_splits_in_more_than_one_batch():
     assert (images.name, images.white, images.train_count, images.classes) == ("mnist", 255, 1200, 10)
 
 
-def test_a_format_set_by_somebody_else_does_not_matter():
+def test_the_format_of_a_hub_split_does_not_matter():
     train = split(GREY[:3], [1, 2, 3]).with_format("torch")
     assert from_hub_splits("mnist", train, None).pixels.shape == (3, 1, 4, 5)
 
@@ -98,7 +98,7 @@ def test_fetched_femnist_is_upright_light_on_black_and_all_training(tmp_path, hu
     assert raw[16:] == strokes.transpose(0, 2, 1).tobytes()  # as the official files keep it
 
 
-def test_a_folder_of_parquet(tmp_path):
+def test_a_parquet_file_of_the_hub_is_read(tmp_path):
     split(GREY[:9], LABELS[:9]).to_parquet(tmp_path / "train.parquet")
     train = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "train.parquet"), split="train", cache_dir=str(tmp_path / "cache")
@@ -165,20 +165,20 @@ def test_a_failed_download_is_one_sentence_and_leaves_nothing(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_extra(tmp_path, monkeypatch):
+def test_fetch_without_the_extra_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"pip install 'shoal\[hub\]'"):
         fetch("mnist", tmp_path)
 
 
-def test_without_pillow(monkeypatch):
+def test_hub_images_without_pillow_are_one_sentence(monkeypatch):
     train = split(GREY[:2], [0, 1])
     monkeypatch.setattr(datasets.config, "PIL_AVAILABLE", False)
     with pytest.raises(InputError, match=r"Pillow: pip install 'shoal\[hub\]'"):
         from_hub_splits("mnist", train, None)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, hub):
+def test_fetch_into_a_folder_that_cannot_be_written_is_refused(tmp_path, hub):
     splits, _ = hub
     splits |= {"train": split(GREY[:2], [0, 1]), "test": split(GREY[:2], [0, 1])}
     (tmp_path / "file").write_text("in the way")
@@ -186,6 +186,6 @@ def test_a_folder_that_cannot_be_written(tmp_path, hub):
         fetch("mnist", tmp_path / "file")
 
 
-def test_a_set_the_hub_lacks(tmp_path):
+def test_fetch_of_a_set_that_the_hub_lacks_is_refused(tmp_path):
     with pytest.raises(InputError, match="'digits' is not on the hub"):
         fetch("digits", tmp_path)

@@ -57,11 +57,11 @@ def test_emnist_becomes_upright(tmp_path, names):
     np.testing.assert_array_equal(images.pixels[0, 0].numpy(), TRAIN[0].T)
 
 
-def test_classes_are_counted_if_nobody_knows_them(tmp_path):
+def test_classes_of_an_unknown_idx_set_are_counted(tmp_path):
     assert load_idx_folder(write_folder(tmp_path), "idx", None, transposed=False).classes == 3
 
 
-def test_one_file_at_a_time(tmp_path):
+def test_a_single_idx_file_is_read(tmp_path):
     folder = write_folder(tmp_path)
     assert read_idx(folder / NAMES[0], "images").shape == (5, 3, 4)
     assert read_idx(folder / NAMES[1], "labels").tolist() == TRAIN_LABELS.tolist()

@@ -103,7 +103,7 @@ def test_labels_are_made_as_the_paper_makes_them(lfw, task, rows, labels, has_pr
 
 
 @pytest.mark.parametrize("name", ["lfw", "lfw-deepfunneled"])
-def test_other_folders_and_the_cleaned_file(lfw, name):
+def test_lfw_in_other_folders_and_without_comment(lfw, name):
     expected = load_lfw(lfw, "race/sunglasses")
     (lfw / "lfw_funneled").rename(lfw / name)
     write_attributes(lfw, official=False)
@@ -113,7 +113,7 @@ def test_other_folders_and_the_cleaned_file(lfw, name):
     assert find_lfw(lfw) == lfw
 
 
-def test_where_it_is_looked_for(lfw, tmp_path):
+def test_folders_in_which_lfw_is_looked_for(lfw, tmp_path):
     assert find_lfw(tmp_path) is None
     assert len(load_dataset("lfw", data_dir=lfw, task="smiling").labels) == 5
     assert len(load_dataset("lfw", path=lfw, task="smiling").labels) == 5

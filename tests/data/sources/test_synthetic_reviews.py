@@ -40,7 +40,7 @@ def test_words_are_numbered_by_falling_frequency_and_spelled_differently():
     assert len(text_of(texts.words[7]).split()) == int((texts.words[7] > 0).sum())
 
 
-def test_it_is_the_same_each_time():
+def test_synthetic_reviews_are_the_same_each_time():
     first = generate_reviews()
     synthetic_reviews._reviews.cache_clear()
     again = generate_reviews()
@@ -82,7 +82,7 @@ def test_authors_write_texts_of_different_lengths():
     assert means.max() - means.min() > 10
 
 
-def test_it_is_in_the_catalog():
+def test_synthetic_reviews_are_in_the_catalog():
     assert torch.equal(load_dataset("reviews").words, generate_reviews().words)  # pyright: ignore
     has_property = load_dataset("reviews", task="score/author-4").has_property
     assert has_property is not None

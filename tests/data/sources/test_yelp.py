@@ -198,7 +198,7 @@ USERS = [line(f"u{i}", 1.0, "some words") for i in range(10)]
         ([line("u", 6.0, "ab")], r"has the stars 6.0 at line 1; 1 to 5 allowed"),
         ([line("u", 2.5, "ab")], r"has the stars 2.5 at line 1"),
         ([line("u", True, "ab")], r"has the stars True at line 1"),
-        ([b'{"user_id": 7, "stars": 1.0, "text": "ab"}\n'], r"'user_id' or 'text' that is no string at line 1"),
+        ([b'{"user_id": 7, "stars": 1.0, "text": "ab"}\n'], r"'user_id' or 'text' that is not a string at line 1"),
         (USERS[:9], r"has reviews by 9 users; at least 10 are needed"),
         ([], r"has reviews by 0 users; at least 10 are needed"),
         ([line(f"u{i}", 1.0, "! ?") for i in range(10)], r"has no text with a word of two or more letters"),

@@ -64,18 +64,13 @@ class MetricPrivacy(Wrapper):
         require_kept_models(self)
         super().check(local, risk_period)
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """The state of the base.
-
-        Raises:
-            InputError: the network has parameters that are not trained.
-        """
+    def check_layout(self, layout: Layout) -> None:
+        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "metric privacy needs a network whose parameters are all trained, without batch norm; "
             f"{layout.size - layout.trainable} of this one's numbers are not",
         )
-        return state
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, of which the server keeps what it receives.

@@ -76,12 +76,15 @@ class APFL(Derived):
         """Local steps must be plain gradient steps."""
         require_plain_sgd(local, "APFL")
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model, the same for the server and for each client."""
+    def check_layout(self, layout: Layout) -> None:
+        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
         )
+
+    def begun(self, state: State, layout: Layout) -> State:
+        """One random model, the same for the server and for each client."""
         personal = ClientVectors.same(state.models[0], len(state.assignment))
         alpha = torch.full((len(state.assignment),), self.alpha)
         return replace(state, clients={"apfl.alpha": alpha}, personal={"apfl": personal})

@@ -77,12 +77,12 @@ class FedRep(Derived):
         )
         require(local.share == 1, "FedRep needs all local steps, of which shorter training takes a share alone")
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model, and its head for each client.
+    def check_layout(self, layout: Layout) -> None:
+        """Raise `InputError` where a network has no such head, or nothing beside it."""
+        head_of(layout, self.head)
 
-        Raises:
-            InputError: the network has no such head, or nothing beside it.
-        """
+    def begun(self, state: State, layout: Layout) -> State:
+        """One random model, and its head for each client."""
         head = state.models[0, head_of(layout, self.head)]
         return replace(state, personal={"fedrep": ClientVectors.same(head, len(state.assignment))})
 

@@ -57,13 +57,12 @@ class PerFedAvg(Derived):
         """Local steps must be plain gradient steps."""
         require_plain_sgd(local, "Per-FedAvg")
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model."""
+    def check_layout(self, layout: Layout) -> None:
+        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "Per-FedAvg adapts all parameters, so the network must have neither batch norm nor frozen layers",
         )
-        return state
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains the one model by such steps."""

@@ -50,14 +50,9 @@ class SharedBody(Wrapper):
     title: ClassVar[str] = "Shared body"
     moves_by_average: ClassVar[bool] = False
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """The state of the base.
-
-        Raises:
-            InputError: the network has no such head, or nothing beside it.
-        """
+    def check_layout(self, layout: Layout) -> None:
+        """Raise `InputError` where a network has no such head, or nothing beside it."""
         head_of(layout, self.head)
-        return state
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update; then the bodies become one."""

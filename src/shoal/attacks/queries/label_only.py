@@ -58,19 +58,19 @@ class NoiseChanges:
 
     Args:
         stream: of the noise.
-        deviation: standard deviation, in units of the inputs.
+        std: standard deviation, in units of the inputs.
         draws: copies with noise.
     """
 
     stream: Stream
-    deviation: PositiveFloat = 0.1
+    std: PositiveFloat = 0.1
     draws: Positive = 8
 
     def changes(self) -> Iterator[Change]:
         """The changes of one input, among them none."""
         yield _same
         for draw in range(self.draws):
-            yield partial(_with_noise, stream=self.stream("draw", draw), deviation=self.deviation)
+            yield partial(_with_noise, stream=self.stream("draw", draw), std=self.std)
 
 
 def augmentation_votes(
@@ -100,7 +100,7 @@ def augmentation_votes(
         >>> weight = torch.stack([corner.flatten(), -corner.flatten()])
         >>> row = model.layout.pack({"output.weight": weight, "output.bias": torch.tensor([0.0, 0.5])})
         >>> x, y, rows = torch.cat([corner, torch.ones(1, 1, 8, 8)]), torch.tensor([0, 0]), torch.tensor([0, 1])
-        >>> moved, noisy = ImageChanges(pixels=1, degrees=0.0), NoiseChanges(shoal.Stream(0), deviation=0.1, draws=2)
+        >>> moved, noisy = ImageChanges(pixels=1, degrees=0.0), NoiseChanges(shoal.Stream(0), std=0.1, draws=2)
         >>> with shoal.Engine(model) as engine:
         ...     votes = [augmentation_votes(engine, row, x, y, rows, copies) for copies in (moved, noisy)]
         ...     distances = boundary_distance(engine, row, x, y, rows, shoal.Stream(0))
@@ -110,7 +110,7 @@ def augmentation_votes(
     """
     require(x.is_floating_point(), "votes need inputs that are numbers; words cannot be changed a little")
     fits = x.dim() == 4 or isinstance(copies, NoiseChanges)
-    require(fits, "inputs that are no images need NoiseChanges(stream, deviation)")
+    require(fits, "inputs that are no images need NoiseChanges(stream, std)")
     changes = list((ImageChanges() if copies is None else copies).changes())
     votes = [sum(_right(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)]
     return torch.cat([torch.as_tensor(each) for each in votes]) if votes else torch.empty(0, dtype=torch.int64)
@@ -155,7 +155,7 @@ def boundary_distance(
         for draw in range(draws):
             flips = torch.full_like(total, 2 * levels[-1])
             for level in reversed(levels):
-                noisy = partial(_with_noise, stream=stream("draw", draw), deviation=level)
+                noisy = partial(_with_noise, stream=stream("draw", draw), std=level)
                 right = _right(engine, model, x, y, part, noisy)
                 flips[~right] = level
             total += flips
@@ -186,6 +186,6 @@ def _rotated(images: Tensor, degrees: float) -> Tensor:
     return rotate(images, torch.full((len(images),), degrees, device=images.device))
 
 
-def _with_noise(inputs: Tensor, stream: Stream, deviation: float) -> Tensor:
+def _with_noise(inputs: Tensor, stream: Stream, std: float) -> Tensor:
     noise = torch.randn(inputs.shape[1:], generator=stream.generator())
-    return inputs + deviation * noise.to(inputs.device)
+    return inputs + std * noise.to(inputs.device)

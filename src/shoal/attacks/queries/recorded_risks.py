@@ -26,7 +26,7 @@ class RecordedRisks:
         >>> from shoal.attacks import RecordedRisks
         >>> table = [(5, 0, 0.5), (5, 1, 0.55), (10, 0, 0.5), (10, 1, 0.6)]
         >>> rows = [dict(zip(("round", "cluster", "risk"), row)) for row in table]
-        >>> recorded = RecordedRisks.of_rows(5, rows)
+        >>> recorded = RecordedRisks.from_rows(5, rows)
         >>> {number: risks.tolist() for number, risks in recorded.by_round.items()}
         {5: [0.5, 0.55], 10: [0.5, 0.6]}
     """
@@ -44,7 +44,7 @@ class RecordedRisks:
         return RiskEstimate(risks, unknown_intervals(len(risks)))
 
     @staticmethod
-    def of_rows(every: int, rows: Sequence[Mapping[str, float]]) -> "RecordedRisks":
+    def from_rows(every: int, rows: Sequence[Mapping[str, float]]) -> "RecordedRisks":
         """Those in the rows of `rounds.csv`, which are one per round and cluster, in order."""
         by_round: dict[int, list[float]] = {}
         for row in rows:

@@ -6,10 +6,12 @@ server or a client has, and a logistic regression reads them.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
 from shoal.core.settings import PositiveFloat, settings
 
@@ -34,6 +36,10 @@ class LossTrajectory:
         >>> fitted.score(np.stack([falling, flat])) > fitted.threshold
         array([ True, False])
     """
+
+    name: ClassVar[str] = "trajectory"
+    title: ClassVar[str] = "loss trajectory"
+    view: ClassVar[View] = "client"
 
     inverse_penalty: PositiveFloat = 1.0
 

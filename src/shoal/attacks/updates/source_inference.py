@@ -21,15 +21,15 @@ class Guesses:
     """How often a guess was right.
 
     Args:
-        right: number of right ones.
-        of: number of guesses.
+        right: number of correct guesses.
+        count: number of guesses.
         chance: the accuracy of guessing without looking.
         low, high: 95 % interval of the accuracy (Clopper-Pearson). It takes the guesses as independent, which those on
             one client's records are not quite.
     """
 
     right: int
-    of: int
+    count: int
     chance: float
     low: float
     high: float
@@ -37,10 +37,10 @@ class Guesses:
     @property
     def accuracy(self) -> float:
         """The fraction of right guesses; NaN without any."""
-        return self.right / self.of if self.of else float("nan")
+        return self.right / self.count if self.count else float("nan")
 
     @staticmethod
-    def counted(right: NDArray[np.bool_], chance: NDArray[np.float64]) -> "Guesses":
+    def from_outcomes(right: NDArray[np.bool_], chance: NDArray[np.float64]) -> "Guesses":
         """Guesses (m,) that were right or not, and the chance of each."""
         low, high = (float(end) for end in clopper_pearson(right.sum(), len(right)))
         return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
@@ -61,7 +61,7 @@ class SourceInference:
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
         >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> guesses = SourceInference().guess(scores)
-        >>> guesses.right, guesses.of, guesses.chance
+        >>> guesses.right, guesses.count, guesses.chance
         (4, 4, 0.25)
     """
 
@@ -87,7 +87,7 @@ class SourceInference:
             if len(asked) > 1:
                 right.append(asked[losses[np.ix_(asked, records)].argmin(axis=0)] == own)
                 chance.append(np.full(len(records), 1 / len(asked)))
-        return Guesses.counted(np.concatenate(right), np.concatenate(chance))
+        return Guesses.from_outcomes(np.concatenate(right), np.concatenate(chance))
 
 
 @settings
@@ -121,7 +121,7 @@ class GroupInference:
         group, cluster = of_client[known], assignment[known]
         guessed = np.array([_most(group[cluster == each]) for each in cluster], dtype=np.int64)
         share = float(np.bincount(group).max() / len(group)) if len(known) else float("nan")
-        return Guesses.counted(guessed == group, np.full(len(group), share))
+        return Guesses.from_outcomes(guessed == group, np.full(len(group), share))
 
 
 def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:

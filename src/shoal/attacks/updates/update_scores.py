@@ -41,7 +41,7 @@ class OwnedRecords:
         >>> import shoal
         >>> from shoal.attacks import OwnedRecords
         >>> federation = shoal.Federation.from_tensors([([[0.0], [1.0]], [0, 1]), ([[2.0]], [0])], test=([[3.0]], [1]))
-        >>> records = OwnedRecords.of(federation)
+        >>> records = OwnedRecords.from_federation(federation)
         >>> records.client, records.x.flatten()
         (tensor([ 0,  0,  1, -1]), tensor([0., 1., 2., 3.]))
     """
@@ -62,7 +62,7 @@ class OwnedRecords:
         return torch.zeros(len(self), dtype=torch.int64) if self.y.is_floating_point() else self.y.cpu()
 
     @staticmethod
-    def of(federation: Federation) -> "OwnedRecords":
+    def from_federation(federation: Federation) -> "OwnedRecords":
         """The training examples of all clients, then the test examples, which nobody trained on.
 
         What a property attack's victim trains on changes from round to round; here it owns all its examples.
@@ -156,7 +156,7 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
         ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
         ...     training = shoal.Training(*setting, record_every=1)
         ...     _, report = training.round(training.start())
-        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
+        ...     scores = update_scores([report.updates], OwnedRecords.from_federation(federation), engine)
         ...
         >>> scores.cosine.shape, scores.client.tolist()[:6]
         ((1, 5, 40), [0, 0, 0, 0, 1, 1])

@@ -28,7 +28,9 @@ _ANY_FOLDER = "into a folder that --data-dir or SHOAL_DATA names"
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set on the Hugging Face hub: its columns of images, of Pillow's ``mode``, and of class numbers."""
+    """A data set on the Hugging Face hub: its columns of images, of Pillow's ``mode``, and of class numbers; ``test``:
+    whether it has a split of that name beside train.
+    """
 
     repository: str
     image: str
@@ -36,7 +38,6 @@ class HubSource:
     classes: int
     mode: str = "L"
     test: bool = True
-    """Whether there is a split named test beside train."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Availability:
-    """The state of a source on this machine."""
+    """A source on this machine: the path it would be read from (None: it is not here, or needs a path), the number and
+    size of its examples, such as ``"70,000 of 28x28"``, or what is wrong with them, and how to get it.
+    """
 
     name: str
     path: Path | None
-    """The folder or file it would be read from; None if it is not here (or needs a path)."""
     size: str
-    """Number and size of the images or texts that are here, such as ``"70,000 of 28x28"``, or what is wrong with them;
-    those of the official set where none are here."""
     instructions: str
-    """How to get it."""
 
 
 def load_sklearn_digits() -> ImageDataset:

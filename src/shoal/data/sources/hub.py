@@ -76,9 +76,9 @@ def fetch(name: str, destination: Path) -> Path:
 
 
 def _hub_source(name: str) -> HubSource:
-    known = {each: source.hub for each, source in SOURCES.items() if source.hub is not None}
-    require(name in known, f"'{name}' is not on the hub; {nearest(name, known)}")
-    return known[name]
+    sources = {key: source.hub for key, source in SOURCES.items() if source.hub is not None}
+    require(name in sources, f"'{name}' is not on the hub; {nearest(name, sources)}")
+    return sources[name]
 
 
 def _read(name: str, source: HubSource, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:

@@ -129,7 +129,7 @@ def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
     require(not missing, f"'{path}' lacks '{missing}' at line {number:,}; a review of Yelp's has {', '.join(_KEYS)}")
     user, stars, text = (review[key] for key in _KEYS)
     strings = isinstance(user, str) and isinstance(text, str)
-    require(strings, f"'{path}' has a 'user_id' or 'text' that is no string at line {number:,}")
+    require(strings, f"'{path}' has a 'user_id' or 'text' that is not a string at line {number:,}")
     allowed = not isinstance(stars, bool) and stars in range(1, STARS + 1)
     require(allowed, f"'{path}' has the stars {stars!r} at line {number:,}; 1 to {STARS} allowed")
     return review

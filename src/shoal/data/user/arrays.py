@@ -23,10 +23,10 @@ Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
 
 Task = Literal["classification", "regression"]
-"""Whether labels are classes or numbers to be predicted. Labels alone do not say which: prices may be integers."""
+"""Labels as classes or as numbers to be predicted. Labels alone do not say which: prices may be integers."""
 
 Impute = Literal["mean", "median", "most-frequent"]
-"""What replaces the empty cells of a column."""
+"""The replacement of empty cells in a column."""
 
 Table = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
@@ -66,18 +66,18 @@ class Columns:
 
     Args:
         client: the column with the names of the clients.
-        label: the column of labels, words or whole numbers, which are numbered in sorted order; in Python with
-            ``classes`` whole numbers are classes as they are.
+        label: the column of labels, words or integers, which are numbered in sorted order; in Python with
+            ``classes`` integers are classes as they are.
         group: the column with names of groups, one for all rows of a client; None: one group.
         inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
             Each is standardised by mean and standard deviation of the clients' training rows. In Python one column may
             hold images or lists of one shape, which stay as they are.
         one_hot: whether columns of words are inputs too: 1 for the row's word, 0 for the other words of training rows.
-        impute: what stands for empty cells: the ``mean``, the ``median`` or the ``most-frequent`` value of the
+        impute: the replacement of empty cells: the ``mean``, the ``median`` or the ``most-frequent`` value of the
             column's training rows, in a column of words always the most frequent; None: an empty cell is an error.
 
     Raises:
-        InputError: a name that is no text; the label as the client, the group or an input, or an input twice.
+        InputError: a name that is not text; the label as the client, the group or an input, or an input twice.
     """
 
     client: str
@@ -130,16 +130,10 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
 
 
 def labelled_arrays(name: str, x: object, y: object) -> LabelledDataset:
-    """A data set of inputs and labels without an official split.
+    """A data set of inputs and labels (M,), integers from 0, without an official split.
 
-    Args:
-        name: of the set in sentences.
-        x: images (M, C, H, W) or (M, H, W) of bytes, or of numbers in [0, 1]; rows (M, F) of floats, or a pandas frame
-            of numbers; or texts (M, L), words numbered from 1 by integers and padded by 0.
-        y: labels (M,), integers from 0.
-
-    Raises:
-        InputError: inputs or labels that cannot be used.
+    Inputs are images (M, C, H, W) or (M, H, W) of bytes, or of numbers in [0, 1]; rows (M, F) of floats, or a pandas
+    frame of numbers; or texts (M, L), words numbered from 1 by integers and padded by 0. Others are an `InputError`.
 
     >>> labelled_arrays("notes", [[3, 1], [2, 0]], [0, 1]).kind, labelled_arrays("wine", [[0.5], [0.7]], [0, 1]).kind
     ('texts', 'rows')

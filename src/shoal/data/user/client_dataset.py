@@ -70,7 +70,7 @@ class ClientDataset:
 
     @property
     def kind(self) -> str:
-        """What the examples are (images, or rows of a table)."""
+        """The kind of the examples, in the plural."""
         return "images" if self.x.dim() == 4 else "rows"
 
     @property
@@ -97,14 +97,7 @@ class ClientDataset:
         warnings: Sequence[str] = (),
         origin: NameOf = str,
     ) -> "ClientDataset":
-        """Number the clients, classes and groups of M examples, each in sorted order.
-
-        Args:
-            name: of the file or folder, in sentences.
-            x: the M inputs.
-            clients, labels: (M,) names.
-            groups: (M,) names; None: one group, ``all``.
-            inputs, words, impute, warnings, origin: as in `ClientDataset`.
+        """Number the clients, classes and groups of M examples, each in sorted order; without groups there is ``all``.
 
         Raises:
             InputError: no example, one class only, a client in several groups, or a name that no group can have.
@@ -262,7 +255,7 @@ class ClientSplit:
         return PartitionIndices(training, holdout, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:
-        """The sizes of test, holdout and shadow set of a client; at least one example is left."""
+        """The sizes of test, holdout and shadow set of a client, which keeps at least one example."""
         counts, left = [], examples - 1
         for fraction in (self.test_fraction, self.holdout_fraction, self.shadow_fraction):
             counts.append(min(left, max(1, round(fraction * examples)) if fraction > 0 else 0))
@@ -273,18 +266,13 @@ class ClientSplit:
 def federation_of_clients(
     data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: Standardizer | None = None
 ) -> Federation:
-    """The federation of clients that have their examples already.
-
-    Pictures are scaled to [0, 1]; columns are standardised.
+    """The federation of clients that have their examples already: pictures scaled to [0, 1], columns standardised.
 
     Args:
         data: the examples.
-        indices: which of them are for what, as `ClientSplit.draw` returns them.
+        indices: of training, hold-out, shadow and test examples, as from `ClientSplit.draw`.
         preferences: of the N clients.
-        scale: of columns; None: fitted to all clients' training examples.
-
-    Raises:
-        InputError: the scale of other columns.
+        scale: of columns; None: fitted to all clients' training examples. That of other columns is an `InputError`.
 
     Example:
         >>> import torch, shoal

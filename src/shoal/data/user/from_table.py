@@ -49,7 +49,7 @@ def fields_from_table(
         group = groups_of_clients("the table", (client, clients), (example_group, group_names))
         groups = [group_names[g] for g in group.tolist()]
     named = [("clients", clients), ("classes", class_names), ("groups", group_names)]
-    for sentence in (*trained.warnings, *(f"the table: {each}" for each in similar_names(named))):
+    for sentence in (*trained.warnings, *(f"the table: {warning}" for warning in similar_names(named))):
         LOG.warning("%s", sentence)
 
     def pair(rows: TableRows) -> Arrays:

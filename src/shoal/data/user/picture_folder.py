@@ -26,7 +26,7 @@ _GREY = ("1", "L", "LA")  # Pillow's modes
 
 def _height_and_width(size: tuple[int, ...]) -> tuple[int, ...]:
     if len(size) != 2:
-        raise ValueError("two whole numbers, [height, width]")
+        raise ValueError("two integers, [height, width]")
     return size
 
 
@@ -108,7 +108,7 @@ def _in_folder(folder: Path) -> Iterator[_Picture]:
         for label in _children(client, "class"):
             for picture in _listed(label):
                 known = picture.is_file() and picture.suffix.lower() in SUFFIXES
-                require(known, f"'{picture}' is no picture; a folder of a class holds {', '.join(SUFFIXES)} alone")
+                require(known, f"'{picture}' is not a picture; a folder of a class holds {', '.join(SUFFIXES)} alone")
                 yield _Picture(picture, client.name, label.name)
 
 

@@ -21,7 +21,7 @@ _EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"]
 def load_table(path: Path, columns: Columns) -> ClientDataset:
     """The rows of a table as examples, in the order of the file.
 
-    Labels may be words; they and the clients are numbered in sorted order, whole numbers by size.
+    Labels may be words; they and the clients are numbered in sorted order, integers by size.
 
     Args:
         path: a CSV file (by commas, UTF-8, with a header, possibly compressed), or ``.parquet``.
@@ -45,7 +45,7 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
         (('a', 'b'), ('age',), 1)
     """
     parquet = path.suffix.lower() in PARQUET
-    names = [each for each in (columns.client, columns.group) if each is not None]
+    names = [column for column in (columns.client, columns.group) if column is not None]
     table = _read_parquet(path) if parquet else read_csv(path, names, columns.label)
     return table_dataset(f"'{path}'", table, columns, partial(file_row, path.name))
 
@@ -85,10 +85,10 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
             header = pd.read_csv(path, nrows=0, encoding="utf-8-sig", index_col=False).columns
             # As a header, a name that comes twice gets a number.
             first = pd.read_csv(path, nrows=1, header=None, encoding="utf-8-sig", dtype=str, keep_default_na=False)
-            given = first.iloc[0].tolist()
-            twice = [each for each in given if each and given.count(each) > 1]
+            titles = first.iloc[0].tolist()
+            twice = [title for title in titles if title and titles.count(title) > 1]
             require(not twice, f"'{path}' has two columns '{twice[0] if twice else ''}'; give one another name")
-            empty = {each: [""] if each in names else _EMPTY for each in header}
+            empty = {column: [""] if column in names else _EMPTY for column in header}
             return pd.read_csv(
                 path,
                 encoding="utf-8-sig",
@@ -103,7 +103,7 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
     # No UTF-8, no columns, or rows of more cells than the header.
     except (ValueError, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"'{path}' is no CSV file with a header, by commas and in UTF-8: {reason}") from error
+        raise InputError(f"'{path}' is not a CSV file with a header, by commas and in UTF-8: {reason}") from error
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:

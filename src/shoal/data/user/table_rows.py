@@ -147,8 +147,10 @@ def _kind(column: pd.Series) -> _Kind:
 def _not_numbers(column: pd.Series) -> str:
     """The number of cells of a column that are not numbers, and the first of them."""
     wrong = np.flatnonzero(pd.to_numeric(column, errors="coerce").isna() & column.notna())
-    first = f"'{column.iloc[wrong[0]]}' in row {wrong[0] + 1}"
-    return f"{len(wrong):,} of {len(column):,} cells {'is no number' if len(wrong) == 1 else 'are no numbers'}, {first}"
+    first, are = f"'{column.iloc[wrong[0]]}' in row {wrong[0] + 1}", "is not a number"
+    if len(wrong) > 1:
+        are = "are not numbers"
+    return f"{len(wrong):,} of {len(column):,} cells {are}, {first}"
 
 
 def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str, _Kind]) -> Iterator[str]:

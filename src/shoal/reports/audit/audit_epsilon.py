@@ -1,7 +1,7 @@
 """The empirical epsilon of an audit beside the one that a run states."""
 
 from collections.abc import Mapping
-from math import isinf, isnan, log
+from math import inf, isinf, isnan, log
 
 from shoal.audit.audit import Audit
 from shoal.core.formats import DASH
@@ -18,9 +18,7 @@ def epsilon_text(value: float) -> str:
 
 def stated_epsilon(stated: Mapping[str, float]) -> str:
     """The stated epsilon with its delta, or "none stated"."""
-    if "epsilon" not in stated:
-        return "none stated"
-    return f"stated: {epsilon_text(stated['epsilon'])}{_at(stated)}"
+    return f"stated: {epsilon_text(stated['epsilon'])}{_at(stated)}" if "epsilon" in stated else "none stated"
 
 
 def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
@@ -29,8 +27,7 @@ def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
     A guarantee at a delta holds at every larger one; where the stated delta is the larger, nothing is contradicted.
     Without a stated delta, it is taken for that of the audit.
     """
-    comparable = stated.get("delta", audit.delta) <= audit.delta
-    return comparable and audit.empirical_epsilon > stated.get("epsilon", float("inf"))
+    return _comparable(audit, stated) and audit.empirical_epsilon > stated.get("epsilon", inf)
 
 
 def violation_warning(audit: Audit, stated: Mapping[str, float]) -> str:
@@ -47,39 +44,34 @@ def violation_warning(audit: Audit, stated: Mapping[str, float]) -> str:
 
 def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
     """What each of the two means."""
+    # The bound is judged on half of the records, see `empirical_epsilon`.
+    half, is_at = min(audit.members, audit.non_members) // 2, f"at delta {audit.delta:g}"
+    most = f"With {half:,} records of a kind to judge it on, it could not be above about {log(max(1, half / 3.7)):.1f}."
     if isnan(audit.empirical_epsilon):
         empirical = "The empirical epsilon was not measured."
     elif audit.empirical_epsilon == 0:
         empirical = (
-            f"The empirical epsilon is 0.00 at delta {audit.delta:g}: nothing was proven, neither a leak nor that "
-            f"there is none; a bound above 0 takes a stronger attack or more records. {_most(audit)}"
+            f"The empirical epsilon is 0.00 {is_at}: nothing was proven, neither a leak nor that there is none; a "
+            f"bound above 0 takes a stronger attack or more records. {most}"
         )
     else:
         empirical = (
-            f"The empirical epsilon is {epsilon_text(audit.empirical_epsilon)} at delta {audit.delta:g}: a lower "
-            "bound at 95 % confidence, since under differential privacy of one record with a smaller epsilon no attack "
-            f"could do what the strongest one did here, as if records were independent. {_most(audit)}"
+            f"The empirical epsilon is {epsilon_text(audit.empirical_epsilon)} {is_at}: a lower bound at 95 % "
+            "confidence, since under differential privacy of one record with a smaller epsilon no attack could do what "
+            f"the strongest one did here, as if records were independent. {most}"
         )
     if "epsilon" not in stated:
         return [empirical, "No epsilon is stated, so nothing limits what a stronger attack finds."]
-    return [
-        empirical,
+    upper = (
         f"The stated epsilon is {epsilon_text(stated['epsilon'])}{_at(stated)}: an upper bound, by the noise that was "
-        "added in training, on what any attack can find of one example of the client with the largest.",
-        *_not_comparable(audit, stated),
-    ]
+        "added in training, on what any attack can find of one example of the client with the largest."
+    )
+    why = "The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."
+    return [empirical, upper, *([] if _comparable(audit, stated) else [why])]
 
 
-def _most(audit: Audit) -> str:
-    """What the number of records allows: the bound is judged on half of them, see `empirical_epsilon`."""
-    half = min(audit.members, audit.non_members) // 2
-    return f"With {half:,} records of a kind to judge it on, it could not be above about {log(max(1, half / 3.7)):.1f}."
-
-
-def _not_comparable(audit: Audit, stated: Mapping[str, float]) -> list[str]:
-    if stated.get("delta", audit.delta) <= audit.delta:
-        return []
-    return ["The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."]
+def _comparable(audit: Audit, stated: Mapping[str, float]) -> bool:
+    return stated.get("delta", audit.delta) <= audit.delta
 
 
 def _at(stated: Mapping[str, float]) -> str:

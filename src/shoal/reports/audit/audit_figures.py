@@ -1,19 +1,18 @@
 """The figures of an audit's page: what each attack finds, and how exposed single records are."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.core.formats import decimal, percent
 from shoal.reports.audit.findings import Finding, measured
-from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, group_style, legend, short
+from shoal.reports.curves import evenly, guess_key
+from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, group_style, legend, log_percent, short
 from shoal.reports.svg import add_named_points, name_points
 
 MOST_GROUPS = 6
@@ -60,12 +59,11 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
         axes.set_ylim(-0.6, len(attacks) - 0.4)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("balanced accuracy")
-        styles = [group_style(g) for g in range(len(shown))]
-        handles: list[Any] = [
-            Line2D([], [], linestyle="", marker=style.marker, color=style.color, label=short(name))
-            for style, name in zip(styles, shown, strict=True)
+        handles = [
+            Line2D([], [], linestyle="", marker=group_style(g).marker, color=group_style(g).color, label=short(name))
+            for g, name in enumerate(shown)
         ]
-        legend(figure, [*(handles if len(groups) > 1 else []), Line2D([], [], **CHANCE_LINE, label="guessing")])
+        legend(figure, [*(handles if len(groups) > 1 else []), guess_key("guessing")])
 
     caption = (
         f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval."
@@ -133,23 +131,28 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
                 markeredgecolor="white", linestyle="", zorder=5,
             )  # fmt: skip
             name_points(dot, [f"{name}: mean {decimal(mean)}"])
-            some = np.unique(np.linspace(0, len(ranks) - 1, min(40, len(ranks))).round().astype(int))
+            some = evenly(len(ranks), most=40)
             texts = [f"{name}: {percent(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in some]
             add_named_points(axes, exposure[some].tolist(), share[some].tolist(), texts)
         axes.set(yscale="log", xlim=(left - 0.01, right + 0.01), ylim=(bottom, 1.3))
-        axes.yaxis.set_major_locator(LogLocator(10))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        log_percent(axes.yaxis)
         axes.set(xlabel="exposure", ylabel="members with at least that")
-        styles = [(name, style[name]) for name in of_group]
         handles = [
-            Line2D([], [], color=each.color, linestyle=each.dashes, marker=each.marker, label=short(name))
-            for name, each in styles
+            Line2D(
+                [],
+                [],
+                color=style[name].color,
+                linestyle=style[name].dashes,
+                marker=style[name].marker,
+                label=short(name),
+            )
+            for name in of_group
         ]
-        legend(figure, [*handles, Line2D([], [], **CHANCE_LINE, label="at most, if none were exposed")], columns=2)
+        legend(figure, [*handles, guess_key("at most, if none were exposed")], columns=2)
 
+    whose = {name: f"{name}: " if len(names) > 1 else "" for name in of_group}
     means = "; ".join(
-        f"{_of(name, names)}mean {decimal(float(values.mean()))}, {_top(values)}" for name, values in of_group.items()
+        f"{whose[name]}mean {decimal(float(values.mean()))}, {_top(values)}" for name, values in of_group.items()
     )
     caption = (
         f"Up: the share of members whose exposure is at least what stands below. The mark is the mean ({means}): an "
@@ -160,10 +163,6 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
         caption += " The other groups are not drawn."
     alt = f"Share of members by exposure, on a logarithmic axis. {means}."
     return draw_figure("exposure", "How exposed single records are", caption, alt, draw)
-
-
-def _of(name: str, names: Sequence[str]) -> str:
-    return f"{name}: " if len(names) > 1 else ""
 
 
 def _top(values: NDArray[np.float64]) -> str:

@@ -11,26 +11,8 @@ from shoal.audit.audit import Audit
 from shoal.core.errors import require
 from shoal.core.formats import DASH, count, decimal
 from shoal.reports.attack_titles import ATTACKERS, attack_head
-from shoal.reports.audit.audit_epsilon import (
-    epsilon_sentences,
-    epsilon_text,
-    exceeds_stated,
-    stated_epsilon,
-    violation_warning,
-)
+from shoal.reports.audit import audit_epsilon, audit_tables
 from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
-from shoal.reports.audit.audit_tables import (
-    MOST_ROWS,
-    at_least,
-    by_client,
-    by_group,
-    by_model,
-    exposure_text,
-    guesses_table,
-    of_records,
-    reconstruction_table,
-    signed,
-)
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
 from shoal.reports.estimate import null_size
@@ -81,7 +63,7 @@ def audit_page(
     strongest, records = next(iter(measured(groups.values())), None), audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
-    warning = violation_warning(audit, stated)
+    warning = audit_epsilon.violation_warning(audit, stated)
     lead = [("verdict", verdict(groups, everything))]
     lead += [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
@@ -94,15 +76,17 @@ def audit_page(
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
     sections = (
-        section_of("by-group", by_group(groups, left_out)),
+        section_of("by-group", audit_tables.by_group(groups, left_out)),
         Section("figures", "Figures", figures=drawn) if drawn else None,
-        section_of("by-model", by_model(findings(audit, "model"))),
-        section_of("by-client", by_client(findings(audit, "client"), records)),
-        section_of("guesses", guesses_table(audit.guesses)),
-        section_of("reconstruction", reconstruction_table(audit.guesses)),
+        section_of("by-model", audit_tables.by_model(findings(audit, "model"))),
+        section_of("by-client", audit_tables.by_client(findings(audit, "client"), records)),
+        section_of("guesses", audit_tables.guesses_table(audit.guesses)),
+        section_of("reconstruction", audit_tables.reconstruction_table(audit.guesses)),
         _exposed_records(audit, pictures, scored_by),
         Section(
-            "epsilon", "Empirical and stated epsilon", [*filter(None, [warning]), *epsilon_sentences(audit, stated)]
+            "epsilon",
+            "Empirical and stated epsilon",
+            [*filter(None, [warning]), *audit_epsilon.epsilon_sentences(audit, stated)],
         ),
         Section("not-tested", "What was not tested", items=[*omitted, *_not_asked(audit), *notes]),
     )
@@ -118,12 +102,12 @@ def _key_metrics(
 ) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
     proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
-    above = ": contradicted" if exceeds_stated(audit, stated) else ""
-    remark = f"{proven}lower bound; {stated_epsilon(stated)}{above}"
+    above = ": contradicted" if audit_epsilon.exceeds_stated(audit, stated) else ""
+    remark = f"{proven}lower bound; {audit_epsilon.stated_epsilon(stated)}{above}"
     kinds = f"{count(audit.members)} members, {count(audit.non_members)} non-members"
     compared = "that attacks compare with" if audit.references else "attacks compare with nothing"
     last = (
-        ("Empirical epsilon", epsilon_text(audit.empirical_epsilon), remark),
+        ("Empirical epsilon", audit_epsilon.epsilon_text(audit.empirical_epsilon), remark),
         ("Reference models", count(audit.references), compared),
         ("Records", count(audit.members + audit.non_members), kinds),
     )
@@ -152,7 +136,7 @@ def _rate_remark(worst: Finding, found: Sequence[Finding]) -> str:
 
 def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str) -> Section:
     """The most exposed records, with their pictures where there are some."""
-    records, top = audit.records, audit.records.head(MOST_ROWS)
+    records, top = audit.records, audit.records.head(audit_tables.MOST_ROWS)
     pictured = top["record"].astype(str).isin(list(pictures))
     if records["exposure"].notna().any():
         certain = int((records["exposure.low"] > 0.5).sum())
@@ -178,15 +162,17 @@ def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], sc
     shown = [_picture(each, pictures) for each in top[pictured].to_dict("records")]
     return Section(
         "records", "The most exposed records", paragraphs, pictures=[("", "", shown)] if shown else (),
-        table=None if pictured.all() else of_records(top[~pictured]),
+        table=None if pictured.all() else audit_tables.of_records(top[~pictured]),
     )  # fmt: skip
 
 
 def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]]) -> Picture:
     name, kind = str(record["record"]), "member" if record["member"] else "non-member"
-    remark = f"client {record['client']}, {record['group']}; {kind}; score {signed(record['score'])}"
-    small = (*filter(None, [at_least(record["exposure.low"])]), remark)
-    return Picture(png(pictures[name]), f"Picture of {name}", exposure_text(record["exposure"]), name, small)
+    remark = f"client {record['client']}, {record['group']}; {kind}; score {audit_tables.signed(record['score'])}"
+    small = (*filter(None, [audit_tables.at_least(record["exposure.low"])]), remark)
+    return Picture(
+        png(pictures[name]), f"Picture of {name}", audit_tables.exposure_text(record["exposure"]), name, small
+    )
 
 
 def _not_asked(audit: Audit) -> list[str]:

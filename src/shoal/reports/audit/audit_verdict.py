@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from shoal.core.formats import decimal
+from shoal.core.formats import capitalized, decimal
 from shoal.reports.attack_titles import WEAK
 from shoal.reports.audit.findings import Finding, measured
 from shoal.reports.estimate import Estimate, null_size
@@ -21,11 +21,15 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
     strongest = measured(groups.values())
     if not strongest:
         return "No attack could be measured, so it is open how exposed the records are."
-    worst, figures = strongest[0], {each.name: _figures(each, groups) for each in strongest}
-    accuracy = worst.accuracy.among(figures[worst.name])
-    named = worst.tpr[0.01].among(figures[worst.name]).low > 0.01
-    sentences = [_exposure(worst, groups, accuracy, named=named), _rate(worst, everything, accuracy, named=named)]
-    others = ((each, each.accuracy.among(figures[each.name])) for each in strongest[1:])
+    # How many figures were looked at: the groups', each by all attacks unless the one chosen beforehand decides.
+    looked = {each.name: len(groups) * (1 if each.chosen else max(1, _tried(groups[each.name]))) for each in strongest}
+    worst = strongest[0]
+    accuracy, named = worst.accuracy.among(looked[worst.name]), worst.tpr[0.01].among(looked[worst.name]).low > 0.01
+    sentences = [
+        _exposure(worst, groups, accuracy, looked[worst.name], named=named),
+        _rate(worst, everything, accuracy, named=named),
+    ]
+    others = ((each, each.accuracy.among(looked[each.name])) for each in strongest[1:])
     certain = next((each for each in others if each[1].outcome == "exposed"), None)
     if accuracy.outcome == "open" and certain is not None:
         on, wide = certain
@@ -35,42 +39,37 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
     return ". ".join(filter(None, sentences)) + "."
 
 
-def _figures(finding: Finding, groups: Mapping[str, Sequence[Finding]]) -> int:
-    """How many figures were looked at: the groups', each by all attacks unless the one chosen beforehand decides."""
-    return len(groups) * (1 if finding.chosen else max(1, _tried(groups[finding.name])))
-
-
 def _tried(found: Sequence[Finding]) -> int:
     return sum(each.accuracy.known for each in found)
 
 
-def _which(worst: Finding, found: Sequence[Finding]) -> str:
-    if _tried(found) == 1:
-        return f"the only attack, {worst.title},"
-    if worst.chosen:
-        return f"the attack chosen beforehand, {worst.title},"
-    return f"{worst.title}, which is certain to find more than the attack chosen beforehand,"
-
-
-def _exposure(worst: Finding, groups: Mapping[str, Sequence[Finding]], accuracy: Estimate, *, named: bool) -> str:
-    where = f"On {worst.name}, the most exposed group, " if len(groups) > 1 else ""
-    which = _which(worst, groups[worst.name])
+def _exposure(
+    worst: Finding, groups: Mapping[str, Sequence[Finding]], accuracy: Estimate, looked: int, *, named: bool
+) -> str:
+    where = f"on {worst.name}, the most exposed group, " if len(groups) > 1 else ""
+    if _tried(groups[worst.name]) == 1:
+        which = f"the only attack, {worst.title},"
+    elif worst.chosen:
+        which = f"the attack chosen beforehand, {worst.title},"
+    else:
+        which = f"{worst.title}, which is certain to find more than the attack chosen beforehand,"
     interval = f"95 % interval {accuracy.interval}" if accuracy.interval else "no interval"
-    at_once = ["groups"] * (len(groups) > 1) + ["attacks"] * (_figures(worst, groups) > len(groups))
+    at_once = " and ".join(["groups"] * (len(groups) > 1) + ["attacks"] * (looked > len(groups)))
     if accuracy.interval and at_once:
-        interval += f", for all {' and '.join(at_once)} at once"
+        interval += f", for all {at_once} at once"
     value = f"balanced accuracy {accuracy.text} ({interval}; chance: 0.500{null_size(worst.null_high)})"
     match accuracy.outcome:
         case "open":
             wide = f", which is {decimal(accuracy.high - accuracy.low)} wide" if accuracy.interval else ""
             than = " and is above chance" if accuracy.low > 0.5 else ""
-            sentence = _lower(f"{where}{which} has {value}")
-            return f"How exposed the records are is open: {sentence}{wide}{than}; more records would say"
+            return (
+                f"How exposed the records are is open: {where}{which} has {value}{wide}{than}; more records would say"
+            )
         case "chance":
-            on = "On average not" if named else "Not"
-            return f"{on} shown to be above chance: {_lower(f'{where}{which} has {value}')}"
+            average = "On average not" if named else "Not"
+            return f"{average} shown to be above chance: {where}{which} has {value}"
         case _:
-            return _upper(f"{where}{which} tells members from non-members with {value}")
+            return capitalized(f"{where}{which} tells members from non-members with {value}")
 
 
 def _rate(worst: Finding, everything: Sequence[Finding], accuracy: Estimate, *, named: bool) -> str:
@@ -96,18 +95,8 @@ def _weaker(worst: Finding, found: Sequence[Finding], groups: int) -> str:
     weak = [by_key[key] for key in WEAK if key in by_key and key != worst.attack]
     if not weak:
         return ""
-    values = ", ".join(
-        f"{each.title} {each.accuracy.text}" + (f" ({each.accuracy.interval})" if each.accuracy.interval else "")
-        for each in weak
-    )
+    intervals = (f" ({each.accuracy.interval})" if each.accuracy.interval else "" for each in weak)
+    values = (f"{each.title} {each.accuracy.text}{interval}" for each, interval in zip(weak, intervals, strict=True))
     less = all(worst.accuracy.minus(each.accuracy).among(groups).low > 0 for each in weak)
-    one = "a weak attack" if len(weak) == 1 else "weak attacks"
-    return _upper(f"{one} would have said {'less' if less else 'no clearly other figure'}: {values}")
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    attacks = "A weak attack" if len(weak) == 1 else "Weak attacks"
+    return f"{attacks} would have said {'less' if less else 'no clearly other figure'}: {', '.join(values)}"

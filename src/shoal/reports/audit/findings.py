@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from shoal.core.formats import capitalized, count
+from shoal.core.formats import count
 from shoal.metrics import least_non_members
 from shoal.reports.attack_titles import attack_head, attack_title
 from shoal.reports.estimate import Estimate
@@ -21,17 +21,14 @@ class Finding:
     """What one attack finds on the records of one scope: a row of `Audit.attacks`.
 
     Args:
-        attacker: who could carry it out.
-        attack: its key in audit.json.
-        scope: "all", "group", "model" or "client".
-        name: of the group, model or client.
+        attacker, attack: who could carry it out, and its key in audit.json.
+        scope, name: "all", "group", "model" or "client", and which.
         members, non_members: how many records of each kind.
         auc, accuracy: area under the ROC curve, and balanced accuracy.
         tpr: true positive rates by false positive rate, 0.01 and 0.001.
         null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
         chosen: whether the attack was chosen beforehand, without the attacked model's members.
         strongest: whether it decides how exposed the scope's records are; see `Audit.strongest`.
-        declared: the title that the attack declares; "": see `attack_title`.
     """
 
     attacker: str
@@ -46,24 +43,42 @@ class Finding:
     null_high: float = nan
     chosen: bool = False
     strongest: bool = False
-    declared: str = ""
+
+    @staticmethod
+    def of(row: Mapping[Any, Any]) -> "Finding":
+        """The finding in a row of `Audit.attacks`."""
+        return Finding(
+            attacker=str(row["attacker"]),
+            attack=str(row["attack"]),
+            scope=str(row["scope"]),
+            name=str(row["name"]),
+            members=int(row["members"]),
+            non_members=int(row["non_members"]),
+            auc=Estimate.of(row, "auc"),
+            accuracy=Estimate.of(row, "accuracy"),
+            tpr={rate: Estimate.of(row, f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
+            null_high=float(row["accuracy.null_high"]),
+            chosen=bool(row["chosen"]),
+            strongest=bool(row["strongest"]),
+        )
 
     @property
     def title(self) -> str:
         """What the attack is called within a sentence."""
-        return self.declared or attack_title(self.attack)
+        return attack_title(self.attack)
 
     @property
     def head(self) -> str:
         """What it is called at the beginning of a line."""
-        return capitalized(self.declared) if self.declared else attack_head(self.attack)
+        return attack_head(self.attack)
 
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""
         needed = least_non_members(rate)
+        few = f"too few non-members: {self.non_members:,}, "
         if self.non_members >= needed:
-            return f"too few non-members: {self.non_members:,}, unequally weighted; {count(needed)} alike are needed"
-        return f"too few non-members: {self.non_members:,}, {count(needed)} are needed"
+            return f"{few}unequally weighted; {count(needed)} alike are needed"
+        return f"{few}{count(needed)} are needed"
 
 
 class Attacked(Protocol):
@@ -90,11 +105,10 @@ def findings(audit: Attacked, scope: str) -> dict[str, list[Finding]]:
 
     The others follow by their balanced accuracy; attacks that were not measured there come last.
     """
-    rows = audit.attacks[audit.attacks["scope"] == scope].to_dict("records")
-    found: dict[str, list[Finding]] = {}
-    for row in rows:
-        found.setdefault(str(row["name"]), []).append(_finding({str(key): value for key, value in row.items()}))
-    return {name: sorted(each, key=lambda one: (not one.strongest, _weakness(one))) for name, each in found.items()}
+    by_name: dict[str, list[Finding]] = {}
+    for row in audit.attacks[audit.attacks["scope"] == scope].to_dict("records"):
+        by_name.setdefault(str(row["name"]), []).append(Finding.of(row))
+    return {name: sorted(each, key=lambda one: (not one.strongest, _weakness(one))) for name, each in by_name.items()}
 
 
 def measured(found: Iterable[Sequence[Finding]]) -> list[Finding]:
@@ -104,17 +118,3 @@ def measured(found: Iterable[Sequence[Finding]]) -> list[Finding]:
 
 def _weakness(finding: Finding) -> float:
     return -finding.accuracy.value if finding.accuracy.known else 1.0
-
-
-def _finding(row: Mapping[str, Any]) -> Finding:
-    return Finding(
-        **{name: str(row[name]) for name in ("attacker", "attack", "scope", "name")},
-        members=int(row["members"]),
-        non_members=int(row["non_members"]),
-        auc=Estimate.of(row, "auc"),
-        accuracy=Estimate.of(row, "accuracy"),
-        tpr={rate: Estimate.of(row, f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
-        null_high=float(row["accuracy.null_high"]),
-        chosen=bool(row["chosen"]),
-        strongest=bool(row["strongest"]),
-    )

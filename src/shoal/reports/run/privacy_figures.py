@@ -7,11 +7,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from shoal.core.formats import decimal, percent
 from shoal.reports.curves import evenly, guess_key
-from shoal.reports.plotting import CHANCE_LINE, OVER, UNSURE, WITHIN, Figure, draw_figure, group_style, legend, short
+from shoal.reports.plotting import (
+    CHANCE_LINE,
+    OVER,
+    UNSURE,
+    WITHIN,
+    Figure,
+    draw_figure,
+    group_style,
+    legend,
+    log_percent,
+    short,
+)
 from shoal.reports.run.run_view import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 from shoal.reports.svg import MOST, add_named_points, name_points
 
@@ -116,10 +126,8 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
                 texts = [f"{whose}, {percent(t)} at {percent(f)} FPR" for f, t in zip(fpr, tpr, strict=True)]
                 add_named_points(axes, fpr, tpr, texts)
         axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(10))
-            axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
-            axis.set_minor_formatter(NullFormatter())
+        log_percent(axes.xaxis)
+        log_percent(axes.yaxis)
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
         handles = [Line2D([], [], color=group_style(groups.index(each)).color, label=short(each)) for each in measured]
         handles += [Line2D([], [], color=_DARK, label=f"others: {kind}", **line) for kind, line in KINDS.items()]

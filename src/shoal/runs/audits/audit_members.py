@@ -64,7 +64,7 @@ def audit_members(
     """
     copies = simulation.duplicates if duplicates is None else duplicates
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
-    attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
+    attacked = AttackedRun.from_run(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
     warn_of_records(attacked)
     require(
         len(attacked.records) >= 2,

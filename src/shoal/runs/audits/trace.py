@@ -138,7 +138,7 @@ def trace_of(out: str | Path, federation: Federation, model: Model, every: int |
     _require_no_gaps(files, every)
     tolerated = zip(federation.preferences.threshold.tolist(), federation.preferences.beta.tolist(), strict=True)
     preferences = dict(zip(federation.ids.tolist(), tolerated, strict=True))
-    return Trace(model, OwnedRecords.of(federation), tuple(files), read_updates, preferences)
+    return Trace(model, OwnedRecords.from_federation(federation), tuple(files), read_updates, preferences)
 
 
 def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:

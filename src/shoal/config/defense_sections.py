@@ -1,4 +1,4 @@
-"""The table [coordinator]: a coordinator, and the defences that it steers."""
+"""The tables [defenses] and [coordinator]: the defences that are applied, and those that a coordinator steers."""
 
 from collections.abc import Iterator
 from dataclasses import field, replace
@@ -8,7 +8,20 @@ from shoal.algorithms import Pooling, PricedChoice
 from shoal.control import Coordinator, Knob
 from shoal.core.errors import require
 from shoal.core.settings import Fraction, Inline, PositiveFloat, settings
-from shoal.defenses import CCL, DPSGD, L2, Augmentation, Defense, Flooding, Mixup, RelaxLoss, ShorterTraining
+from shoal.defenses import (
+    CCL,
+    DPSGD,
+    L2,
+    Augmentation,
+    Defense,
+    Dropout,
+    Flooding,
+    LaplaceNoise,
+    Mixup,
+    NormClipping,
+    RelaxLoss,
+    ShorterTraining,
+)
 from shoal.engine import Algorithm, ScalableDefense
 
 PRIOR_EFFECTS = {
@@ -26,7 +39,60 @@ PRIOR_EFFECTS = {
 
 
 @settings
-class CoordinatorSection:
+class SteerableDefenses:
+    """The shipped defences that a coordinator can steer, and a user's own.
+
+    Args:
+        augmentation: random transformations of the images that clients train on; an empty table has the defaults.
+        l2: an L2 penalty.
+        relaxloss: a level of the loss, and flat posteriors below it.
+        flooding: a level below which the loss is raised.
+        shorter_training: fewer local steps.
+        mixup: mixtures of examples.
+        ccl: convex-concave loss; an empty table has the defaults. Of ``mixup``, ``flooding``, ``relaxloss`` and ``ccl``
+            only one may be given, and none together with ``dp_sgd``.
+        dp_sgd: clipping of each example's gradient, with noise; see [differential privacy](#differential-privacy). No
+            epsilon is stated for steered noise.
+        custom: your own defences, a table ``custom.NAME`` in this one for each, with ``name = "module:Name"`` and the
+            keys of that class. What is steered needs the method ``scaled``; see
+            [your own](adding.md#steered-by-a-coordinator).
+    """
+
+    augmentation: Augmentation | None = None
+    l2: Annotated[L2 | None, Inline()] = None
+    relaxloss: RelaxLoss | None = None
+    flooding: Annotated[Flooding | None, Inline()] = None
+    shorter_training: Annotated[ShorterTraining | None, Inline()] = None
+    mixup: Annotated[Mixup | None, Inline()] = None
+    ccl: CCL | None = None
+    dp_sgd: DPSGD | None = None
+    custom: dict[str, Defense] | None = None
+
+
+@settings
+class DefensesSection(SteerableDefenses):
+    """Defences of clients and server; those that are left out are not applied.
+
+    Args:
+        dropout: dropout.
+        norm_clipping: clipping of updates.
+        laplace_noise: noise of the clients on what they send, by one of two scales.
+    """
+
+    dropout: Annotated[Dropout | None, Inline()] = None
+    norm_clipping: Annotated[NormClipping | None, Inline()] = None
+    laplace_noise: LaplaceNoise | None = None
+
+    def all(self) -> tuple[Defense, ...]:
+        """The defences, in the order in which they are applied."""
+        losses = (self.mixup, self.flooding, self.relaxloss, self.ccl)
+        local = (self.l2, self.shorter_training, self.dp_sgd, self.augmentation, *losses)
+        shipped = (self.dropout, *local, self.laplace_noise, self.norm_clipping)
+        return (*(each for each in shipped if each is not None), *(self.custom or {}).values())
+
+
+@settings
+class CoordinatorSection(SteerableDefenses):
     """A coordinator that turns measured risk into directives for the training of each cluster; see
     [the coordinator](coordinator.md). A directive is a number for each cluster and each defence given here, from 0 (not
     at all, and training is bit for bit what it is without) to 1 (as strong as the keys of that defence say). The server
@@ -35,33 +101,13 @@ class CoordinatorSection:
 
     Args:
         law: how it steers.
-        augmentation: random transformations of images; an empty table has the defaults.
         pooling: the largest part of the mean of all models in each model.
-        mixup: mixtures of examples.
-        flooding: a level below which the loss is raised.
-        shorter_training: fewer local steps.
-        l2: an L2 penalty.
-        relaxloss: a level of the loss, and flat posteriors below it.
-        ccl: convex-concave loss. Of ``mixup``, ``flooding``, ``relaxloss`` and ``ccl`` only one may be given, and none
-            together with ``dp_sgd``.
-        dp_sgd: clipping of each example's gradient, with noise. No epsilon is stated for steered noise.
-        custom: your own defences, a table ``[coordinator.custom.NAME]`` for each, with ``name = "module:Name"`` and the
-            keys of that class, which needs the method ``scaled``; see [your own](adding.md#steered-by-a-coordinator).
         relief: prior mean of the fall of the risk by a knob at full strength, by its name.
         cost: prior mean of the fall of held-out accuracy.
     """
 
     law: Annotated[Coordinator, Inline()] = Coordinator()
-    augmentation: Augmentation | None = None
     pooling: Fraction | None = None
-    mixup: Annotated[Mixup | None, Inline()] = None
-    flooding: Annotated[Flooding | None, Inline()] = None
-    shorter_training: Annotated[ShorterTraining | None, Inline()] = None
-    l2: Annotated[L2 | None, Inline()] = None
-    relaxloss: RelaxLoss | None = None
-    ccl: CCL | None = None
-    dp_sgd: DPSGD | None = None
-    custom: dict[str, Defense] | None = None
     relief: dict[str, PositiveFloat] = field(default_factory=dict)
     cost: dict[str, PositiveFloat] = field(default_factory=dict)
 

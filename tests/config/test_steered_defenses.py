@@ -9,7 +9,7 @@ from conftest import toy_table
 from shoal.algorithms import IFCA, IFCAMIR, Pooling, PricedChoice
 from shoal.cli.app import main
 from shoal.config.build import build
-from shoal.config.coordinator_section import PRIOR_EFFECTS
+from shoal.config.defense_sections import PRIOR_EFFECTS
 from shoal.config.schema import parse_config, read_config
 from shoal.config.settings_tables import table_of
 from shoal.control import Knob, RiskPrediction
