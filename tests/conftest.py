@@ -14,6 +14,7 @@ from torch import nn
 from shoal.config.schema import Config, parse_config
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Federation
+from shoal.engine import Engine, State
 from shoal.models import Model
 
 # Toy tensors gain nothing from PyTorch's second thread, and beside other processes two threads mostly wait for each
@@ -167,3 +168,16 @@ def build() -> Build:
         )
 
     return make
+
+
+@pytest.fixture
+def clustered(mlp, build):
+    """Two models, chosen by the first two clients and by the others; the federation; an engine.
+
+    The stream is one whose first model answers with every class, and whose losses all differ.
+    """
+    federation = build()
+    models = torch.stack([mlp.init(Stream(3)(k)) for k in range(2)])
+    state = State(5, models, torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 1]))
+    with Engine(mlp) as engine:
+        yield state, federation, engine

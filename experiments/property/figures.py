@@ -25,7 +25,7 @@ from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
 from shoal.core.formats import DASH
-from shoal.property.property_figures import (
+from shoal.property.property_page import (
     by_cluster,
     draw_map,
     half_window,

@@ -10,8 +10,7 @@ import pytest
 from shoal.algorithms import IFCA, Algorithms, FedAvg, FedProx
 from shoal.attacks import MembershipAttacks
 from shoal.audit import RedTeam
-from shoal.config import build as building
-from shoal.config import reference
+from shoal.config import build as building, reference
 from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, EngineSettings, parse_config, read_config

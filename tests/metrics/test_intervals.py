@@ -5,8 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, rankdata
-from scipy.stats import t as scipy_t
+from scipy.stats import binomtest, rankdata, t as scipy_t
 from sklearn.metrics import roc_auc_score
 
 from shoal.metrics import (

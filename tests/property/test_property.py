@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from full_simulation import simulate_with
-from property_rounds import LOCAL
-from property_rounds import played as all_of
+from property_rounds import LOCAL, played as all_of
 from shoal.algorithms import CFL, IFCA, IFCAMIR, FedAvg
 from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam

@@ -35,7 +35,7 @@ from shoal.core.errors import InputError
 from shoal.core.formats import DASH
 from shoal.metrics.summary import Summary, flatten, parse_summary
 from shoal.property import PropertyAttackSection
-from shoal.property.property_figures import (
+from shoal.property.property_page import (
     CHECKPOINTS,
     MOST,
     auc_over_rounds,
@@ -44,11 +44,11 @@ from shoal.property.property_figures import (
     draw_map,
     draw_points,
     maps,
+    property_section,
     rolling_mean,
     running_auc,
     tsne_maps,
 )
-from shoal.property.property_section import property_section
 from shoal.property.update_table import property_summary
 from shoal.reports.page import Section
 from shoal.reports.run.description import RunDescription
@@ -263,7 +263,7 @@ def test_running_auc_is_that_of_the_updates_so_far() -> None:
     present = (draw.uniform(size=90) < 0.3) & (rounds > 4)
     scores = draw.integers(0, 6, 90).astype(float)
     scores[draw.uniform(size=90) < 0.1] = np.nan
-    found = running_auc(pd.DataFrame({"round": rounds, "present": present, "score": scores}))
+    found = running_auc(pd.DataFrame({"round": rounds, "cluster": 0, "present": present, "score": scores}))
     expected = {}
     for number in np.unique(rounds):
         past = (rounds <= number) & ~np.isnan(scores)

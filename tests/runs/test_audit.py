@@ -220,9 +220,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
         assert found.audit.omitted[attack] == f"needs {least} reference models; there are 0"
 
 
-def test_the_distance_of_large_images_to_the_boundary_is_not_asked_and_the_page_can_say_why(
-    finished, tmp_path, monkeypatch
-):
+def test_the_distance_to_the_boundary_is_left_out_for_large_images(finished, tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.replay.run_records.MOST_INPUTS", 63)
     found = audit_run(finished, references=0, out=tmp_path).audit
     attacks = set(found.attacks["attack"])
@@ -231,14 +229,9 @@ def test_the_distance_of_large_images_to_the_boundary_is_not_asked_and_the_page_
     assert found.omitted["boundary-distance"] == "is asked of images of at most 63 numbers; these have 64"
 
 
-def test_of_rows_no_copies_are_made_and_the_page_can_say_why(tmp_path):
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.rand(5, 8, 3, generator=draw), torch.arange(8) % 2
-    federation = Federation.from_tensors([(each, y) for each in x[:4]], test=(x[4], y))
-    model = Model(lambda: torch.nn.Linear(3, 2))
-    result = simulate(
-        federation, model, FedAvg(), LocalSGD(), rounds=1, seed=0, red_team=RedTeam(every=0, attack=Gap())
-    )
+def test_label_attacks_are_left_out_for_records_that_are_no_images(tmp_path):
+    model, team = Model(lambda: torch.nn.Linear(3, 2)), RedTeam(every=0, attack=Gap())
+    result = simulate(rows_federation(), model, FedAvg(), LocalSGD(), rounds=1, red_team=team)
     found = result.audit(tmp_path / "audit", references=0)
     assert found.omitted["label-only"] == found.omitted["boundary-distance"]
     assert "the records are not images" in found.omitted["label-only"]
@@ -363,7 +356,7 @@ def test_a_record_may_be_a_member_of_one_model_and_none_of_another(tmp_path):
 def test_attacked_models_have_whole_numbers(tmp_path, model):
     frame = pd.read_csv(written(tmp_path, SCORES)).assign(model=[0, 0, 0, model])
     frame.to_csv(tmp_path / "scores.csv", index=False)
-    with pytest.raises(InputError, match="line 5: 'model' must be a whole number, at least 0; got"):
+    with pytest.raises(InputError, match="line 5: 'model' must be an integer, at least 0; got"):
         read_scores(tmp_path / "scores.csv")
 
 
@@ -384,7 +377,7 @@ def test_rows_without_a_client_are_the_population(tmp_path):
 
 
 def test_score_files_of_other_tools_are_read(tmp_path):
-    # A byte-order mark, true and false, whole numbers with a point, columns in another order.
+    # A byte-order mark, true and false, integers with a point, columns in another order.
     frame = pd.read_csv(written(tmp_path, SCORES)).astype({"member": bool, "member_ref_0": float})
     path = tmp_path / "other.csv"
     frame[sorted(frame)].to_csv(path, index=False, encoding="utf-8-sig")

@@ -34,8 +34,7 @@ from shoal.metrics import (
     roc,
 )
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
-from shoal.models import Metric as ModelMetric
-from shoal.models import accuracy
+from shoal.models import Metric as ModelMetric, accuracy
 
 LOG = logging.getLogger(__name__)
 

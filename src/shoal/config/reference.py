@@ -1,6 +1,6 @@
-"""The reference of all keys in docs/configuration.md, generated from the declarations.
+"""The reference of all keys and all metrics in docs/configuration.md, generated from the declarations.
 
-``python -m shoal.config.reference docs/configuration.md`` writes it between the two markers of that file.
+``python -m shoal.config.reference docs/configuration.md`` writes each between its two markers in that file.
 """
 
 import inspect
@@ -20,8 +20,10 @@ from shoal.config.schema import Config
 from shoal.config.settings_tables import Key, described_by, keys_of, unmarked
 from shoal.core.errors import require
 from shoal.core.settings import hints_of, is_settings
+from shoal.metrics import METRICS
 
 BEGIN, END = "<!-- keys: written by python -m shoal.config.reference -->", "<!-- end of keys -->"
+METRICS_BEGIN, METRICS_END = BEGIN.replace("keys", "metrics", 1), END.replace("keys", "metrics")
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
 _TOP = {described_by(key.hint): key.name for key in keys_of(Config) if is_settings(described_by(key.hint))}
 """The tables of the file, by the settings that they describe."""
@@ -34,15 +36,28 @@ def reference() -> str:
     return "\n\n".join(parts)
 
 
+def metrics() -> str:
+    """All metrics by their keys in summary.json, as Markdown."""
+    rows = []
+    for key, each in METRICS.items():
+        total = ".total" if "group" in each.scopes else ""
+        forms = {"run": f"`{key}{total}`", "group": f"`{key}.<group>`", "model": f"`clusters.<k>.{key}`"}
+        keys = ", ".join(form for scope, form in forms.items() if scope in each.scopes.split())
+        rows.append(f"| {keys} | {each.name} | {each.meaning or each.of_model} |" if keys else "")
+    return "| key | name | meaning |\n|---|---|---|\n" + "\n".join(filter(None, rows))
+
+
 def update(text: str) -> str:
-    """The text of a file with the reference between its markers.
+    """The text of a file with the reference and the metrics between their markers.
 
     Raises:
-        InputError: it has not both markers.
+        InputError: it does not have all markers.
     """
-    require(BEGIN in text and END in text, f"the file must have the lines '{BEGIN}' and '{END}'")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{rest.split(END)[1]}"
+    for begin, end, content in ((BEGIN, END, reference()), (METRICS_BEGIN, METRICS_END, metrics())):
+        require(begin in text and end in text, f"the file must have the lines '{begin}' and '{end}'")
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool = False) -> Iterator[str]:
@@ -108,7 +123,7 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
 
     >>> from shoal.core.settings import Fraction, Positive
     >>> _spelled(Positive | Literal["all"]), _spelled(tuple[Fraction, ...])
-    ('whole number, at least 1, or `all`', 'list, each a number in [0, 1]')
+    ('integer, at least 1, or `all`', 'list, each a number in [0, 1]')
     """
     hint, marks = unmarked(hint)
     origin, inside = get_origin(hint), get_args(hint)
@@ -120,7 +135,7 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
         return f"list, each a {_spelled(inside[0])}" if Ellipsis in inside else "[low, high]"
     if origin is dict or is_settings(hint):
         return f"table, as `[{_TOP[hint]}]`" if hint in _TOP else "table"
-    return {int: "whole number", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
+    return {int: "integer", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
 
 
 def _range(marks: Sequence[Any]) -> str:

@@ -7,8 +7,7 @@ import torch
 
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.engine import Coordinator as EngineCoordinator
-from shoal.engine import Engine, State, Tensors
+from shoal.engine import Coordinator as EngineCoordinator, Engine, State, Tensors
 
 COLUMN = "directive."
 """Prefix of the names of `rounds.csv`'s columns with directives."""

@@ -9,7 +9,7 @@ from shoal.property.property_attack import PropertyAttack
 from shoal.property.property_federation import PropertyPartition, PropertySchedule, partition_by_property
 from shoal.property.scenario import PropertyAttackSection
 from shoal.property.simulated_updates import extract_features
-from shoal.property.update_classifier import RoundObservation, classify_updates
+from shoal.property.update_table import RoundObservation, classify_updates
 
 __all__ = [
     "ActivePropertyAttacker",

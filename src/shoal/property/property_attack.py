@@ -2,7 +2,7 @@
 
 The attacker receives what every client receives, the models before and after each round; their differences are the
 aggregated updates. It simulates such updates with and without the property on examples of its own
-(`simulated_updates.py`), and a random forest learns to classify their features (`update_classifier.py`). An active
+(`simulated_updates.py`), and a random forest learns to classify their features (`update_table.py`). An active
 attacker also sends malicious updates (`active_attacker.py`).
 
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
@@ -28,8 +28,7 @@ from shoal.engine import Algorithm, DivergenceError, RoundReport, State, Tensors
 from shoal.metrics.summary import Summary
 from shoal.property.property_federation import schedule_of
 from shoal.property.simulated_updates import Auxiliary, aggregated_updates, extract_features, local_updates
-from shoal.property.update_classifier import RoundObservation
-from shoal.property.update_table import PROPERTY_COLUMNS, property_summary, updates_table
+from shoal.property.update_table import PROPERTY_COLUMNS, RoundObservation, property_summary, updates_table
 
 LOG = logging.getLogger(__name__)
 

@@ -105,7 +105,7 @@ class PropertyAttackSection:
 
     def page(self, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int) -> Any:  # noqa: ANN401
         """The section of a run's page."""
-        from shoal.property.property_section import property_section  # noqa: PLC0415 - matplotlib takes a second
+        from shoal.property.property_page import property_section  # noqa: PLC0415 - matplotlib takes a second
 
         return property_section(self, task, summary, updates, clusters)
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load as parse
-from safetensors.torch import save as serialize
+from safetensors.torch import load as parse, save as serialize
 from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes

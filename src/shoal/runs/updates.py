@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load as parse
-from safetensors.torch import save as serialize
+from safetensors.torch import load as parse, save as serialize
 
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, require

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as parse
-from safetensors.torch import save as serialize
+from safetensors.torch import load as parse, save as serialize
 
 from shoal.core.atomic_files import write_bytes
 from shoal.engine import ClientVectors, State, Tensors
