@@ -39,6 +39,12 @@ def numbers(x: Tensor) -> Tensor:
     return values[:, 0, 0, 0] + 256 * values[:, 1, 0, 0] + 65536 * values[:, 2, 0, 0]
 
 
+def white(count: int) -> ImageDataset:
+    """White images, whose pixels are the factors of their brightness."""
+    pixels = torch.full((count, 1, 2, 2), 16, dtype=torch.uint8)
+    return ImageDataset("white", pixels, 16, torch.arange(count), count, count)
+
+
 def partition(clients: int, examples: int, shadow: int, test: int, **more: Any) -> Partition:
     return Partition(clients, examples, shadow_examples=shadow, test_examples=test, **more)
 
@@ -85,7 +91,7 @@ def test_every_image_is_in_one_part_and_its_label_goes_with_it(case: str, groups
     parts = indices_by_part(federation)
     sizes = {name: len(y) for name, y in parts.items()}
     if plan.dirichlet_alpha is not None:
-        # What a client keeps out is a fraction of what it has, so whole numbers of all sum to about as many.
+        # What a client keeps out is a fraction of what it has, so integers of all sum to about as many.
         assert abs(sizes["holdout"] - plan.clients * plan.holdout_examples) <= plan.clients / 2
         sizes["clients"] += sizes["holdout"] - plan.clients * plan.holdout_examples
         sizes["holdout"] = plan.clients * plan.holdout_examples
@@ -164,7 +170,7 @@ def test_clients_and_shadow_are_mixed_by_share_and_the_test_set_evenly() -> None
 
 def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -> None:
     groups = (Group("dark", 0.4, brightness=(0.1, 0.3)), Group("dim", 0.6, brightness=(0.5, 0.9)))
-    images = ImageDataset("white", torch.full((600, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(600), 600, 600)
+    images = white(600)
     federation = federation_of(images, partition(10, 20, 100, 100, holdout_examples=5), groups)
     of_owner = [(shards, federation.group[shards.owners()]) for shards in (federation.clients, federation.holdout)]
     placed = [(shards.x[shards.indices], group) for shards, group in of_owner]
@@ -180,9 +186,7 @@ def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -
 def test_groups_of_clients_of_unequal_sizes_are_shifted() -> None:
     """With unequal sizes the boundary between the groups lies elsewhere."""
     groups = (Group("dark", 0.5, brightness=(0.1, 0.1)), Group("dim", 0.5, brightness=(0.5, 0.5)))
-    images = ImageDataset(
-        "white", torch.full((300, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(300) % 3, 300, 3
-    )
+    images = white(300)
     federation = federation_of(images, partition(6, 40, 0, 20, dirichlet_alpha=0.2), groups)
     assert len(federation.clients.sizes.unique()) > 1
     for i in range(6):
@@ -213,7 +217,7 @@ def test_an_image_s_shift_does_not_depend_on_where_it_is() -> None:
 @pytest.mark.parametrize("more", [{}, {"dirichlet_alpha": 0.5}, {"reuse_images": True}], ids=["even", "skew", "reused"])
 def test_shift_per_client_is_the_same_for_training_and_hold_out_images(more: Any) -> None:
     each, shared = Group("each", 0.4, brightness=(0.1, 0.3)), Group("shared", 0.6, brightness=(0.5, 0.9))
-    images = ImageDataset("white", torch.full((700, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(700), 700, 700)
+    images = white(700)
     plan = partition(10, 20, 100, 100, holdout_examples=5, **more)
     per_image, found = (
         federation_of(images, plan, (each, replace(shared, shift_per=per))) for per in ("image", "client")
@@ -354,9 +358,7 @@ def test_a_group_of_share_0_has_test_images_and_leaves_the_others_theirs(kind: s
 
 def test_a_group_of_share_0_shifts_its_test_images() -> None:
     groups = (Group("all", 1.0), Group("dark", 0.0, brightness=(0.5, 0.5)))
-    images = ImageDataset(
-        "white", torch.full((100, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(100) % 3, 100, 3
-    )
+    images = white(100)
     test = federation_of(images, partition(4, 10, 10, 20), groups).test
     assert test.of_group(0).x.unique().tolist() == [1.0]
     assert test.of_group(1).x.unique().tolist() == [0.5]

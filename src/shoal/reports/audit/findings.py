@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from shoal.core.formats import count
+from shoal.core.formats import capitalized, count
 from shoal.metrics import least_non_members
 from shoal.reports.attack_titles import attack_head, attack_title
 from shoal.reports.estimate import Estimate
@@ -29,6 +29,7 @@ class Finding:
         null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
         chosen: whether the attack was chosen beforehand, without the attacked model's members.
         strongest: whether it decides how exposed the scope's records are; see `Audit.strongest`.
+        declared: the title that the attack declares; "": see `attack_title`.
     """
 
     attacker: str
@@ -43,6 +44,7 @@ class Finding:
     null_high: float = nan
     chosen: bool = False
     strongest: bool = False
+    declared: str = ""
 
     @staticmethod
     def of(row: Mapping[Any, Any]) -> "Finding":
@@ -60,17 +62,18 @@ class Finding:
             null_high=float(row["accuracy.null_high"]),
             chosen=bool(row["chosen"]),
             strongest=bool(row["strongest"]),
+            declared=title if isinstance(title := row.get("title"), str) else "",
         )
 
     @property
     def title(self) -> str:
         """What the attack is called within a sentence."""
-        return attack_title(self.attack)
+        return self.declared or attack_title(self.attack)
 
     @property
     def head(self) -> str:
         """What it is called at the beginning of a line."""
-        return attack_head(self.attack)
+        return capitalized(self.declared) if self.declared else attack_head(self.attack)
 
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from shoal.reports.curves import Curve, over_rounds
 from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.labels import SPREADS
-from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate, require_metrics
+from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.sweep_metrics import format_value
 
@@ -50,7 +50,7 @@ class Curves:
 
 
 def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
-    """The content of a figure of courses; an `InputError` where no run has one of its columns."""
+    """The content of a figure of courses."""
     spec, curves, settings = data.spec, read_curves(data, read_rounds), len(data.series())
     most = max(curves, key=lambda each: len(each.result.n))
     names, panels = model_names(len(most.result.n)), []
@@ -73,14 +73,10 @@ def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
 
 
 def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
-    """The curves of each metric and setting of `by`, in that order; an `InputError` as in `curves_content`."""
+    """The curves of each metric and setting of `by`, in that order."""
     spec, statistics, keys = data.spec, data.statistics, data.spec.y
     runs = statistics.results["run"].astype(str).tolist()
     used = sorted({row for row in statistics.rows(spec).ravel().tolist() if row >= 0})
-    if runs:
-        # A column that only runs outside the figure have is known; the figure has gaps then.
-        frames = (read_rounds(runs[row]) for row in dict.fromkeys([*used, *range(len(runs))]))
-        require_metrics(keys, frames, ("round", "cluster"), "no run's rounds.csv has the column")
     ranked = {row: rank_models(read_rounds(runs[row]), keys) for row in used}
     rounds = sorted({number for each in ranked.values() for number in each.columns.unique("round")})
     columns = pd.MultiIndex.from_product([keys, rounds])

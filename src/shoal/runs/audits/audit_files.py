@@ -257,7 +257,7 @@ class _ScoreFile:
             return np.zeros(len(self.frame), dtype=np.int64)
         values = self.numbers("model")
         wrong = (values % 1 != 0) | (values < 0) | (values >= 2**53)
-        self.refuse(wrong, "'model' must be a whole number, at least 0; got {cell}", "model")
+        self.refuse(wrong, "'model' must be an integer, at least 0; got {cell}", "model")
         return values.astype(np.int64)
 
     def check_names(self, owned: NDArray[np.bool_], member: NDArray[np.bool_], model: NDArray[np.int64]) -> None:

@@ -261,7 +261,7 @@ def _named(row: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _whole(path: Path, name: str, given: NDArray[Any], count: int) -> Tensor:
     fits = given.shape == (count,) and given.dtype.kind in "iu"
-    require(fits, f"{path}: '{name}' must be {count} whole numbers; got {_kind(given)}")
+    require(fits, f"{path}: '{name}' must be {count} integers; got {_kind(given)}")
     return torch.from_numpy(given.astype(np.int64))
 
 
