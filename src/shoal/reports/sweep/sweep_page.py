@@ -172,6 +172,6 @@ def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:
 
 
 def _values(values: pd.Series, key: str) -> list[str]:
-    """A metric of each run; counts are whole numbers here, as they are no means."""
+    """A metric of each run; counts are integers here, as they are no means."""
     whole = metric_at(key).format in ("count", "seconds") and bool((values.dropna() % 1 == 0).all())
     return [format_value(value, key, decimals=0 if whole else None) for value in values]
