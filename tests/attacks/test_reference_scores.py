@@ -92,7 +92,7 @@ WRONG = [
     ({"reference": np.zeros((5, 3))}, "'reference' must have the shape (6, reference models); got (5, 3)"),
     ({"reference": np.zeros(6)}, "'reference' must have the shape (6, reference models); got (6,)"),
     ({"reference_member": np.zeros((6, 2), dtype=bool)}, "'reference_member' must have the shape (6, 3); got (6, 2)"),
-    ({"model": np.zeros(6)}, "'model' must hold whole numbers; got an array of float64"),
+    ({"model": np.zeros(6)}, "'model' must hold integers; got an array of float64"),
     (
         {"score": np.array([0, 1, np.nan, 3, 4, 5])},
         "'score' must hold finite numbers, since p = 0 and p = 1 have no logit; got nan at 2",

@@ -185,13 +185,13 @@ def test_later_changes_win_and_the_file_stays(base: Path) -> None:
         ("seed", r"--set takes KEY=VALUE, .*; got 'seed'"),
         ("=5", r"--set takes KEY=VALUE, .*; got '=5'"),
         ("algorithm..rounds=5", r"--set takes KEY=VALUE, .*; got 'algorithm..rounds=5'"),
-        ("seed=18446744073709551616", r"--set seed=18446744073709551616: has a whole number of 65 bits; at most 64"),
-        ("local={batch_size = 1180591620717411303424}", r"--set local=.*: has a whole number of 71 bits"),
+        ("seed=18446744073709551616", r"--set seed=18446744073709551616: has an integer of 65 bits; at most 64"),
+        ("local={batch_size = 1180591620717411303424}", r"--set local=.*: has an integer of 71 bits"),
         ("seed.more=5", r"--set seed.more=5: 'seed' is a value, not a table"),
         ("algorithm.name.first=5", r"'name' is a value, not a table"),
         ("algorithm.round=5", r"unknown key 'algorithm.round'; did you mean 'rounds'\?"),
-        ("algorithm.rounds=", r"'algorithm.rounds' must be a whole number; got ''"),
-        ("algorithm.rounds=ten", r"'algorithm.rounds' must be a whole number; got 'ten'"),
+        ("algorithm.rounds=", r"'algorithm.rounds' must be an integer; got ''"),
+        ("algorithm.rounds=ten", r"'algorithm.rounds' must be an integer; got 'ten'"),
     ],
 )
 def test_a_change_that_cannot_be_made(base: Path, change: str, sentence: str) -> None:
@@ -221,9 +221,9 @@ BAD = [
     ("checkpoint.evry=1", r"unknown key 'checkpoint.evry'; did you mean 'every'\?"),
     ("data.groups.share={share=0.1, shar=1}", r"unknown key 'data.groups.share.shar'; did you mean 'share'\?"),
     # wrong types
-    ("seed=1.5", r"'seed' must be a whole number; got 1.5"),
-    ("seed=true", r"'seed' must be a whole number; got True"),
-    ("data.clients='ten'", r"'data.clients' must be a whole number; got 'ten'"),
+    ("seed=1.5", r"'seed' must be an integer; got 1.5"),
+    ("seed=true", r"'seed' must be an integer; got True"),
+    ("data.clients='ten'", r"'data.clients' must be an integer; got 'ten'"),
     ("data.source=5", r"'data.source' must be a string; got 5"),
     ("data=5", r"'data' must be a table; got 5"),
     ("data.groups=5", r"'data.groups' must be a table; got 5"),
@@ -233,7 +233,7 @@ BAD = [
     ("data.groups.minority.rotation=['a', 25]", r"'data.groups.minority.rotation' must be a number; got 'a'"),
     ("local.learning_rate='fast'", r"'local.learning_rate' must be a number; got 'fast'"),
     ("red_team.warm_start=1", r"'red_team.warm_start' must be true or false; got 1"),
-    ("algorithm.rounds={}", r"'algorithm.rounds' must be a whole number; got a table"),
+    ("algorithm.rounds={}", r"'algorithm.rounds' must be an integer; got a table"),
     # out of range
     ("seed=-1", r"'seed' must be at least 0; got -1"),
     ("data.clients=0", r"'data.clients' must be at least 1; got 0"),
@@ -289,10 +289,10 @@ BAD = [
     ("engine.precision='fp16'", r"'engine.precision' must be 'fp32' or 'bf16'; got 'fp16'"),
     # a number or a word
     ("local.batch_size=0", r"'local.batch_size' must be at least 1 or 'all'; got 0"),
-    ("local.batch_size='some'", r"'local.batch_size' must be a whole number or 'all'; got 'some'"),
+    ("local.batch_size='some'", r"'local.batch_size' must be an integer or 'all'; got 'some'"),
     ("privacy.beta=1.5", r"'privacy.beta' must be at most 1.* or 'threshold' or a list; got 1.5"),
     ("privacy.beta='loss'", r"'privacy.beta' must be a number or 'threshold' or a list; got 'loss'"),
-    ("red_team.shadow_size='all'", r"'red_team.shadow_size' must be a whole number or 'cluster'; got 'all'"),
+    ("red_team.shadow_size='all'", r"'red_team.shadow_size' must be an integer or 'cluster'; got 'all'"),
 ]
 
 

@@ -97,10 +97,10 @@ def test_what_lies_just_inside_is_taken(given):
 
 REFUSED = [
     ({"positive": 0}, "'positive' must be at least 1; got 0"),
-    ({"positive": 1.0}, "'positive' must be a whole number; got 1.0"),
-    ({"positive": True}, "'positive' must be a whole number; got True"),
-    ({"positive": "1"}, "'positive' must be a whole number; got '1'"),
-    ({"positive": None}, "'positive' must be a whole number; got None"),
+    ({"positive": 1.0}, "'positive' must be an integer; got 1.0"),
+    ({"positive": True}, "'positive' must be an integer; got True"),
+    ({"positive": "1"}, "'positive' must be an integer; got '1'"),
+    ({"positive": None}, "'positive' must be an integer; got None"),
     ({"count": -1}, "'count' must be at least 0; got -1"),
     ({"fraction": 1.5}, "'fraction' must be at most 1; got 1.5"),
     ({"fraction": math.nan}, "got nan"),
@@ -120,7 +120,7 @@ REFUSED = [
     ({"numbers": (0.5, 2.0)}, "'numbers' must be at most 1; got 2.0"),
     ({"three": (1, 2)}, "'three' must be a list of 3; got (1, 2)"),
     ({"three": (1, 0, 2)}, "'three' must be at least 1; got 0"),
-    ({"either": "some"}, "'either' must be a whole number or 'all'; got 'some'"),
+    ({"either": "some"}, "'either' must be an integer or 'all'; got 'some'"),
     ({"weights": 2}, "'weights' must be at most 1 or 'auto' or a list; got 2"),
     ({"inner": 5}, "'inner' must be an instance of Inner; got 5"),
     ({"inner": {"size": 2}}, "'inner' must be an instance of Inner; got a table"),

@@ -6,9 +6,23 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from shoal import Columns, Examples, FedAvg, Federation, InputError, LocalSGD, Model, simulate
+from shoal import (
+    Columns,
+    Examples,
+    FedAvg,
+    Federation,
+    Group,
+    InputError,
+    LocalSGD,
+    Model,
+    Partition,
+    TableDataset,
+    partition_dataset,
+    simulate,
+)
 from shoal.data import federation_of_clients, load_table
 from shoal.data.partition import PartitionIndices
+from shoal.data.user.arrays import labelled_arrays
 
 CLIENTS = [(torch.rand(4, 3, generator=torch.Generator().manual_seed(i)), torch.tensor([0, 1, 2, i])) for i in range(3)]
 TEST = (torch.rand(6, 3, generator=torch.Generator().manual_seed(9)), torch.tensor([0, 1, 2, 0, 1, 2]))
@@ -164,6 +178,53 @@ def test_repr_of_a_federation_is_one_line():
         "Federation(3 clients (all 3), 12 training examples of shape (3,), 3 classes; 6 test, 0 shadow, 0 held-out "
         "examples)"
     )
+
+
+# --- sets to be partitioned ---------------------------------------------------------------------------------------
+
+LABELLED = {
+    "rows": (torch.rand(4, 3), "rows", lambda data: data.rows.shape == (4, 3)),
+    "a frame of integers": (pd.DataFrame({"a": range(4)}), "rows", lambda data: data.rows.dtype == torch.float32),
+    "words": (torch.tensor([[1, 7], [2, 0], [3, 0], [1, 1]]), "texts", lambda data: data.vocabulary == 7),
+    "bytes": (np.full((4, 5, 5), 9, "uint8"), "images", lambda data: data.white == 255 and data.pixels.shape[1] == 1),
+    "pictures": (torch.rand(4, 3, 5, 5), "images", lambda data: data.white == 1 and data.pixels.shape[1] == 3),
+}
+
+
+@pytest.mark.parametrize("case", list(LABELLED))
+def test_a_pair_of_arrays_is_a_data_set_of_its_kind(case):
+    x, kind, holds = LABELLED[case]
+    data = labelled_arrays("'mine'", x, [0, 2, 1, 0])
+    assert (data.kind, data.classes, data.train_count, data.labels.tolist()) == (kind, 3, 4, [0, 2, 1, 0])
+    assert holds(data)
+    plan, groups = Partition(2, 1, test_examples=1), [Group("all", 1.0)]
+    assert partition_dataset(data, plan, groups).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (pd.DataFrame({"a": ["x", "y"]}), [0, 1], "the inputs of 'mine' must be columns of numbers: could not convert"),
+        ([[0.5], [float("inf")]], [0, 1], "'mine' has inputs that are NaN or infinite, in 1 of 2 examples"),
+        ([[0.5], [0.7]], [0, -1], "'mine' has the label -1; labels are integers from 0"),
+        ([[1, -1], [1, 2]], [0, 1], "'mine' has the word -1; words are numbered from 1"),
+        (torch.full((2, 1, 4, 4), 2.0), [0, 1], "'mine' has images of numbers from 2 to 2; give bytes"),
+        ([0.5, 0.7], [0, 1], r"'mine' has inputs of shape \(\); images are \(C, H, W\)"),
+        (torch.rand(0, 3), [], "'mine' has no examples"),
+    ],
+)
+def test_a_pair_that_makes_no_data_set_is_one_sentence(x, y, sentence):
+    with pytest.raises(InputError, match=sentence):
+        labelled_arrays("'mine'", x, torch.tensor(y, dtype=torch.int64))
+
+
+def test_columns_of_a_set_are_standardised_by_the_training_rows():
+    rows = torch.randn(60, 2, generator=torch.Generator().manual_seed(3)) * 5 + 7
+    plan, groups = Partition(4, 10, shadow_examples=5, test_examples=10), [Group("all", 1.0)]
+    federation = partition_dataset(TableDataset("rows", rows, torch.arange(60) % 2, 60, 2), plan, groups)
+    assert federation.clients.x.mean(dim=0).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert federation.clients.x.std(dim=0, correction=0).tolist() == pytest.approx([1, 1], abs=1e-6)
+    assert federation.test.x.mean().abs() > 1e-4
 
 
 # --- regression --------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_every_image_is_in_one_part_and_its_label_goes_with_it(case: str, groups
     parts = indices_by_part(federation)
     sizes = {name: len(y) for name, y in parts.items()}
     if plan.dirichlet_alpha is not None:
-        # What a client keeps out is a fraction of what it has, so whole numbers of all sum to about as many.
+        # What a client keeps out is a fraction of what it has, so integers of all sum to about as many.
         assert abs(sizes["holdout"] - plan.clients * plan.holdout_examples) <= plan.clients / 2
         sizes["clients"] += sizes["holdout"] - plan.clients * plan.holdout_examples
         sizes["holdout"] = plan.clients * plan.holdout_examples

@@ -129,7 +129,7 @@ def test_how_images_are_stored_changes_nothing(cnn, build):
     assert given.stride() != given.contiguous().stride()
     assert torch.equal(last, first)
     assert last.stride() == first.stride() == given.stride()
-    # Pixels that are whole numbers are the same as floats.
+    # Pixels that are integers are the same as floats.
     federation = build()
     pixels = (255 * federation.clients.x).to(torch.uint8)
     small = replace(local, learning_rate=1e-4)

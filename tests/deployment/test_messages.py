@@ -137,7 +137,7 @@ def test_a_reply_has_the_model_the_cluster_the_examples_and_nothing_more():
         (with_array(pickled()), "cannot be read"),
         (reply(cluster=2), "cluster 2 is none of the 2"),
         (reply(cluster=-1), "cluster -1"),
-        (reply(cluster=1.0), "1.0 is no whole number"),
+        (reply(cluster=1.0), "1.0 is no integer"),
         (reply(examples=0), "0 examples"),
         (reply(examples=-5), "-5 examples"),
         (reply(examples=1_000_001), "1000001 examples"),

@@ -308,7 +308,7 @@ def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, chang
     [
         ({}, "'config' must name a TOML file"),
         ({"config": "nowhere.toml"}, "'nowhere.toml', which is neither"),
-        ({"min-nodes": 0}, "'min-nodes' must be a whole number of at least 1"),
+        ({"min-nodes": 0}, "'min-nodes' must be an integer of at least 1"),
         ({"round-timeout": -1.0}, "'round-timeout' must be a number of at least 0"),
     ],
 )

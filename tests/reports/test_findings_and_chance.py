@@ -108,7 +108,7 @@ def test_a_difference_has_its_direction() -> None:
 
 @pytest.mark.parametrize(("seeds", "counts"), [(2, True), (3, True), (2, False), (6, False)])
 def test_differences_of_a_sweep_are_findings_by_chance_in_5_percent(seeds: int, counts: bool) -> None:
-    """Counts are whole numbers: in few seeds they often differ by the same number, without any spread."""
+    """Counts are integers: in few seeds they often differ by the same number, without any spread."""
     rng, axes, found = np.random.default_rng(1), {"algorithm": ["a", "b"]}, 0
     results = pd.DataFrame({"algorithm": ["a", "b"] * seeds, "seed": np.repeat(range(seeds), 2)}).assign(run="")
     for _ in range(2 * RUNS):

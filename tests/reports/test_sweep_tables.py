@@ -44,7 +44,11 @@ def metric(algorithm: str, share: float, seed: int) -> float:
 def results_of(axes: Axes = AXES, seeds: list[int] = SEEDS) -> pd.DataFrame:
     rows = [
         {"run": f"r{i}{seed}", "algorithm": a, SHARE: s, "seed": seed, "accuracy.overall": metric(str(a), s, seed)}
-        | {"violations.total": 10.0 * s * seed, "mia.minority": nan if s == 0.5 else 0.5 + s * seed / 100}
+        | {
+            "violations.total": 10.0 * s * seed,
+            "violations.minority": 0.0,
+            "mia.minority": nan if s == 0.5 else 0.5 + s * seed / 100,
+        }
         for i, (a, s) in enumerate((a, float(s)) for a in axes["algorithm"] for s in axes[SHARE])
         for seed in seeds
     ]
@@ -454,11 +458,16 @@ def test_sweep_without_a_finished_run(report: Callable[..., SweepPage], tmp_path
     ("kind", "given", "sentence"),
     [
         ("tables", {"one": TABLES["one"] | {"y": ["acuracy.overall"]}},
-         "tables.one: no run has the metric 'acuracy.overall'; did you mean 'accuracy.overall'?"),
+         "'tables.one': no run has the metric 'acuracy.overall'; did you mean 'accuracy.overall'?"),
         ("figures", {"two": FIGURES["two"] | {"y": ["mia.minorty"]}},
-         "figures.two: no run has the metric 'mia.minorty'; did you mean 'mia.minority'?"),
+         "'figures.two': no run has the metric 'mia.minorty', since none has the group 'minorty'; did you mean "
+         "'minority'?"),
+        ("tables", {"one": TABLES["one"] | {"y": ["tpr_at_fpr_0.1.minority"]}},
+         "'tables.one': no run has the metric 'tpr_at_fpr_0.1.minority'; did you mean 'tpr_at_fpr_0.01'?"),
+        ("tables", {"one": TABLES["one"] | {"y": ["run"]}},
+         "'tables.one': no run has the metric 'run'; docs/configuration.md has them"),
         ("figures", {"two": {"kind": "courses", "by": "algorithm", "average": [SHARE], "y": ["acuracy"]}},
-         "figures.two: no run's rounds.csv has the column 'acuracy'; did you mean 'accuracy'?"),
+         "'figures.two': no run has the metric 'acuracy'; did you mean 'accuracy'?"),
     ],
 )  # fmt: skip
 def test_unknown_figure_is_an_error(

@@ -356,7 +356,7 @@ def test_a_record_may_be_a_member_of_one_model_and_none_of_another(tmp_path):
 def test_attacked_models_have_whole_numbers(tmp_path, model):
     frame = pd.read_csv(written(tmp_path, SCORES)).assign(model=[0, 0, 0, model])
     frame.to_csv(tmp_path / "scores.csv", index=False)
-    with pytest.raises(InputError, match="line 5: 'model' must be a whole number, at least 0; got"):
+    with pytest.raises(InputError, match="line 5: 'model' must be an integer, at least 0; got"):
         read_scores(tmp_path / "scores.csv")
 
 
@@ -377,7 +377,7 @@ def test_rows_without_a_client_are_the_population(tmp_path):
 
 
 def test_score_files_of_other_tools_are_read(tmp_path):
-    # A byte-order mark, true and false, whole numbers with a point, columns in another order.
+    # A byte-order mark, true and false, integers with a point, columns in another order.
     frame = pd.read_csv(written(tmp_path, SCORES)).astype({"member": bool, "member_ref_0": float})
     path = tmp_path / "other.csv"
     frame[sorted(frame)].to_csv(path, index=False, encoding="utf-8-sig")

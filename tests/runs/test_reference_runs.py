@@ -184,7 +184,7 @@ def test_what_cannot_be_is_said_before_anything_is_trained(toy_config, tmp_path,
 def test_from_python_too(mlp, build, tmp_path):
     for wrong, sentence in (
         (-1, "must be at least 0; got -1"),
-        (1.5, "'reference_federations' must be a whole number"),
+        (1.5, "'reference_federations' must be an integer"),
     ):
         with pytest.raises(InputError, match=sentence):
             simulate(build(), mlp, FedAvg(), LOCAL, rounds=1, reference_federations=wrong)

@@ -42,7 +42,7 @@ def doubled(outputs, labels):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A module of the user's, with a network that has a convolution, buffers and a whole number in its state_dict."""
+    """A module of the user's, with a network that has a convolution, buffers and an integer in its state_dict."""
     (tmp_path / "tracing.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -193,11 +193,11 @@ def test_what_is_wrong_with_a_round_is_one_sentence_with_its_file(written):
         ),
         ({"models": whole["models"][1:]}, rf"'models' must be numbers of shape \(K, {size}\), .* got float32 of shape"),
         ({"parameters": whole["parameters"][:2]}, "has 3 clients, but 'parameters' of 2"),
-        ({"clients": np.array([0.0, 5.0, 8.0])}, "'clients' must be 3 whole numbers; got float64"),
+        ({"clients": np.array([0.0, 5.0, 8.0])}, "'clients' must be 3 integers; got float64"),
         ({"clients": np.array([0, 5, 5])}, "'clients' must be different clients, .* client 5 has 2"),
         ({"clients": np.array([0, 5, 6])}, "client 6 has no records, so nobody is a member of it"),
         ({"assignment": np.array([0, 1, 0])}, "'assignment' must be numbers of the 1 models, from 0"),
-        ({"assignment": np.array([0, 0])}, "'assignment' must be 3 whole numbers"),
+        ({"assignment": np.array([0, 0])}, "'assignment' must be 3 integers"),
         ({"models": None}, "has no array 'models'"),
         ({"clients": np.array(["a", None, 1], dtype=object)}, "is damaged or no file of plain arrays: Object arrays"),
     ]:
@@ -225,7 +225,7 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
         ({"y": whole["y"] + 1}, r"'y' must be labels in 0\.\.2 \(classes\); got 1 to 3"),
         ({"y": whole["y"][1:]}, "has 8 examples but 7 labels"),
         ({"client": whole["client"] - 1}, "'client' must be numbers from 0, or -1 for records of nobody"),
-        ({"client": whole["client"][1:]}, "'client' must be 8 whole numbers"),
+        ({"client": whole["client"][1:]}, "'client' must be 8 integers"),
         ({"client": None}, "has no array 'client'"),
         ({"group": np.arange(8)}, "'group' must be 8 texts, .* got int64"),
         ({"group": np.array(["a", "all"] * 4)}, "'all' cannot be the name of one of several groups"),

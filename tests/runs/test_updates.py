@@ -145,7 +145,7 @@ def test_what_takes_too_much_room_is_refused_before_anything_is_written(toy_conf
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("updates", "every", "'record.updates' must be a whole number; got 'every'"),
+        ("updates", "every", "'record.updates' must be an integer; got 'every'"),
         ("updates", -1, "'record.updates' must be at least 0; got -1"),
         ("max_megabytes", 0, "'record.max_megabytes' must be at least 1; got 0"),
     ],

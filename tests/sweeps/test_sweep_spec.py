@@ -133,9 +133,9 @@ FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.
 
 BAD = {
     "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is no path: it has a zero byte"),
-    "a whole number beyond 64 bits": (
+    "an integer beyond 64 bits": (
         SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
-        "has a whole number of 65 bits; at most 64 are",
+        "has an integer of 65 bits; at most 64 are",
     ),
     "a number of thousands of digits": (SWEEP.replace("0.4]", f"1{'0' * 5000}]"), "is not TOML: Exceeds the limit"),
     "lists without end": (f"x = {'[' * 5000}{']' * 5000}", "is nested too deeply"),

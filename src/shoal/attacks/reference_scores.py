@@ -28,7 +28,7 @@ _REAL, _WHOLE, _TRUTH = "fiu", "iu", "b"
 _RECORDS = {"score": _REAL, "member": _TRUTH, "reference": _REAL, "reference_member": _TRUTH, "model": _WHOLE}
 """The fields of `ReferenceScores` that have a row for each record, and the kind of number that each holds."""
 
-_TYPES = {_REAL: (np.float64, "numbers"), _WHOLE: (np.int64, "whole numbers"), _TRUTH: (np.bool_, "true and false")}
+_TYPES = {_REAL: (np.float64, "numbers"), _WHOLE: (np.int64, "integers"), _TRUTH: (np.bool_, "true and false")}
 """The type that a kind of number becomes, and what a sentence calls it."""
 
 

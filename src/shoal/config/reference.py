@@ -123,7 +123,7 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
 
     >>> from shoal.core.settings import Fraction, Positive
     >>> _spelled(Positive | Literal["all"]), _spelled(tuple[Fraction, ...])
-    ('whole number, at least 1, or `all`', 'list, each a number in [0, 1]')
+    ('integer, at least 1, or `all`', 'list, each a number in [0, 1]')
     """
     hint, marks = unmarked(hint)
     origin, inside = get_origin(hint), get_args(hint)
@@ -135,7 +135,7 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
         return f"list, each a {_spelled(inside[0])}" if Ellipsis in inside else "[low, high]"
     if origin is dict or is_settings(hint):
         return f"table, as `[{_TOP[hint]}]`" if hint in _TOP else "table"
-    return {int: "whole number", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
+    return {int: "integer", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
 
 
 def _range(marks: Sequence[Any]) -> str:

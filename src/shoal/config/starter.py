@@ -41,7 +41,7 @@ SOURCES = {
     "table": (
         'path = "patients.csv"      # or .parquet\n'
         'client = "clinic"          # the column with the clients\' names\n'
-        'label = "outcome"          # the column to predict: words or whole numbers\n'
+        'label = "outcome"          # the column to predict: words or integers\n'
         f'# group = "area"           # the column with groups of clients\n{_OWN}',
         "mlp",
     ),

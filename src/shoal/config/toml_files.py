@@ -15,7 +15,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The table in a TOML file.
 
     Raises:
-        InputError: the file is missing or not TOML, or has a whole number of more than 64 bits.
+        InputError: the file is missing or not TOML, or has an integer of more than 64 bits.
     """
     path = path_of("path", path)
     try:
@@ -32,13 +32,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _require_64_bits(value: object, where: str) -> None:
-    """Raise `InputError` where ``value`` has a larger whole number, which no other reader of TOML need understand."""
+    """Raise `InputError` where ``value`` has a larger integer, which no other reader of TOML need understand."""
     large = next(_large(value), None)
-    require(large is None, f"{where}: has a whole number of {(large or 0).bit_length()} bits; at most 64 are allowed")
+    require(large is None, f"{where}: has an integer of {(large or 0).bit_length()} bits; at most 64 are allowed")
 
 
 def _large(value: object) -> Iterator[int]:
-    """The whole numbers in ``value`` that take more than 64 bits."""
+    """The integers in ``value`` that take more than 64 bits."""
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _large(each)
@@ -101,7 +101,7 @@ def change(table: dict[str, Any], wish: str) -> None:
     """Make a change such as "algorithm.rounds=10" to ``table``; a value that is not TOML is text.
 
     Raises:
-        InputError: it is no such change, has a whole number of more than 64 bits, or one of its names leads to a value
+        InputError: it is no such change, has an integer of more than 64 bits, or one of its names leads to a value
             that is no table.
     """
     require_instance("changes", wish, str, "such as 'algorithm.rounds=10'")

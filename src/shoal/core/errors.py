@@ -64,19 +64,19 @@ def require_instance(name: str, value: object, kind: type, how: str) -> None:
     require(isinstance(value, kind), f"'{name}' must be {article} {kind.__name__}, {how}; got {described(value)}")
 
 
-def whole(name: str, value: object, how: str, least: int | None = None) -> int:
-    """``value`` as Python's whole number, also one of NumPy's.
+def integer(name: str, value: object, how: str, least: int | None = None) -> int:
+    """``value`` as Python's integer, also one of NumPy's.
 
     Raises:
         InputError: it is none, or below ``least``; ``how`` gives an example.
 
-    >>> whole("rounds", "3", "such as 30")
+    >>> integer("rounds", "3", "such as 30")
     Traceback (most recent call last):
     ...
-    shoal.core.errors.InputError: 'rounds' must be a whole number, such as 30; got '3'
+    shoal.core.errors.InputError: 'rounds' must be an integer, such as 30; got '3'
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"'{name}' must be a whole number, {how}; got {described(value)}")
+        raise InputError(f"'{name}' must be an integer, {how}; got {described(value)}")
     number = int(value)
     require(least is None or number >= least, f"'{name}' must be at least {least}; got {number}")
     return number

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import whole
+from shoal.core.errors import integer
 
 _GLOBAL_GENERATOR = threading.Lock()
 
@@ -47,7 +47,7 @@ class Stream:
     def __post_init__(self) -> None:
         if type(self.seed) is not int:
             # NumPy's 3 would name another stream than Python's.
-            object.__setattr__(self, "seed", whole("seed", self.seed, "such as 0"))
+            object.__setattr__(self, "seed", integer("seed", self.seed, "such as 0"))
 
     def __call__(self, *path: str | int) -> "Stream":
         """The stream at ``path`` below this one."""

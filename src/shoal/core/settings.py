@@ -33,10 +33,10 @@ from shoal.core.errors import InputError
 from shoal.core.representation import one_line, shortened
 
 Count = Annotated[int, Field(ge=0, strict=True)]
-"""A whole number, at least 0."""
+"""An integer, at least 0."""
 
 Positive = Annotated[int, Field(ge=1, strict=True)]
-"""A whole number, at least 1."""
+"""An integer, at least 1."""
 
 MAX_CLASSES = 1_000_000
 """The most classes; more would be a mistake, and are refused before their outputs are allocated."""
@@ -92,7 +92,7 @@ _HINTS = "_hints"
 def settings(cls: type[_Settings]) -> type[_Settings]:
     """A frozen dataclass that checks its fields; its own ``__post_init__``, if any, runs after that.
 
-    Values take the form that their annotation says: whole numbers become floats and lists tuples where it says so, and
+    Values take the form that their annotation says: integers become floats and lists tuples where it says so, and
     NumPy's numbers become Python's. What `help` shows are the annotations without their ranges; `hints_of` has both.
 
     Raises:
@@ -262,7 +262,7 @@ def _expected(error: ErrorDetails) -> str:
             return f"an instance of {context['class']}"
         case kind:
             kinds = {
-                "int_type": "a whole number",
+                "int_type": "an integer",
                 "float_type": "a number",
                 "string_type": "a string",
                 "list_type": "a list",

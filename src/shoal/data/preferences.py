@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from shoal.core.errors import require, whole
+from shoal.core.errors import integer, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 
@@ -66,7 +66,7 @@ def draw_preferences(
         >>> int(preferences.threshold.argmin()) == int(preferences.beta.argmax())
         True
     """
-    clients = whole("clients", clients, "such as 10", 0)
+    clients = integer("clients", clients, "such as 10", 0)
     low, high = thresholds
     require(
         0.5 <= low <= high <= 1,

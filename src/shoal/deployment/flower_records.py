@@ -169,13 +169,13 @@ def _names(kind: str, given: Mapping[str, object], wanted: set[str]) -> None:
 
 def _counts(value: object) -> Tensor:
     whole = isinstance(value, list) and all(type(each) is int and abs(each) < 2**62 for each in value)
-    reject_unless(whole, "counts by model that are no whole numbers")
+    reject_unless(whole, "counts by model that are not integers")
     return torch.tensor(value, dtype=torch.int64)
 
 
 def _whole(value: object) -> int:
     if type(value) is not int:
-        raise RejectedReplyError(f"{value!r} is no whole number")
+        raise RejectedReplyError(f"{value!r} is not an integer")
     return value
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.client_vectors import ClientVectors
-from shoal.core.errors import InputError, described, require, require_instance, whole
+from shoal.core.errors import InputError, described, integer, require, require_instance
 from shoal.core.representation import shortened
 from shoal.data.federation import Federation
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
@@ -119,7 +119,7 @@ class Engine:
             require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device here; use 'cpu'")
             count, index = torch.cuda.device_count(), torch.device(device).index or 0
             require(index < count, f"{refusal}: the CUDA devices here are cuda:0 to cuda:{count - 1}")
-        threads = whole("threads", threads, "such as 2")
+        threads = integer("threads", threads, "such as 2")
         require(1 <= threads <= MAX_THREADS, f"'threads' must be at least 1 and at most {MAX_THREADS}; got {threads}")
         require(precision in get_args(Precision), f"'precision' must be 'fp32' or 'bf16'; got {precision!r}")
         require(

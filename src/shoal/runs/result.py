@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canaries import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
-from shoal.core.errors import InputError, described, path_of, require, require_instance, whole
+from shoal.core.errors import InputError, described, integer, path_of, require, require_instance
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
@@ -215,7 +215,7 @@ class Result:
             InputError: the result was read from a directory, had a property attack, or began at models that it is not
                 known how to train again; or ``out`` cannot be written.
         """
-        references = whole("references", references, "such as 16", 0)
+        references = integer("references", references, "such as 16", 0)
         require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
         if self.simulation is None or self.state is None or self.engine is None:
             raise InputError(

@@ -28,7 +28,7 @@ from shoal.audit import RedTeam
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.config.settings_tables import in_table
-from shoal.core.errors import described, path_of, require, require_instance, whole
+from shoal.core.errors import described, integer, path_of, require, require_instance
 from shoal.core.representation import one_line
 from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
@@ -123,8 +123,8 @@ class Run:
             object.__setattr__(self, "out", path_of("out", self.out))
         recorded = self.simulation.record_updates
         require(self.out is not None or not recorded, "'record_updates' needs 'out', where they are written")
-        whole("checkpoint_every", self.checkpoint_every, "such as 1", 1)
-        require_room(self.simulation, whole("max_megabytes", self.max_megabytes, "such as 1000"), "max_megabytes")
+        integer("checkpoint_every", self.checkpoint_every, "such as 1", 1)
+        require_room(self.simulation, integer("max_megabytes", self.max_megabytes, "such as 1000"), "max_megabytes")
 
     def train(self, *, resume: bool = False) -> Result:
         """Train and measure the simulation.

@@ -17,7 +17,7 @@ from shoal.audit.measurement import Measurement
 from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
-from shoal.core.errors import InputError, described, require, require_instance, whole
+from shoal.core.errors import InputError, described, integer, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
@@ -153,7 +153,7 @@ class Simulation:
         require_instance("local", self.local, LocalSGD, "such as LocalSGD(epochs=1)")
         require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
         for name, (how, least) in _INTEGERS.items():
-            self._set(name, whole(name, getattr(self, name), how, least))
+            self._set(name, integer(name, getattr(self, name), how, least))
         self._set("participation", plain(self.participation))
         number = isinstance(self.participation, int | float) and not isnan(self.participation)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")

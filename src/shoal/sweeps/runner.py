@@ -18,6 +18,7 @@ import pandas as pd
 import tomli_w
 from filelock import FileLock
 
+from shoal.audit.measurement import declared_metrics
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
@@ -99,7 +100,8 @@ def run_sweep(
     """
     planned = plan_runs(sweep, data_dir)
     with said_of(sweep.name):
-        require_shown(sweep.shown, {name for each in planned for name in each.config.data.groups})
+        own = {metric.key for each in planned for metric in declared_metrics(each.config.evaluation.own_metrics())}
+        require_shown(sweep.shown, {name for each in planned for name in each.config.data.groups}, own)
     runs = _open(out, sweep)
     failed: dict[str, str] = {}
 

@@ -61,7 +61,7 @@ def test_a_measure_of_slant_is_the_shear():
 
 
 def test_a_sheared_digit_leans_as_much_more():
-    # Every row moved by a whole number of pixels shears the moments exactly.
+    # Every row moved by an integer of pixels shears the moments exactly.
     digits = load_dataset("digits").pixels[:200]
     wide = torch.zeros(200, 1, 8, 24, dtype=torch.uint8)
     wide[..., 8:16] = digits

@@ -193,12 +193,12 @@ def best_cut(counts: Counts) -> int:
     """
     called = np.concatenate([np.zeros((2, 1)), counts.cumsum(axis=1)], axis=1)
     members, holdouts = called[:, -1]
-    # The difference of the rates, times both totals: whole numbers, so that equally good cuts are equal.
+    # The difference of the rates, times both totals: integers, so that equally good cuts are equal.
     return int(np.argmax(called[0] * holdouts - called[1] * members))
 
 
 def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.random.Generator) -> Counts:
-    """Whole numbers with P(x) in proportion to exp(-epsilon |x|), as the difference of two geometric ones."""
+    """Integers with P(x) in proportion to exp(-epsilon |x|), as the difference of two geometric ones."""
     success = -np.expm1(-epsilon)
     first, second = (generator.geometric(success, shape).astype(np.float64) for _ in range(2))
     return first - second

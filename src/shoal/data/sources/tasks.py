@@ -131,7 +131,7 @@ def slant(pixels: Tensor) -> Tensor:
     monomials = torch.stack([torch.ones_like(x), x, y, x * y, y * y]).flatten(1).T
     slants = [torch.zeros(0, dtype=torch.float64)]
     for block in pixels.flatten(1).split(_BLOCK):
-        # Sums of whole numbers, exact in float64, so that the order of summation cannot change a threshold.
+        # Sums of integers, exact in float64, so that the order of summation cannot change a threshold.
         ink, sx, sy, sxy, syy = (block.double() @ monomials).unbind(1)
         mixed, down = ink * sxy - sx * sy, ink * syy - sy * sy
         slants.append(torch.where(down > 0, -mixed / down.clamp(min=1), 0.0))

@@ -140,7 +140,12 @@ def labelled_arrays(name: str, x: object, y: object) -> LabelledDataset:
     """
     white = 255 if getattr(x, "dtype", None) in (torch.uint8, np.uint8) else 1
     if hasattr(x, "columns"):
-        x = np.asarray(x, dtype=np.float32)
+        try:
+            x = np.asarray(x, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"the inputs of {name} must be columns of numbers: {error}; leave the others out"
+            ) from error
     inputs, labels = tensors_of(name, (x, y))
     require(len(labels) > 0, f"{name} has no examples; at least one is needed")
     require_finite(name, inputs)

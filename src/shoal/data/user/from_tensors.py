@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.errors import InputError, described, nearest, quoted, require, whole
+from shoal.core.errors import InputError, described, integer, nearest, quoted, require
 from shoal.core.settings import MAX_CLASSES
 from shoal.data.names import EVERYBODY
 from shoal.data.preferences import Preferences
@@ -41,7 +41,7 @@ def fields_from_tensors(
     count, first = len(shards), (shards.x[:1], shards.y[:1])
     require(first[0].numel() > 0, f"'clients' have inputs of shape {tuple(first[0].shape[1:])}, without a number in it")
     if not regression:
-        classes = _classes(shards) if classes is None else whole("classes", classes, "such as 10", 1)
+        classes = _classes(shards) if classes is None else integer("classes", classes, "such as 10", 1)
         require(classes <= MAX_CLASSES, f"'classes' must be at most {MAX_CLASSES:,}; got {classes!r}")
     held_out = _held_out(holdout, task, shards)
     client_groups = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)

@@ -66,7 +66,7 @@ def _found(name: str) -> Path:
 def _whole(given: Mapping[str, Any], key: str, default: int) -> int:
     value = given.get(key, default)
     if type(value) is not int or value < 1:
-        raise InputError(f"run config: '{key}' must be a whole number of at least 1; got {value!r}")
+        raise InputError(f"run config: '{key}' must be an integer of at least 1; got {value!r}")
     return value
 
 

@@ -55,7 +55,7 @@ class Chart:
 
     @classmethod
     def of(cls, data: FigureData) -> "Chart":
-        """The values of a figure; an `InputError` where no run can have one of its metrics."""
+        """The values of a figure."""
         by_seed = data.statistics.metrics_by_seed(data.spec)
         shape = (len(data.settings(data.spec.by)), len(data.settings(data.spec.x)))
         values = by_seed.reshape(len(by_seed), *shape, -1).transpose(0, 3, 1, 2)
@@ -76,7 +76,7 @@ class Chart:
 
 
 def chart_content(data: FigureData) -> Content:
-    """The content of a figure of boxes, bars or lines; an `InputError` where no run can have one of its metrics."""
+    """The content of a figure of boxes, bars or lines."""
     chart, spec, panels = Chart.of(data), data.spec, []
     draw = _draw_lines if spec.kind == "lines" else _draw_categories
     for p, key in enumerate(spec.y):

@@ -1,6 +1,6 @@
 """Means over the seeds of a sweep, and their spread."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -10,9 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from shoal.core.errors import InputError, nearest
 from shoal.reports.sweep.report_spec import Axes, Displayed, Spread
-from shoal.reports.sweep.sweep_metrics import possible_metrics
 
 Floats = NDArray[np.float64]
 
@@ -63,15 +61,7 @@ class SeedStatistics:
         return np.concatenate([values, missing])[self.rows(spec)].mean(axis=2)
 
     def metrics_by_seed(self, spec: Displayed) -> Floats:
-        """(seeds, displayed settings, metrics) the metrics of ``spec``, NaN where a run has none.
-
-        Raises:
-            InputError: no run can have one of them.
-        """
-        if len(self.results):
-            besides = ("run", "seed", *self.axes)
-            possible = possible_metrics(map(str, self.results.columns.drop(list(besides), errors="ignore")))
-            require_metrics(spec.y, [self.results], besides, "no run has the metric", possible)
+        """(seeds, displayed settings, metrics) the metrics of ``spec``, NaN where a run has none."""
         return self.by_seed(self._values(spec), spec)
 
     def undefined(self, spec: Displayed) -> NDArray[np.int64]:
@@ -103,25 +93,3 @@ def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
     """The columns of numbers, other than ``besides``, that have a value."""
     columns = frame.drop(columns=list(besides), errors="ignore").dropna(axis="columns", how="all")
     return [str(name) for name in columns.select_dtypes("number")]
-
-
-def require_metrics(
-    keys: Iterable[str],
-    frames: Iterable[pd.DataFrame],
-    besides: Sequence[str],
-    lacking: str,
-    possible: Collection[str] = (),
-) -> None:
-    """Raise an `InputError` that begins with ``lacking`` where one of ``keys`` is a metric of none of ``frames``.
-
-    A column without a value is a metric, too, and so are the names in ``possible``.
-    """
-    left, known = [key for key in keys if key not in possible], dict[str, None]()
-    for frame in frames:
-        if not left:
-            return
-        known |= dict.fromkeys(map(str, frame.drop(columns=list(besides), errors="ignore").select_dtypes("number")))
-        left = [key for key in left if key not in known]
-    if not left:
-        return
-    raise InputError(f"{lacking} '{left[0]}'; {nearest(left[0], known, possible) if known else 'they have none'}")

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Collection, Iterable
-from itertools import permutations
 
 from shoal.core.errors import InputError, nearest, require
 from shoal.metrics import summary
-from shoal.metrics.metric_table import METRICS, Metric, Scope, is_declared, metric_of
+from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.reports.attack_titles import attack_title
 from shoal.reports.sweep.report_spec import FigureSpec, ReportSpec, said_of
 
@@ -15,7 +14,6 @@ _FAMILIES = "|".join([*(re.escape(key) for key, each in METRICS.items() if each.
 _KEY = re.compile(
     rf"((?P<model>larger|smaller|clusters\.\d+|model\..+?)\.)?(?P<family>{_FAMILIES})(?(model)|(\.(?P<group>.+))?)"
 )
-_AGAINST = ("mia", "mia_auc", "loss_threshold")
 
 
 def split_key(name: str) -> tuple[str, str]:
@@ -67,47 +65,38 @@ def reason(key: str) -> str:
     return "too few non-members" if split_key(key)[0].startswith("tpr_at_fpr_") else "no value"
 
 
-def possible_metrics(columns: Iterable[str]) -> frozenset[str]:
-    """The metrics that may be undefined in every run of a sweep whose results have these ``columns``.
+def groups_in(columns: Iterable[str]) -> set[str]:
+    """The groups with clients in the columns of results.csv: each has its violations.
 
-    They are of the groups and models that the columns are of: another name is mistyped.
-
-    >>> known = possible_metrics(["violations.few", "larger.clients"])
-    >>> [key in known for key in ("tpr_at_fpr_0.01.few", "larger.tpr_at_fpr_0.01", "tpr_at_fpr_0.01.fw", "tpr.few")]
-    [True, True, False, False]
+    >>> groups_in(["violations.far.north", "violations.total", "mia.few"])
+    {'far.north'}
     """
-    groups, models = dict[str, None](), dict[str, None]()
-    for name in columns:
-        family, whose = split_key(name)
-        if family == "clients" and name.endswith(".clients"):
-            models[name.removesuffix(".clients")] = None
-        elif name == f"{family}.{whose}" and whose not in ("overall", "total"):
-            groups[whose] = None
-    of_groups = [f"{metric}.{group}" for metric in _of("group") for group in groups]
-    of_models = [f"{model}.{metric}" for metric in _of("model") for model in models]
-    against = [f"{metric}_against_{other}.{one}" for metric in _AGAINST for one, other in permutations(groups, 2)]
-    return frozenset([*of_groups, *of_models, *against, *_of("run")])
+    return {split_key(name)[1] for name in columns if name.startswith("violations.")} - {"total"}
 
 
-def require_shown(shown: ReportSpec, groups: Collection[str]) -> None:
-    """Raise `InputError` where a table or figure asks for a metric that no run with these ``groups`` can have."""
+def require_shown(shown: ReportSpec, groups: Collection[str], own: Collection[str] = ()) -> None:
+    """Raise `InputError` where a table or figure asks for a metric that no run with these ``groups`` can have.
+
+    ``own`` are keys of the user's own metrics, or other columns that the results have.
+    """
     for kind, specs in (("tables", shown.tables), ("figures", shown.figures)):
         for name, spec in specs.items():
             with said_of(f"'{kind}.{name}'"):
                 for key in spec.y:
                     courses = isinstance(spec, FigureSpec) and spec.kind == "courses"
-                    _require_metric(key, groups, courses=courses)
+                    _require_metric(key, groups, () if courses else own, courses=courses)
 
 
-def _require_metric(key: str, groups: Collection[str], *, courses: bool) -> None:
+def _require_metric(key: str, groups: Collection[str], own: Collection[str], *, courses: bool) -> None:
     names = "|".join(map(re.escape, groups))
     of_model = re.fullmatch(rf"(?:larger|smaller|clusters\.\d+|model\.(?:{names}))\.(.+)", key, re.DOTALL)
     metric, group = (of_model[1], None) if of_model else summary.split_key(key, groups)[:2]
-    if (metric, group) in _OF_ALL:
-        metric, group = f"{metric}.{group}", None
-    known = _of("round") if courses else [*METRICS, *(".".join(each) for each in _OF_ALL)]
-    if metric not in known and (metric in METRICS or not is_declared(metric)):
-        hints = [hint for hint in (nearest(key, known), nearest(metric, known)) if hint.startswith("did")]
+    if key in own or metric in own:
+        return
+    metric, group = (f"{metric}.{group}", None) if f"{metric}.{group}" in _OF_ALL else (metric, group)
+    known = [each for each in METRICS if not courses or "round" in METRICS[each].scopes]
+    if metric not in (*known, *_OF_ALL) and (metric in METRICS or not is_declared(metric)):
+        hints = [hint for hint in (nearest(key, [*known, *_OF_ALL]), nearest(metric, known)) if hint.startswith("did")]
         raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/configuration.md has them')[0]}")
     require(
         group is None or group in groups,
@@ -115,9 +104,4 @@ def _require_metric(key: str, groups: Collection[str], *, courses: bool) -> None
     )
 
 
-_OF_ALL = (("accuracy", "overall"), ("train_accuracy", "overall"), ("exceeded", "total"), ("violations", "total"))
-
-
-def _of(scope: Scope) -> list[str]:
-    """The keys of the metrics that such a thing has."""
-    return [key for key, each in METRICS.items() if scope in each.scopes.split()]
+_OF_ALL = ("accuracy.overall", "train_accuracy.overall", "exceeded.total", "violations.total")

@@ -15,11 +15,11 @@ from shoal.reports.plotting import Figure
 from shoal.reports.sweep.answer import USUAL, answer, reading
 from shoal.reports.sweep.charts import chart_content
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, said_of
+from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
 from shoal.reports.sweep.sweep_figures import FigureData, draw_figure
-from shoal.reports.sweep.sweep_metrics import format_value, metric_at
+from shoal.reports.sweep.sweep_metrics import format_value, groups_in, metric_at, require_shown
 from shoal.reports.sweep.sweep_tables import sweep_table
 from shoal.reports.table import Cell, Row, Table, heads, latex, markdown, row, table_csv
 
@@ -50,15 +50,14 @@ def write_sweep_report(
     labels, statistics = Labels(spec.labels), SeedStatistics(results, axes, seeds)
     tables, figures = [], []
     if len(results):
-        for name, table in spec.tables.items():
-            with said_of(f"tables.{name}"):
-                tables.append(sweep_table(name, table, statistics, labels))
-        for name, figure in spec.figures.items():
-            with said_of(f"figures.{name}"):
-                figures.append(sweep_figure(name, FigureData(figure, statistics, labels), read_rounds))
+        columns = set(map(str, results)) - {"run", "seed", *axes}
+        require_shown(spec, groups_in(columns), columns)
+        tables = [sweep_table(name, wanted, statistics, labels) for name, wanted in spec.tables.items()]
+        data = {name: FigureData(wanted, statistics, labels) for name, wanted in spec.figures.items()}
+        figures = [sweep_figure(name, figure, read_rounds) for name, figure in data.items()]
     page = sweep_page(title, spec, statistics, tables, figures, missing=missing, source=source)
     formats = {".md": markdown, ".csv": table_csv, ".tex": latex}
-    texts = {each.name + ending: form(each).encode() for each in tables for ending, form in formats.items()}
+    texts = {table.name + ending: form(table).encode() for table in tables for ending, form in formats.items()}
     _replace(out / "tables", texts, formats)
     drawn = {f"{each.name}.svg": each.svg for each in figures} | {f"{each.name}.pdf": each.pdf for each in figures}
     _replace(out / "figures", drawn, (".svg", ".pdf"))
@@ -68,7 +67,7 @@ def write_sweep_report(
 
 
 def sweep_figure(name: str, data: FigureData, read_rounds: ReadRounds) -> Figure:
-    """The figure that ``data`` describe; an `InputError` where no run can have one of its metrics."""
+    """The figure that ``data`` describe."""
     courses = data.spec.kind == "courses"
     return draw_figure(name, data, curves_content(data, read_rounds) if courses else chart_content(data))
 
@@ -99,20 +98,20 @@ def sweep_page(
     """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv."""
     labels, results = Labels(spec.labels), statistics.results
     said, summary = answer(statistics, spec, labels), _summary(statistics, len(missing), labels)
-    lead = [("verdict", capitalized(each)) for each in said]
+    lead = [("verdict", capitalized(paragraph)) for paragraph in said]
     lead += [("soft", reading(statistics, labels)), ("", summary)] if said else [("verdict", summary)]
     if results.empty:
         lead.append(("", "No run is finished, so there are no tables and figures yet."))
     elif tables:
         lead.append(("soft", f"A dash ({DASH}) stands for what is undefined, or is of no finished run."))
-    shown = [replace(each, files=_links("figures", each.name, ("svg", "pdf"))) for each in figures]
+    shown = [replace(figure, files=_links("figures", figure.name, ("svg", "pdf"))) for figure in figures]
     sections = (
         _missing(missing, statistics.axes, labels) if missing else None,
         *(
             Section(
-                f"table-{each.name}", each.title, table=each, note=_links("tables", each.name, ("md", "csv", "tex"))
+                f"table-{table.name}", table.title, table=table, note=_links("tables", table.name, ("md", "csv", "tex"))
             )
-            for each in tables
+            for table in tables
         ),
         Section("figures", "Figures", figures=shown) if figures else None,
         None if results.empty else _runs(spec, statistics, labels),
@@ -145,7 +144,7 @@ def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Secti
     wanted = [
         *USUAL,
         "seconds.total",
-        *(key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y),
+        *(key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y),
     ]
     known = metrics_in(results, ("run", *named))
     keys = [key for key in dict.fromkeys(wanted) if key in known]
@@ -173,6 +172,6 @@ def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:
 
 
 def _values(values: pd.Series, key: str) -> list[str]:
-    """A metric of each run; counts are whole numbers here, as they are no means."""
+    """A metric of each run; counts are integers here, as they are no means."""
     whole = metric_at(key).format in ("count", "seconds") and bool((values.dropna() % 1 == 0).all())
     return [format_value(value, key, decimals=0 if whole else None) for value in values]

@@ -15,7 +15,7 @@ from shoal.reports.table import Cell, Row, Table, heads
 
 
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> Table:
-    """The table that ``spec`` describes; an `InputError` where no run can have one of its metrics.
+    """The table that ``spec`` describes.
 
     Its stubs say what a row is about, and are faded where they and all to their left repeat the row above; the strong
     cells are the best of those that differ by the columns' axes only. Its ``values`` have a row per cell, in reading

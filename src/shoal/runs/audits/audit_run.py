@@ -8,7 +8,7 @@ from shoal.audit.audit import parse_gates
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.toml_files import read_toml
-from shoal.core.errors import path_of, require, whole
+from shoal.core.errors import integer, path_of, require
 from shoal.data.content import fingerprint
 from shoal.data.paired_records import Duplicates
 from shoal.replay.reference_store import AuditWatch
@@ -71,7 +71,7 @@ def audit_run(
         >>> audit.references, audit.members, audit.non_members, len(audit.attacks)
         (2, 14, 14, 28)
     """
-    run, references = path_of("run", run), whole("references", references, "such as 16", 0)
+    run, references = path_of("run", run), integer("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
     limits = parse_gates(gates)
     config, progress = _finished(run)
