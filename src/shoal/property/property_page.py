@@ -128,7 +128,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
     rows = (
         named("property.updates", [count(total) for total, _ in sizes]),
         named("property.positives", [count(held) for _, held in sizes]),
-        named("property.auc", [auc(overall.get("property.auc")), *(auc(model.get("property_auc")) for model in models)]),
+        named("property.auc", [auc(overall.get("property.auc")), *(auc(each.get("property_auc")) for each in models)]),
         named("property.auc_control", [control(overall.get("property.auc_control")),
                                        *(control(control_auc(frame)) for frame in frames[1:])]),
         row(Cell("Standard deviation of guessing", guessing), *(control(_sd_of_guessing(*size)) for size in sizes)),
