@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,9 +16,8 @@ from shoal.control import Coordinator
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.flower_records import pack_offer, unpack_answer, unpack_counts
+from shoal.deployment.flower_records import pack_offer, unpack_histograms, unpack_vote
 from shoal.deployment.messages import RejectedReplyError
-from shoal.deployment.server.exchange import Question
 from shoal.deployment.server.server_rounds import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
 
@@ -42,16 +42,16 @@ class RemoteHistograms:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """See `RedTeam.estimate`; a client that does not answer counts as one without histograms."""
+        """The estimate as `RedTeam.estimate` makes it; a client that does not answer is one without histograms."""
         del local, engine
         counts = np.zeros((len(federation), 2, len(EDGES) + 1))
         for i, records in _replies(self.server, "histograms", state, state.risks):
             try:
-                counts[i] = unpack_counts(records, len(EDGES) + 1)
+                counts[i] = unpack_histograms(records, len(EDGES) + 1)
             except RejectedReplyError as error:
-                self.server.reject(state.round, self.server.roster.members[i], f"histograms: {error}")
-        found = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
-        return of_known(found, state)
+                self.server.attendance.reject(state.round, self.server.members[i], f"histograms: {error}")
+        estimates = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
+        return of_known(estimates, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,40 +70,37 @@ class RemoteCoordinator:
     law: Coordinator
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """See `Coordinator.start`; nobody is asked, so there are no answers to be randomised."""
+        """The state before the first round; nobody is asked, so there are no answers to be randomised."""
         return replace(self.law, vote_epsilon=None).start(state, federation, engine, stream)
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """See `Coordinator.update`; a client that does not answer says nothing."""
+        """The state with new directives; a client that does not answer says nothing."""
         del stream
         answers, models = list[bool](), list[int]()
         for i, records in _replies(self.server, "votes", state, self.law.reported_risks(state.risks)):
             try:
-                answers.append(unpack_answer(records))
+                answers.append(unpack_vote(records))
                 models.append(int(state.assignment[i]))
             except RejectedReplyError as error:
-                self.server.reject(state.round, self.server.roster.members[i], f"vote: {error}")
-        said, model = torch.tensor(answers, dtype=torch.bool), torch.tensor(models, dtype=torch.int64)
-        shares = shares_of_answers(said, model, len(state.models), self.law.vote_epsilon)
+                self.server.attendance.reject(state.round, self.server.members[i], f"vote: {error}")
+        votes, model = torch.tensor(answers, dtype=torch.bool), torch.tensor(models, dtype=torch.int64)
+        shares = shares_of_answers(votes, model, len(state.models), self.law.vote_epsilon)
         return self.law.steered(state, shares, shares, *utilities(state, federation, engine))
 
 
-def _replies(server: Server, question: Question, state: State, risks: Tensor) -> Iterator[tuple[int, RecordDict]]:
+def _replies(
+    server: Server, question: Literal["histograms", "votes"], state: State, risks: Tensor
+) -> Iterator[tuple[int, RecordDict]]:
     """The replies of all clients that are there and have a model, each asked about its own; by position."""
-    messages, at, members = dict[int, RecordDict](), dict[int, int](), server.roster.members
-    for i, (member, cluster) in enumerate(zip(members, state.assignment.tolist(), strict=True)):
+    messages = dict[int, RecordDict]()
+    for i, (member, cluster) in enumerate(zip(server.members, state.assignment.tolist(), strict=True)):
         if member.node is not None and cluster >= 0:
             one = torch.tensor([cluster])
             # A vote is about a number; the model stays at the server.
             models = state.models[one] if question == "histograms" else state.models[:0]
-            offer = server.offer(state.round, member, models, risks[one], {})
-            messages[member.node], at[member.node] = pack_offer(offer), i
-    awaited = {node for node, i in at.items() if members[i].waits}
-    seconds, group = server.settings.round_timeout, f"{state.round}-{question}"
-    for answer in server.exchange.ask(question, messages, awaited, seconds, group):
-        if answer.late or answer.gone:
-            continue
+            messages[i] = pack_offer(server.offer(state.round, member, models, risks[one], {}))
+    for i, answer in server.attendance.ask(question, messages, state.round):
         if answer.content is None:
-            server.reject(state.round, members[at[answer.node]], f"{question}: {answer.error}")
+            server.attendance.reject(state.round, server.members[i], f"{question}: {answer.error}")
         else:
-            yield at[answer.node], answer.content
+            yield i, answer.content
