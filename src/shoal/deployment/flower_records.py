@@ -60,13 +60,8 @@ def unpack_offer(records: RecordDict) -> Offer:
         models = _unpacked(array, tuple(array.shape))
         if header.scale is not None:
             lengths = {name: len(values) for name, values in vars(header.scale).items()}
-            # Those of words and of values for empty cells may be left out.
-            if (
-                len({*lengths.values()} - {0}) != 1
-                or not lengths["inputs"]
-                or not lengths["mean"]
-                or not lengths["std"]
-            ):
+            columns, optional = lengths["inputs"], {lengths["words"], lengths["fill"]}
+            if not lengths["mean"] == lengths["std"] == columns or not optional <= {0, columns}:
                 raise ValueError(f"the lists of 'scale' have several lengths: {lengths}")
     except (KeyError, TypeError, ValueError, RejectedReplyError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error

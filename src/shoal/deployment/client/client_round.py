@@ -56,7 +56,7 @@ def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refus
         examples = int(training.federation.clients.sizes[0])
         phases = client_trainings(training.algorithm, training.local).rounds
         costs = [
-            ledger.after_round([training.local_of(state, k, phase) for phase in phases], examples)
+            ledger.after([training.local_of(state, k, phase) for phase in phases], examples)
             for k in range(len(state.models))
         ]
         charged = max(costs, key=lambda cost: cost.epsilon)

@@ -4,8 +4,8 @@ A round is written down before it is trained, so that a client that dies in it h
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,9 +32,9 @@ class Ledger:
         delta: of the epsilon that is reported: the largest that any run asked for.
         accountant: of the last run.
 
-    >>> ledger = Ledger().after(((1.0, 0.1, 10),), 1e-5, "rdp")
-    >>> ledger.after(((1.0, 0.1, 10),), 1e-5, "rdp").steps, ledger.rounds
-    (((1.0, 0.1, 20),), 1)
+    >>> ledger = Ledger().after([LocalSGD(epochs=1, batch_size=10)], examples=100)
+    >>> ledger.after([LocalSGD(epochs=1, batch_size=10)], examples=100).steps, ledger.rounds
+    (((0.0, 0.1, 20),), 1)
     """
 
     steps: tuple[Steps, ...] = ()
@@ -47,24 +47,20 @@ class Ledger:
         """What has been spent; infinite once a round was trained without differential privacy."""
         return composed(self.steps, self.delta, self.accountant)
 
-    def after(self, steps: tuple[Steps, ...], delta: float, accountant: Accountant) -> "Ledger":
-        """The ledger with one round of these steps more."""
-        total = {(noise, rate): count for noise, rate, count in self.steps}
-        for noise, rate, count in steps:
-            total[noise, rate] = total.get((noise, rate), 0) + count
-        together = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
-        largest = delta if self.rounds == 0 else max(delta, self.delta)
-        return replace(self, steps=together, rounds=self.rounds + 1, delta=largest, accountant=accountant)
-
-    def after_round(self, trainings: Sequence[LocalSGD], examples: int) -> "Ledger":
+    def after(self, trainings: Sequence[LocalSGD], examples: int) -> "Ledger":
         """The ledger with one round more, of these local ``trainings`` on so many examples."""
         rules = [private_rule(local) for local in trainings]
-        steps = tuple(
-            (rule.noise_multiplier if rule else 0.0, local.batch(examples) / examples, local.steps_of(examples))
-            for local, rule in zip(trainings, rules, strict=True)
-        )
+        total = Counter({(noise, rate): count for noise, rate, count in self.steps})
+        for local, rule in zip(trainings, rules, strict=True):
+            noise = 0.0 if rule is None else rule.noise_multiplier
+            total[noise, local.batch(examples) / examples] += local.steps_of(examples)
         private = next((rule for rule in rules if rule is not None), self)
-        return self.after(steps, private.delta, private.accountant)
+        return Ledger(
+            steps=tuple((noise, rate, count) for (noise, rate), count in sorted(total.items())),
+            rounds=self.rounds + 1,
+            delta=private.delta if self.rounds == 0 else max(private.delta, self.delta),
+            accountant=private.accountant,
+        )
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""

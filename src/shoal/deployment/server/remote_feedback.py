@@ -1,8 +1,9 @@
 """What the server asks of clients beside training: histograms of losses, and whether a risk is over their limit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from shoal.deployment.flower_records import pack_offer, unpack_histograms, unpac
 from shoal.deployment.messages import RejectedReplyError
 from shoal.deployment.server.server_rounds import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
+
+_Reply = TypeVar("_Reply")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +47,11 @@ class RemoteHistograms:
     ) -> RiskEstimate:
         """The estimate as `RedTeam.estimate` makes it; a client that does not answer is one without histograms."""
         del local, engine
-        counts = np.zeros((len(federation), 2, len(EDGES) + 1))
-        for i, records in _replies(self.server, "histograms", state, state.risks):
-            try:
-                counts[i] = unpack_histograms(records, len(EDGES) + 1)
-            except RejectedReplyError as error:
-                self.server.attendance.reject(state.round, self.server.members[i], f"histograms: {error}")
+        bins = len(EDGES) + 1
+        counts = np.zeros((len(federation), 2, bins))
+        unpack = partial(unpack_histograms, bins=bins)
+        for i, histograms in _replies(self.server, "histograms", state, state.risks, unpack):
+            counts[i] = histograms
         estimates = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
         return of_known(estimates, state)
 
@@ -76,31 +78,32 @@ class RemoteCoordinator:
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """The state with new directives; a client that does not answer says nothing."""
         del stream
-        answers, models = list[bool](), list[int]()
-        for i, records in _replies(self.server, "votes", state, self.law.reported_risks(state.risks)):
-            try:
-                answers.append(unpack_vote(records))
-                models.append(int(state.assignment[i]))
-            except RejectedReplyError as error:
-                self.server.attendance.reject(state.round, self.server.members[i], f"vote: {error}")
-        votes, model = torch.tensor(answers, dtype=torch.bool), torch.tensor(models, dtype=torch.int64)
-        shares = shares_of_answers(votes, model, len(state.models), self.law.vote_epsilon)
+        votes = dict(_replies(self.server, "votes", state, self.law.reported_risks(state.risks), unpack_vote))
+        answers = torch.tensor([*votes.values()], dtype=torch.bool)
+        model = state.assignment[torch.tensor([*votes], dtype=torch.int64)]
+        shares = shares_of_answers(answers, model, len(state.models), self.law.vote_epsilon)
         return self.law.steered(state, shares, shares, *utilities(state, federation, engine))
 
 
 def _replies(
-    server: Server, question: Literal["histograms", "votes"], state: State, risks: Tensor
-) -> Iterator[tuple[int, RecordDict]]:
+    server: Server,
+    question: Literal["histograms", "votes"],
+    state: State,
+    risks: Tensor,
+    unpack: Callable[[RecordDict], _Reply],
+) -> Iterator[tuple[int, _Reply]]:
     """The replies of all clients that are there and have a model, each asked about its own; by position."""
-    messages = dict[int, RecordDict]()
+    messages, attendance = dict[int, RecordDict](), server.attendance
     for i, (member, cluster) in enumerate(zip(server.members, state.assignment.tolist(), strict=True)):
         if member.node is not None and cluster >= 0:
             one = torch.tensor([cluster])
             # A vote is about a number; the model stays at the server.
             models = state.models[one] if question == "histograms" else state.models[:0]
             messages[i] = pack_offer(server.offer(state.round, member, models, risks[one], {}))
-    for i, answer in server.attendance.ask(question, messages, state.round):
-        if answer.content is None:
-            server.attendance.reject(state.round, server.members[i], f"{question}: {answer.error}")
-        else:
-            yield i, answer.content
+    for i, answer in attendance.ask(question, messages, state.round):
+        try:
+            if answer.content is None:
+                raise RejectedReplyError(answer.error)
+            yield i, unpack(answer.content)
+        except RejectedReplyError as error:
+            attendance.reject(state.round, server.members[i], f"{question}: {error}")

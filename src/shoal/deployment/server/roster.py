@@ -1,9 +1,11 @@
 """Who takes part: the clients that have ever joined a run, by name, and the nodes that they are at now."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from shoal.core.atomic_files import write_text
@@ -85,6 +87,12 @@ class Roster:
             classes=of_server.classes,
             names=tuple(member.name for member in self.members),
         )
+
+    def frame(self, assignment: Sequence[int]) -> pd.DataFrame:
+        """The columns of ``clients.csv``: one row per client that ever joined, with its cluster."""
+        renamed = {"id": "client", "trained": "rounds"}
+        frame = pd.DataFrame(map(asdict, self.members)).rename(columns=renamed).assign(cluster=assignment)
+        return frame[["client", "name", "cluster", "examples", "rounds", "rejected", "missed", "refused"]]
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all; where clients are now is not written."""

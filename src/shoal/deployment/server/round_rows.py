@@ -1,11 +1,9 @@
-"""Rows of a run on several machines: of ``rounds.csv`` what the server knows, and of ``clients.csv`` who did what."""
+"""The rows of ``rounds.csv`` and the keys of ``summary.json`` that a server knows without its clients' data."""
 
 from math import isnan, nan
 
-import pandas as pd
 import torch
 
-from shoal.deployment.server.roster import Roster
 from shoal.engine import RoundPlan, State, Training
 from shoal.simulation.round_metrics import Row, directive_columns, group_means, metric_values, risk_columns
 
@@ -39,24 +37,6 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
         }
         rows.append(row | directive_columns(state, k))
     return tuple(rows)
-
-
-def client_frame(roster: Roster, state: State) -> pd.DataFrame:
-    """One row per client that ever joined, as far as the server knows it."""
-    rows = [
-        {
-            "client": member.id,
-            "name": member.name,
-            "cluster": cluster,
-            "examples": member.examples,
-            "rounds": member.trained,
-            "rejected": member.rejected,
-            "missed": member.missed,
-            "refused": member.refused,
-        }
-        for member, cluster in zip(roster.members, state.assignment.tolist(), strict=True)
-    ]
-    return pd.DataFrame(rows)
 
 
 def summary_of(training: Training, state: State, rows: tuple[Row, ...], counts: dict[str, int]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
 from shoal.deployment.server.remote_feedback import RemoteCoordinator, RemoteHistograms
 from shoal.deployment.server.roster import Roster
-from shoal.deployment.server.round_rows import client_frame, round_rows, summary_of
+from shoal.deployment.server.round_rows import round_rows, summary_of
 from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine, Training
 from shoal.reports.deployment_page import deployment_page
@@ -138,7 +138,7 @@ class _Run:
         """Write the run's files; the summary last, since it marks the run as finished."""
         attendance, config, state = self.server.attendance, self.config, progress.state
         out, members = attendance.settings.out, len(attendance.roster.members)
-        clients = client_frame(attendance.roster, state)
+        clients = attendance.roster.frame(state.assignment.tolist())
         write_text(out / "clients.csv", clients.to_csv(index=False))
         layout = self.simulation.setup.model
         tensors = {

@@ -126,16 +126,14 @@ class Server:
     def _received(self, updates: Mapping[int, ClientUpdate], clusters: int) -> Received:
         """The updates as a cohort's, in the order of the clients' ids."""
         order = sorted(updates, key=lambda i: self.members[i].id)
-        best = torch.zeros(len(order), clusters, dtype=torch.int64)
-        for position, i in enumerate(order):
-            update = updates[i]
-            if update.best is None:
-                best[position, update.cluster] = update.examples
-            else:
-                best[position] = update.best
-        sizes = torch.tensor([updates[i].examples for i in order], dtype=torch.int64)
-        ends = torch.stack([updates[i].end for i in order]) if order else torch.empty(0, 0)
-        return Received(torch.tensor(order, dtype=torch.int64), sizes, best, ends)
+        replies, counts = [updates[i] for i in order], torch.eye(clusters, dtype=torch.int64)
+        best = [counts[update.cluster] * update.examples if update.best is None else update.best for update in replies]
+        return Received(
+            clients=torch.tensor(order, dtype=torch.int64),
+            sizes=torch.tensor([update.examples for update in replies], dtype=torch.int64),
+            best=torch.stack(best) if best else counts[:0],
+            ends=torch.stack([update.end for update in replies]) if replies else torch.empty(0, 0),
+        )
 
     def _show(self, number: int, silent: set[int], updates: Mapping[int, ClientUpdate]) -> None:
         trained = {self.members[i].name: update.cluster for i, update in updates.items()}
