@@ -308,7 +308,7 @@ def read_tables(out: Path) -> Result:
     table, columns = description.attack_table or ("", ())
     return Result(
         summary=summary,
-        clients=read_table(out / "clients.csv", CLIENT_COLUMNS),
+        clients=read_table(out / "clients.csv", (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS)),
         rounds=read_table(out / "rounds.csv", (*ROUND_COLUMNS, *clients_by_group)),
         roc=read_table(out / "roc.csv", ROC_COLUMNS, empty=True),
         models={},
