@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream, seeded
-from shoal.models import MODELS, Model, ReviewGRU, Shape, TextShape, create_model
+from shoal.models import Model, ReviewGRU, TextShape, create_model
 
 TEXTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9], [7, 9, 3], [2, 3, 8]]
 
@@ -94,21 +93,3 @@ def test_gru_has_the_parameters_counted_by_hand():
         "output.weight",
         "output.bias",
     ]
-
-
-def test_gru_is_fitted_to_texts_and_refused_for_images():
-    network = create_model("gru", TextShape(20, 3)).network()
-    assert network(torch.tensor([[20, 1, 0]])).shape == (1, 3)
-    with pytest.raises(InputError, match=r"model 'gru' takes texts, but the data are images"):
-        create_model("gru", Shape(1, 28, 28, 10))
-
-
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "gru"])
-def test_networks_of_images_are_refused_for_texts(name):
-    with pytest.raises(InputError, match=rf"model '{name}' takes images, but the data are texts"):
-        create_model(name, TextShape(20, 3))
-
-
-def test_an_unknown_network_of_texts_is_refused():
-    with pytest.raises(InputError, match=r"unknown model 'grru'; did you mean 'gru'\?"):
-        create_model("grru", TextShape(20, 3))

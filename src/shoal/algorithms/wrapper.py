@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from shoal.core.errors import require
+from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.engine import (
@@ -33,9 +34,17 @@ class Derived:
         """Raise `InputError` where `inner` does."""
         self.inner.check(local, risk_period)
 
+    def check_layout(self, layout: Layout) -> None:
+        """Raise `InputError` where this algorithm cannot train a network of that layout; any by default."""
+
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The state of `inner`."""
-        return self.inner.init(engine, federation, local, stream)
+        """The state of `inner`, as `begun` makes it."""
+        self.check_layout(engine.model.layout)
+        return self.begun(self.inner.init(engine, federation, local, stream), engine.model.layout)
+
+    def begun(self, state: State, layout: Layout) -> State:
+        """The ``state`` of `inner` before the first round with this algorithm's own tensors."""
+        return state
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The plan of `inner`."""

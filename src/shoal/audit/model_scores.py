@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.attacks.membership import FittedAttack, Query
 from shoal.audit.predictions import ModelOutputs
-from shoal.audit.records import Bools, Floats, Ints, RecordTable, matching_weights
+from shoal.audit.records import NOBODY, Bools, Floats, Ints, RecordTable, matching_weights
 from shoal.data.federation import Federation
 from shoal.engine import Deployed, PersonalModels, State
 
@@ -169,29 +169,34 @@ class ModelScores:
         for k, inside, wanted in parts:
             scored, weight = self.margins[k], matching_weights(wanted.ravel(), self._test_stratum)
             examples, rows = scored.training[inside], np.flatnonzero(weight)
-            members.append(
-                RecordTable.from_columns(
-                    scored.members[inside],
-                    True,
-                    record=examples,
-                    client=self.federation.ids.numpy()[self._owner[examples]],
-                    group=self._stratum[examples] // self._labels,
-                    model=k,
-                    attack=self.attack,
-                )
-            )
+            client = self.federation.ids.numpy()[self._owner[examples]]
+            members.append(self._rows(k, scored.members[inside], True, examples, self._stratum[examples], client))
             non_members.append(
-                RecordTable.from_columns(
-                    scored.non_members[rows],
-                    False,
-                    weight=weight[rows],
-                    record=rows,
-                    group=self._test_stratum[rows] // self._labels,
-                    model=k,
-                    attack=self.attack,
-                )
+                self._rows(k, scored.non_members[rows], False, rows, self._test_stratum[rows], weight=weight[rows])
             )
         return RecordTable.join([*members, *non_members])
+
+    def _rows(
+        self,
+        k: int,
+        score: Floats,
+        member: bool,
+        record: Ints,
+        stratum: Ints,
+        client: Ints | int = NOBODY,
+        weight: Floats | float = 1.0,
+    ) -> RecordTable:
+        """Rows of model k; with many clients' models they are many, so integers are short."""
+        return RecordTable.from_columns(
+            score,
+            member,
+            weight=weight,
+            record=record.astype(np.int32),
+            client=client,
+            group=(stratum // self._labels).astype(np.int32),
+            model=np.int32(k),
+            attack=self.attack,
+        )
 
     def _is_comparable(self, examples: Ints, groups: Bools) -> Bools:
         """Whether each of some training examples has a label of which all ``groups`` (G,) have test examples."""

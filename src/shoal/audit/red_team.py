@@ -53,8 +53,6 @@ class RedTeam:
         refits: how many times the attack at the end of a run is fitted, each time on newly drawn and newly trained
             shadow models. Exposure is by the mean over them; ``mia`` stays that of the first.
 
-    Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on which data the accuracy is computed.
-
     Example:
         >>> import shoal
         >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 10, [0, 1] * 10)

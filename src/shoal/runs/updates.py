@@ -55,11 +55,7 @@ def write_updates(out: Path, updates: RoundUpdates) -> None:
 
 
 def read_updates(path: Path) -> RoundUpdates:
-    """The updates in a file that `write_updates` wrote.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """The updates in a file that `write_updates` wrote; `InputError` where it is missing or damaged."""
     try:
         tensors = parse(path.read_bytes())
     except OSError as error:
@@ -81,11 +77,7 @@ def recorded_in(out: Path) -> RecordedUpdates | None:
 
 
 def round_files(folder: Path, *suffixes: str) -> list[Path]:
-    """The files of the rounds in ``folder``, in order: round-N with one of ``suffixes``.
-
-    Raises:
-        InputError: there are none, or two of one round.
-    """
+    """The files of the rounds in ``folder``, in order: round-N with one of ``suffixes``, one per round."""
     found = [path for path in folder.glob("round-*") if path.suffix in suffixes and round_of(path) > 0]
     require(bool(found), f"{folder}: has no file of a round, such as round-0001{suffixes[0]}")
     by_round: dict[int, Path] = {}

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.wrapper import Derived
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import Positive, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, RoundPlan, State
 
 
 @settings
@@ -55,9 +54,8 @@ class GroupPrivacy(Derived):
         """IFCA, which says what clients do."""
         return IFCA(self.clusters)
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """K independent random models."""
-        state = super().init(engine, federation, local, stream)
         return replace(state, clients={_TRAINED: state.trained.clone()})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

@@ -11,14 +11,13 @@ from torch import Tensor
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
+from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
-from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     ClientTrainings,
     Cohort,
-    Engine,
     LocalSGD,
     LocalTraining,
     RoundPlan,
@@ -80,10 +79,9 @@ class RDPCFL(Derived):
         """Full batches in the first round."""
         return ClientTrainings((local,), first=(replace(local, batch_size="all"),))
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """K independent random models, of which the first round trains the first alone."""
-        state = super().init(engine, federation, local, stream)
-        count = len(federation)
+        count = len(state.assignment)
         uniform = torch.full((count, self.clusters), 1 / self.clusters, dtype=torch.float64)
         return replace(
             state,

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Wrapper, require_kept_models
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import PositiveFloat, settings
-from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Algorithm,
     Cohort,
-    Engine,
     LocalSGD,
     RemoteRounds,
     RoundPlan,
@@ -74,9 +72,8 @@ class FedOpt(Wrapper):
         require_kept_models(self)
         super().check(local, risk_period)
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """The base's state, with both moments of each model in float64."""
-        state = super().init(engine, federation, local, stream)
         first = torch.zeros_like(state.models, dtype=torch.float64)
         return replace(state, server={**state.server, "fedopt.m": first, "fedopt.v": first + self.tau**2})
 

@@ -12,10 +12,8 @@ from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Wrapper, require_kept_models
 from shoal.core.errors import require
 from shoal.core.layout import Layout
-from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Engine, LocalSGD, LocalTraining, RoundPlan, State
+from shoal.engine import Aggregate, Algorithm, Cohort, LocalSGD, LocalTraining, RoundPlan, State
 
 
 @settings
@@ -66,19 +64,13 @@ class MetricPrivacy(Wrapper):
         require_kept_models(self)
         super().check(local, risk_period)
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The state of the base.
-
-        Raises:
-            InputError: the network has parameters that are not trained.
-        """
-        layout = engine.model.layout
+    def check_layout(self, layout: Layout) -> None:
+        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "metric privacy needs a network whose parameters are all trained, without batch norm; "
             f"{layout.size - layout.trainable} of this one's numbers are not",
         )
-        return super().init(engine, federation, local, stream)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, of which the server keeps what it receives.

@@ -8,10 +8,9 @@ import torch
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import PositiveFloat, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, ClientVectors, Cohort, Engine, LinearTerm, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, ClientVectors, Cohort, LinearTerm, LocalSGD, RoundPlan, State
 
 
 @settings
@@ -60,10 +59,9 @@ class Scaffold(Derived):
         )
         require(local.share == 1, "SCAFFOLD needs all local steps, of which shorter training takes a share alone")
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """One random model, and control variates of 0."""
-        state = super().init(engine, federation, local, stream)
-        own = ClientVectors.same(torch.zeros_like(state.models[0]), len(federation))
+        own = ClientVectors.same(torch.zeros_like(state.models[0]), len(state.assignment))
         return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, personal={"scaffold": own})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

@@ -10,15 +10,13 @@ from torch import Tensor
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import settings
-from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     ClientVectors,
     Cohort,
     Deployed,
-    Engine,
     Gradient,
     LocalSGD,
     LocalTraining,
@@ -78,16 +76,17 @@ class APFL(Derived):
         """Local steps must be plain gradient steps."""
         require_plain_sgd(local, "APFL")
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model, the same for the server and for each client."""
-        layout = engine.model.layout
+    def check_layout(self, layout: Layout) -> None:
+        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
         )
-        state = super().init(engine, federation, local, stream)
-        personal = ClientVectors.same(state.models[0], len(federation))
-        alpha = torch.full((len(federation),), self.alpha)
+
+    def begun(self, state: State, layout: Layout) -> State:
+        """One random model, the same for the server and for each client."""
+        personal = ClientVectors.same(state.models[0], len(state.assignment))
+        alpha = torch.full((len(state.assignment),), self.alpha)
         return replace(state, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

@@ -7,9 +7,8 @@ import torch
 
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Wrapper
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import NonNegativeFloat, settings
-from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Algorithm,
@@ -17,7 +16,6 @@ from shoal.engine import (
     ClientVectors,
     Cohort,
     Deployed,
-    Engine,
     LinearTerm,
     LocalSGD,
     LocalTraining,
@@ -68,10 +66,9 @@ class Ditto(Wrapper):
         base, own = client_trainings(self.base, local), self.local or local
         return ClientTrainings((*base.rounds, own), None if base.first is None else (*base.first, own))
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """The base's state, with a personal model for each client."""
-        state = super().init(engine, federation, local, stream)
-        personal = ClientVectors.same(state.models[0], len(federation))
+        personal = ClientVectors.same(state.models[0], len(state.assignment))
         return replace(state, personal={**state.personal, "ditto": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

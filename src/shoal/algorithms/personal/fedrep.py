@@ -10,15 +10,12 @@ from shoal.algorithms.wrapper import Derived
 from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.core.errors import require
 from shoal.core.layout import Layout
-from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
-from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     ClientVectors,
     Cohort,
     Deployed,
-    Engine,
     LocalSGD,
     LocalTraining,
     PersonalModels,
@@ -84,11 +81,10 @@ class FedRep(Derived):
         """Raise `InputError` where a network has no such head, or nothing beside it."""
         head_of(layout, self.head)
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """One random model, and its head for each client."""
-        state = super().init(engine, federation, local, stream)
-        head = state.models[0, head_of(engine.model.layout, self.head)]
-        return replace(state, personal={"fedrep": ClientVectors.same(head, len(federation))})
+        head = state.models[0, head_of(layout, self.head)]
+        return replace(state, personal={"fedrep": ClientVectors.same(head, len(state.assignment))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains its own head, then the body, and sends the body alone."""

@@ -7,16 +7,13 @@ import torch
 
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import settings
-from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     ClientVectors,
     Cohort,
     Deployed,
-    Engine,
-    LocalSGD,
     LocalTraining,
     PersonalModels,
     RoundPlan,
@@ -54,10 +51,9 @@ class LocalOnly(Derived):
         """FedAvg."""
         return FedAvg()
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """FedAvg's random model, and the same one for each client."""
-        state = super().init(engine, federation, local, stream)
-        return replace(state, personal={"local": ClientVectors.same(state.models[0], len(federation))})
+        return replace(state, personal={"local": ClientVectors.same(state.models[0], len(state.assignment))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody goes on with its own model, and keeps the outcome to itself."""

@@ -8,10 +8,9 @@ from torch import Tensor
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import PositiveFloat, settings
-from shoal.data.federation import Federation
-from shoal.engine import Cohort, Deployed, Engine, Gradient, LocalSGD, RoundPlan, State, require_plain_sgd
+from shoal.engine import Cohort, Deployed, Gradient, LocalSGD, RoundPlan, State, require_plain_sgd
 
 
 @settings
@@ -58,14 +57,12 @@ class PerFedAvg(Derived):
         """Local steps must be plain gradient steps."""
         require_plain_sgd(local, "Per-FedAvg")
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model."""
-        layout = engine.model.layout
+    def check_layout(self, layout: Layout) -> None:
+        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "Per-FedAvg adapts all parameters, so the network must have neither batch norm nor frozen layers",
         )
-        return super().init(engine, federation, local, stream)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains the one model by such steps."""

@@ -12,11 +12,10 @@ from shoal.algorithms.clusters.hypcluster import HypCluster
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.wrapper import Derived, Wrapper, with_bases
 from shoal.core.errors import require
-from shoal.core.randomness import Stream
+from shoal.core.layout import Layout
 from shoal.core.settings import Inline, settings
-from shoal.data.federation import Federation
 from shoal.data.preferences import Preferences
-from shoal.engine import Algorithm, Cohort, Deployed, Engine, LocalSGD, RemoteRounds, RoundPlan, State, remote_rounds
+from shoal.engine import Algorithm, Cohort, Deployed, LocalSGD, RemoteRounds, RoundPlan, State, remote_rounds
 
 
 class ChoiceRule(Derived):
@@ -272,13 +271,12 @@ class PricedChoice(Wrapper, ChoiceRule):
             self._prices(getattr(inner, "clusters"))  # noqa: B009 - only known at run time
         super().check(local, risk_period)
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """The state of the base.
 
         Raises:
             InputError: the numbers of prices and models differ.
         """
-        state = super().init(engine, federation, local, stream)
         self._prices(len(state.models))
         return state
 

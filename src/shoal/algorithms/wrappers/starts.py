@@ -20,8 +20,7 @@ from shoal.algorithms.wrapper import Wrapper, require_no_first_round
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, averaging_weights
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, LocalSGD, RoundPlan, State, averaging_weights
 
 
 class Start(Wrapper):
@@ -47,9 +46,8 @@ class Start(Wrapper):
         """Whether the next round is one of the start."""
         return bool(state.server[self._left])
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+    def begun(self, state: State, layout: Layout) -> State:
         """The state of the base, and the number of rounds that are left of the start."""
-        state = self.base.init(engine, federation, local, stream)
         return replace(state, server={**state.server, self._left: torch.tensor([self.rounds])})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

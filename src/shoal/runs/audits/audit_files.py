@@ -79,8 +79,7 @@ class AboutAudited:
         pictures: images (channels, height, width) uint8 of some records, by their names.
         kind: what a record is, in the plural.
         gates: limits on the figures, of which the page says whether they hold.
-        run: directory of the run that was audited; None: none.
-        rounds: of the training that made the attacked models; None: unknown.
+        run, rounds: directory of the audited run, and rounds of its training; None: unknown.
     """
 
     title: str
@@ -95,11 +94,7 @@ class AboutAudited:
 
 
 def make_directory(out: Path) -> None:
-    """Make the directory of an audit, before anything is trained for it.
-
-    Raises:
-        InputError: it cannot be made or written.
-    """
+    """Make the directory of an audit, before anything is trained for it; `InputError` where it cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,16 +103,9 @@ def make_directory(out: Path) -> None:
 
 
 def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditRecords | None = None) -> AuditFiles:
-    """Write the files of an audit into ``out``, which is made where it is missing; each whole or not at all.
+    """Write the files of an audit into ``out``, over those of an earlier one, each whole or not at all.
 
-    Args:
-        out: the directory; files of an earlier audit in it are replaced.
-        audit: what attackers find.
-        about: what was audited.
-        records: whose scores are written too; None: they are in a score file already.
-
-    Raises:
-        InputError: ``out`` cannot be written.
+    ``records`` are those whose scores are written too; None: they are in a score file already.
     """
     # Here, so that what writes no page does not load matplotlib and jinja2.
     from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415

@@ -47,20 +47,15 @@ def audit_members(
     """Train reference federations, attack the members of a simulation with what they say, and write the files.
 
     Args:
-        simulation: that is attacked.
-        progress: after its last round.
+        simulation, progress: that is attacked, and its state after the last round.
         engine: with its network.
-        out: where the audit's files are written.
-        about: what its page says beside the attacks.
+        out, about: where the audit's files are written, and what its page says beside the attacks.
         references: R, the number of reference federations.
         duplicates: whether copies count; None: as ``simulation`` says.
         home: has the folder ``references``, where their scores are kept; None: ``out``.
         watch: called before the first reference federation that is trained, and after each.
         recorded: clients' updates, for attacks of the server; None: there are none.
         attacks: further ones, beside those of ``simulation``.
-
-    Raises:
-        InputError: a simulation that cannot be replayed, or a directory that cannot be written.
     """
     copies = simulation.duplicates if duplicates is None else duplicates
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))

@@ -87,13 +87,11 @@ def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
 def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
     """The trace in a directory: one with a trace.toml, or of a run with recorded updates.
 
-    Args:
-        folder: the directory.
-        data_dir: where to look for a run's data first.
+    ``data_dir`` is where to look for a run's data first. What is wrong with a round's file is found when that is read.
 
     Raises:
         InputError: it is neither; the data or files of a run have changed; a file is missing or damaged, or two do not
-            fit each other. What is wrong with a round's file is found when that is read.
+            fit each other.
     """
     folder = path_of("trace", folder)
     if (folder / FOLDER).is_dir():
@@ -121,7 +119,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
 
 
 def trace_of(out: str | Path, federation: Federation, model: Model, every: int | None = None) -> Trace:
-    """The trace of a run directory in ``out`` whose federation and model are at hand, as after `shoal.simulate`.
+    """The trace of a run directory whose federation and model are at hand, as after `shoal.simulate`.
 
     The records are the clients' training examples, and the test examples, which nobody trained on.
 
@@ -130,9 +128,6 @@ def trace_of(out: str | Path, federation: Federation, model: Model, every: int |
         federation: as it was given.
         model: that was trained, with the defences that change it (`Dropout`).
         every: rounds from one recorded round to the next; None: rounds may be missing.
-
-    Raises:
-        InputError: no round is recorded, or one is missing.
     """
     files = round_files(Path(out) / FOLDER, ".safetensors")
     _require_no_gaps(files, every)
