@@ -57,7 +57,7 @@ def test_with_enough_changes_everybody_is_recovered(sizes):
     torch.testing.assert_close(found.resolution, torch.ones(6).double())
 
 
-def test_what_changes_from_round_to_round_is_averaged_out():
+def test_reconstruction_averages_out_changes_of_a_client_s_update():
     draw = torch.Generator().manual_seed(2)
     points = points_of(6, 400).double()
     errors = []
@@ -93,13 +93,13 @@ def test_rounds_of_a_run_give_each_client_away_and_noise_hides_it(mlp, build):
     assert float(reconstruct_from_rounds(noisy).cosines(list(quiet.values())).abs().max()) < 0.7
 
 
-def test_it_reads_no_update(mlp, build):
+def test_reconstruction_reads_models_and_choices_alone(mlp, build):
     rounds = recorded(mlp, build, 4)
     blank = [replace(each, updates=torch.full_like(each.updates, math.nan)) for each in rounds]
     assert torch.equal(reconstruct_from_rounds(blank).updates, reconstruct_from_rounds(rounds).updates)
 
 
-def test_what_it_refuses(mlp, build):
+def test_reconstruction_refuses_rounds_that_do_not_fit(mlp, build):
     rounds = recorded(mlp, build, 3)
     with pytest.raises(InputError, match=r"got no two consecutive rounds$"):
         reconstruct_from_rounds([rounds[0], rounds[2]])

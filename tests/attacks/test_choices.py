@@ -105,7 +105,7 @@ def test_the_guess_is_naive_bayes_with_a_table_of_each_round():
     assert away.margin[2] == pytest.approx(log(2) + (log(1 / 3) - log(1 / 2)) / 2)
 
 
-def test_what_says_nothing_is_guessed_alike_for_all():
+def test_uninformative_choices_give_every_client_the_same_guess():
     """All choose one cluster, but for a client whose choice nobody else made in its round."""
     assignment = np.stack([np.zeros(12, dtype=np.int64), np.where(np.arange(12) == 0, 1, -1)])
     found = guess(assignment, np.repeat([0, 1], [8, 4]))

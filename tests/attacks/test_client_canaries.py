@@ -154,6 +154,6 @@ def test_a_run_measures_its_canary_clients(mlp, build):
         (lambda: CanaryClients((1,), 0.0, Stream(0)), "'scale' must be a finite number above 0; got 0"),
     ],
 )
-def test_what_cannot_be_estimated_is_refused_in_one_sentence(wrong, sentence):
+def test_wrong_canary_cosines_and_clients_are_one_sentence(wrong, sentence):
     with pytest.raises(InputError, match=sentence):
         wrong()

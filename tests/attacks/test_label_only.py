@@ -135,7 +135,7 @@ def test_members_of_a_model_that_memorised_have_more_votes(images):
     assert votes[30:].double().mean() < 15
 
 
-def test_what_cannot_be_changed_is_refused_in_one_sentence(mlp, images):
+def test_label_only_attacks_refuse_words_and_wrong_levels_in_one_sentence(mlp, images):
     x, y = images
     rows, row = torch.arange(3), mlp.init(Stream(0))
     with Engine(mlp) as engine:

@@ -108,7 +108,7 @@ class Watched:
         return getattr(self.base, name)
 
 
-def test_what_a_sybil_sends_depends_on_nothing_but_what_sybils_were_sent(monkeypatch):
+def test_sybil_updates_depend_on_models_sent_to_sybils_alone(monkeypatch):
     asked, original = [], ModelAcquisition.reply
 
     def watched(self, received, number, model, honest, stream):
@@ -176,7 +176,7 @@ def test_a_sybil_tries_what_no_sybil_has_tried_and_then_goes_where_something_is_
     ],
     ids=str,
 )
-def test_all_is_known_once_every_way_ends_at_a_model_that_changes(ways, finished):
+def test_sybil_paths_are_finished_once_every_way_ends_at_a_training_model(ways, finished):
     assert SybilPaths(received(*ways), 2).finished is finished
 
 
@@ -199,13 +199,6 @@ def test_away_is_opposite_to_what_was_found():
 
 
 def test_wrong_inputs_are_one_sentence():
-    for wrong, words in (
-        ({"scale": 0.0}, r"^'scale' must be above 0; got 0.0$"),
-        ({"replies": ()}, r"^'replies' must be not empty; got \(\)$"),
-        ({"replies": ("polite",)}, r"^'replies' must be [^\n]*'random'; got [^\n]*$"),
-    ):
-        with pytest.raises(InputError, match=words):
-            ModelAcquisition(**wrong)
     with pytest.raises(InputError, match=r"^needs sybils after the 4 clients of the state; got none$"):
         attacked(ONE, ModelAcquisition(), sybils=0)
     with pytest.raises(InputError, match=r"^'rounds' and 'every' must be at least 1; got 9 and 0$"):

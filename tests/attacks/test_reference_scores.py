@@ -105,7 +105,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "sentence"), WRONG, ids=[sentence[:45] for _, sentence in WRONG])
-def test_what_does_not_fit_is_one_sentence(change, sentence):
+def test_reference_scores_of_wrong_shapes_are_one_sentence(change, sentence):
     with pytest.raises(InputError) as error:
         replace(matrix(), **change)
     assert str(error.value) == sentence

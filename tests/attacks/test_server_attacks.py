@@ -117,7 +117,7 @@ def test_gradient_alignment_is_the_mean_over_the_rounds_of_a_client():
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
-def test_what_was_never_seen_has_no_score(attack):
+def test_update_attacks_give_no_score_to_an_absent_client(attack):
     assert isinstance(attack, UpdateAttack)
     scores = made_up(absent=[(t, 1) for t in range(3)])
     found = attack.score(scores)
@@ -127,7 +127,7 @@ def test_what_was_never_seen_has_no_score(attack):
     assert audit.unused.members == (np.isin(scores.client, [0, 2, 3, 4, 5])).sum()
 
 
-def test_two_clients_are_no_null():
+def test_fedmia_needs_two_other_clients():
     scores = made_up(clients=2, absent=())
     assert np.isnan(FedMIALoss().score(scores)).all()
     assert np.isnan(FedMIACosine().score(scores)).all()
@@ -196,7 +196,7 @@ def test_a_group_is_compared_with_its_own_non_members():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_knows_a_client_and_a_record_s_group_and_label_alone_is_at_chance(seed):
+def test_scores_of_client_group_and_label_alone_are_at_chance(seed):
     scores = made_up(clients=8, records=400, clusters=2, labels=10, seed=seed)
     audit = audit_updates(OfKind(np.random.default_rng(seed).standard_normal((8, 2, 10))), scores)
     for found in (audit.unused, audit.others, *audit.by_client.values()):
@@ -283,14 +283,14 @@ def test_source_inference_is_that_of_a_loop(among):
     assert found.chance == pytest.approx(chance, abs=1e-9)
 
 
-def test_who_is_alone_is_not_guessed():
+def test_source_inference_leaves_out_a_client_alone_in_its_cluster():
     scores = made_up(clients=2, clusters=2, absent=())
     alone = SourceInference(among="cluster").guess(scores)
     assert (alone.right, alone.count, alone.low, alone.high) == (0, 0, 0.0, 1.0)
     assert np.isnan(alone.accuracy)
 
 
-def test_the_cluster_tells_the_group():
+def test_group_inference_guesses_the_majority_of_the_last_cluster():
     client = np.repeat(np.arange(6), 4)
     group = np.repeat([0, 0, 0, 1, 1, 0], 4)
     scores = replace(made_up(absent=()), client=client, group=group)

@@ -55,7 +55,7 @@ def test_a_round_in_which_all_losses_are_equal_says_nothing():
         (np.zeros((4, 2)), np.ones(4, dtype=bool), "members and non-members; got one kind"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused_in_one_sentence(losses, member, sentence):
+def test_loss_trajectories_that_cannot_be_fitted_are_one_sentence(losses, member, sentence):
     with pytest.raises(InputError, match=sentence):
         LossTrajectory().fit(losses, member)
 

@@ -182,7 +182,7 @@ def test_the_records_of_a_federation_are_its_clients_and_nobody_s_test_examples(
     assert records.group[:19].tolist() == [1] * 10 + [0] * 9
 
 
-def test_what_cannot_be_attacked_is_one_sentence(mlp):
+def test_updates_that_cannot_be_attacked_are_one_sentence(mlp):
     (given,), records = recorded(mlp, rounds=1), images()
     broken = given.updates.clone()
     broken[1, 3] = torch.nan

@@ -46,7 +46,7 @@ def test_watching_changes_nothing(model, federation, algorithm):
     assert sum(len(each.features) for each in observations) > 0
 
 
-def test_where_the_number_of_models_changes_nothing_is_seen_in_that_round(mlp, federation):
+def test_property_attack_skips_rounds_that_change_the_number_of_models(mlp, federation):
     states, observations = played(mlp, federation, CFL(eps1=9.0, eps2=0.01, warm_up=2), attack=PropertyAttack())
     counts = [len(each.models) for each in states]
     assert counts[2] < counts[3], "nothing was divided"
@@ -62,7 +62,7 @@ def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
         )
 
 
-def test_what_is_seen_is_the_difference_of_models(mlp, federation):
+def test_observed_updates_are_differences_of_models(mlp, federation):
     attack = PropertyAttack(remove_own_update=False)
     states, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack)
     for before, after, each in zip(states, states[1:], observations, strict=False):
@@ -75,7 +75,7 @@ def test_what_is_seen_is_the_difference_of_models(mlp, federation):
     assert torch.allclose(later.cosine, expected)
 
 
-def test_the_truth_is_the_victims_round_and_model(mlp, federation):
+def test_observations_hold_the_truth_of_the_victim_s_round_and_model(mlp, federation):
     states, observations = played(mlp, federation, IFCA(3, choose_by="batch"), attack=PropertyAttack(), rounds=9)
     victim, attacker = federation.schedule.victim, federation.schedule.attacker
     for after, each in zip(states[1:], observations, strict=True):
@@ -182,7 +182,7 @@ def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation)
     assert figures["property.auc_control"] == pytest.approx(0.5, abs=3 * 0.08)
 
 
-def test_a_forest_for_each_cluster(mlp, federation):
+def test_per_cluster_forests_score_their_own_cluster_alone(mlp, federation):
     single, own = PropertyAttack(trees=20), PropertyAttack(trees=20, forests="per-cluster")
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
     scored = [
@@ -286,15 +286,6 @@ def test_test_examples_can_be_known_too(federation):
 def test_wrong_settings_are_one_sentence(wrong, sentence):
     with pytest.raises(InputError, match=sentence):
         PropertyAttack(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "gamma", "sentence"),
-    [(1.5, 1.0, r"'alpha' must be in \[0, 1\]; got 1.5"), (0.5, 0.0, "'gamma' must be above 0; got 0")],
-)
-def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence):
-    with pytest.raises(InputError, match=sentence):
-        active_property_attacker(mlp, federation, alpha=alpha, gamma=gamma)
 
 
 def test_without_a_holder_there_is_nothing_to_attack(mlp, build, federation):

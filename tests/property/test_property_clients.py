@@ -96,7 +96,7 @@ def test_simulated_aggregates_are_of_as_many_as_take_part(mlp, federation, monke
     assert calls == [("cluster", 3, 2)] * 2
 
 
-def test_what_others_have_changes_no_simulation(mlp, federation):
+def test_simulated_updates_do_not_depend_on_other_clients_examples(mlp, federation):
     """The attacker's own number of examples is all that it can simulate by."""
     local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
     attacker = int(torch.nonzero(federation.ids == federation.schedule.attacker))

@@ -180,7 +180,7 @@ def test_the_schedule_follows_the_victim_into_another_order():
         (images(), lambda: settings(period=1), "'period' must be at least 2; got 1"),
     ],
 )
-def test_what_cannot_be_partitioned_is_one_sentence(dataset, make_settings, sentence):
+def test_wrong_property_partitions_are_one_sentence(dataset, make_settings, sentence):
     with pytest.raises(InputError, match=sentence) as error:
         draw_property_partition(dataset, make_settings(), STREAM)
     assert "\n" not in str(error.value)

@@ -83,7 +83,7 @@ def finished(config_of, tmp_path_factory):
     return run(config_of(), tmp_path_factory.mktemp("runs") / "whole")
 
 
-def test_what_a_run_says_of_a_property(finished):
+def test_property_run_reports_its_updates_and_their_aucs(finished):
     summary = metrics(finished)
     rows = pd.read_csv(finished / "property.csv")
     assert set(PROPERTY_COLUMNS) <= set(rows)
@@ -205,7 +205,7 @@ def test_the_written_configuration_says_everything(finished):
         ({"data__groups": {"a": {"share": 0.5}, "b": {"share": 0.5}}}, "'data.groups' must be left out"),
     ],
 )
-def test_what_cannot_run_is_one_sentence_before_anything_is_written(config_of, tmp_path, changes, sentence):
+def test_wrong_property_configurations_are_one_sentence(config_of, tmp_path, changes, sentence):
     with pytest.raises(InputError, match=sentence) as error:
         run(config_of(**changes), tmp_path / "run")
     assert "\n" not in str(error.value)

@@ -93,7 +93,7 @@ class PropertyAttack:
     def check(self, federation: Federation, algorithm: Algorithm) -> None:
         """Raise `InputError` without examples to simulate with, or where models do not move by an average."""
         self.auxiliary_examples(federation)
-        otherwise = [each for each in with_bases(algorithm) if not getattr(each, "moves_by_average", True)]
+        otherwise = [part for part in with_bases(algorithm) if not getattr(part, "moves_by_average", True)]
         require(
             not otherwise,
             "a property attack takes single updates out of the mean by which a model moves, and "

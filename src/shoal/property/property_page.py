@@ -121,7 +121,10 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
 
     control, auc = METRICS["property.auc_control"].text, METRICS["property_auc"].text
     guessing = "Of the AUC of random scores, by the counts above: of few updates it is large."
-    spreads = [_spread(overall, "cosine.mean", "cosine.sd"), *(_spread(each, "cosine", "cosine_sd") for each in models)]
+    spreads = [
+        _spread(overall, "cosine.mean", "cosine.sd"),
+        *(_spread(model, "cosine", "cosine_sd") for model in models),
+    ]
     rows = (
         named("property.updates", [count(total) for total, _ in sizes]),
         named("property.positives", [count(held) for _, held in sizes]),
@@ -159,10 +162,10 @@ def auc_over_rounds(updates: pd.DataFrame) -> Figure | None:
     pooled = Curve("all models", running_auc(updates), LineStyle("#000000", "-", ""))
     if pooled.values.empty:
         return None
-    each = [Curve(f"cluster {k}", running_auc(own), cluster_style(k)) for k, own in by_cluster(updates).items()]
-    each = each if len(each) > 1 else []
+    of_clusters = [Curve(f"cluster {k}", running_auc(own), cluster_style(k)) for k, own in by_cluster(updates).items()]
+    of_clusters = of_clusters if len(of_clusters) > 1 else []
     control = Curve("shuffled labels", control_auc_over_rounds(updates), LineStyle("#999999", (0, (5, 2)), ""))
-    curves = [curve for curve in (pooled, *each, control) if len(curve.values)]
+    curves = [curve for curve in (pooled, *of_clusters, control) if len(curve.values)]
 
     def draw(figure: MplFigure) -> None:
         axes = round_axes(figure, "AUC up to the round")
@@ -179,7 +182,7 @@ def auc_over_rounds(updates: pd.DataFrame) -> Figure | None:
         "where there have been updates of both kinds. Grey: the same by attackers that learned from shuffled labels, "
         "a control: the AUC of knowing nothing."
     )
-    never = [curve.label for curve in each if curve.values.empty]
+    never = [curve.label for curve in of_clusters if curve.values.empty]
     if never:
         caption += f" The updates of {', '.join(never)} are of one kind alone, which leaves no AUC."
     alt = f"AUC of the property attack over rounds. At the end: {', '.join(curve.end for curve in curves)}."

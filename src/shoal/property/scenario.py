@@ -69,7 +69,7 @@ class PropertyAttackSection:
         """Raise `InputError` where examples are dealt out in another way, or no attacked round has the property."""
         data, groups = config.data, config.data.groups.values()
         require(
-            [(each.rotation, each.brightness, each.label_shift) for each in groups] == [(None, None, None)],
+            [(group.rotation, group.brightness, group.label_shift) for group in groups] == [(None, None, None)],
             "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
         )
         assert data.partition is not None

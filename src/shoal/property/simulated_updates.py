@@ -106,7 +106,7 @@ def local_updates(
             # A sample of none must not advance the generator: the samples after it would change.
             order = torch.randperm(len(kind), generator=generator) if count else torch.arange(0)
             rows.append(kind[order[:count]])
-    sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)
+    sizes = torch.tensor([len(drawn) for drawn in rows]).reshape(-1, 2).sum(dim=1)
     shards = Shards.from_indices(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
     clients = torch.arange(len(property_fractions))
     randomness = local.randomness(shards, clients, stream("batches"))

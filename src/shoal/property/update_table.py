@@ -102,12 +102,12 @@ def classify_updates(
     """
 
     def joined(name: str) -> NDArray[Any]:
-        return torch.cat([getattr(each, name) for each in observations]).numpy()
+        return torch.cat([getattr(part, name) for part in observations]).numpy()
 
     cluster, simulated_cluster = joined("clusters"), joined("simulated_clusters")
     updates = pd.DataFrame(
         {
-            "round": np.repeat([each.round for each in observations], [len(each.clusters) for each in observations]),
+            "round": np.repeat([part.round for part in observations], [len(part.clusters) for part in observations]),
             "cluster": cluster,
             "clients": joined("clients"),
             "present": joined("has_property").astype(np.int64),
@@ -121,9 +121,9 @@ def classify_updates(
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
     simulated, seen = joined("simulated_features").astype(np.float32), joined("features")
-    begins = np.cumsum([0, *(len(each.clusters) for each in observations)])[:-1]
+    begins = np.cumsum([0, *(len(part.clusters) for part in observations)])[:-1]
     swapped = np.concatenate(
-        [begin + each.swapped.numpy() for begin, each in zip(begins, observations, strict=True)], dtype=np.int64
+        [begin + part.swapped.numpy() for begin, part in zip(begins, observations, strict=True)], dtype=np.int64
     )
     observed = np.concatenate([seen, joined("swapped_features")]).astype(np.float32)
     of_cluster = np.concatenate([cluster, cluster[swapped]])
@@ -184,8 +184,8 @@ def updates_table(
     """
     updates = classify_updates(observations, stream, forests=forests, trees=trees, jobs=jobs)
     if maps:
-        features = torch.cat([each.features for each in observations]).float().numpy()
-        early = updates["round"].to_numpy() <= EARLY * max(each.round for each in observations)
+        features = torch.cat([part.features for part in observations]).float().numpy()
+        early = updates["round"].to_numpy() <= EARLY * max(part.round for part in observations)
         for name, rows in (("all", np.ones(len(updates), dtype=bool)), ("early", early)):
             points = np.full((len(updates), 2), np.nan)
             points[rows] = _tsne(features[rows], stream("map", name))

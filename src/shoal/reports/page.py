@@ -77,6 +77,6 @@ def render(
         loader=PackageLoader("shoal.reports", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    shown = [each for each in sections if each is not None]
+    shown = [section for section in sections if section is not None]
     page = {"title": title, "lead": lead, "key_metrics": key_metrics, "sections": shown, **values}
     return environment.get_template(template).render(page)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-_MARKDOWN = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#~$&"})
+_MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|#~$&"})
 
 _GREEK = "alpha beta gamma delta epsilon eta theta lambda mu pi rho sigma tau phi omega"
 _LATEX = str.maketrans(
@@ -91,18 +91,18 @@ class Table:
 
     def frame(self, written: Callable[[Cell], str] = lambda cell: cell.text) -> pd.DataFrame:
         """The texts of the cells under their heads."""
-        heads = [each.head for each in self.columns]
-        return pd.DataFrame([[written(cell) for cell in each.cells] for each in self.rows], columns=heads, dtype=object)
+        heads = [column.head for column in self.columns]
+        return pd.DataFrame([[written(cell) for cell in row.cells] for row in self.rows], columns=heads, dtype=object)
 
 
 def row(*cells: str | Cell, style: str = "") -> Row:
     """A row of cells, some of which are only text."""
-    return Row(tuple(Cell(each) if isinstance(each, str) else each for each in cells), style)
+    return Row(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), style)
 
 
 def heads(words: Iterable[str], numbers: Iterable[str] = ()) -> tuple[Column, ...]:
     """Columns of words, then columns of numbers."""
-    return (*(Column(each, number=False) for each in words), *map(Column, numbers))
+    return (*(Column(word, number=False) for word in words), *map(Column, numbers))
 
 
 def metric_table(title: str, columns: Iterable[str], rows: Iterable[Row], note: str = "") -> Table:
@@ -113,12 +113,12 @@ def metric_table(title: str, columns: Iterable[str], rows: Iterable[Row], note: 
 def markdown(table: Table) -> str:
     """A pipe table with its title and notes; strong cells are bold."""
     grid = table.frame(lambda cell: f"**{_plain(cell.text)}**" if cell.strong else _plain(cell.text))
-    grid.columns = [_plain(each) for each in grid.columns]
-    align = ["right" if each.number else "left" for each in table.columns]
+    grid.columns = [_plain(head) for head in grid.columns]
+    align = ["right" if column.number else "left" for column in table.columns]
     # The cells are texts already; tabulate must not read numbers in them.
     pipes = grid.to_markdown(index=False, colalign=align, disable_numparse=True)
     over = f"Columns: {table.over}." if table.over else ""
-    notes = [_plain(each) for each in (table.caption, over, table.note) if each]
+    notes = [_plain(note) for note in (table.caption, over, table.note) if note]
     return "\n\n".join([f"**{_plain(table.title)}**", pipes, *notes]) + "\n"
 
 
@@ -126,7 +126,7 @@ def latex(table: Table) -> str:
     r"""A table environment to ``\input``; the document needs the package booktabs. Its label is ``tab:NAME``."""
     grid = table.frame(lambda cell: "" if cell.faded else rf"\textbf{{{escape(cell.text)}}}" if cell.strong
                        else escape(cell.text))  # fmt: skip
-    grid.columns = [escape(each) for each in grid.columns]
+    grid.columns = [escape(head) for head in grid.columns]
     numbers = len(table.columns) - table.stubs
     if table.over:
         over = [""] * table.stubs + [escape(table.over)] * numbers

@@ -99,28 +99,28 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
     require(several, f"'runs' must be a list of directories or results; got {described(runs)}")
     require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
-    results = [each if isinstance(each, Result) else _read(path_of("runs", each)) for each in runs]
-    names = [f"run {i}" if isinstance(each, Result) else str(each) for i, each in enumerate(runs, 1)]
-    summaries, metrics = [each.summary for each in results], [each.description.metric for each in results]
-    accuracies = [_accuracy(each) for each in results]
+    results = [run if isinstance(run, Result) else _read(path_of("runs", run)) for run in runs]
+    names = [f"run {i}" if isinstance(run, Result) else str(run) for i, run in enumerate(runs, 1)]
+    summaries, metrics = [result.summary for result in results], [result.description.metric for result in results]
+    accuracies = [_accuracy(result) for result in results]
     first, *others = summaries
-    for name, each in zip(names[1:], others, strict=True):
-        same = list(each.by_group) == list(first.by_group) and each.run["dataset"] == first.run["dataset"]
+    for name, other in zip(names[1:], others, strict=True):
+        same = list(other.by_group) == list(first.by_group) and other.run["dataset"] == first.run["dataset"]
         require(same, f"{name}: is a run on other data or groups than {names[0]}; compare runs of the same federation")
     for name, metric in zip(names, metrics, strict=True):
         require(
             metric == metrics[0], f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs of one metric"
         )
     titles = _titles(names, summaries)
-    own = {metric.key: metric for each in results for metric in each.description.metrics}
-    asked = _differing([_asked(each.description.settings) for each in results])
+    own = {metric.key: metric for result in results for metric in result.description.metrics}
+    asked = _differing([_asked(result.description.settings) for result in results])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
         metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], own), orient="index", columns=titles),
         sentences=(
             *(
-                describe_difference(first, each, (accuracies[0], accuracy), titles[0], title, metrics[0])
-                for each, accuracy, title in zip(others, accuracies[1:], titles[1:], strict=True)
+                describe_difference(first, other, (accuracies[0], accuracy), titles[0], title, metrics[0])
+                for other, accuracy, title in zip(others, accuracies[1:], titles[1:], strict=True)
             ),
             ONE_SEED,
         ),
@@ -152,15 +152,15 @@ def _accuracy(result: Result) -> Estimate:
 
 def _titles(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
     """The runs' algorithms; where two have the same, the names of their directories, or else their paths."""
-    algorithms = [algorithm_title(str(each.run["algorithm"])) for each in summaries]
+    algorithms = [algorithm_title(str(summary.run["algorithm"])) for summary in summaries]
     last = [Path(name).name for name in names]
     return next((titles for titles in (algorithms, last) if len(set(titles)) == len(titles)), list(names))
 
 
 def _differing(asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The keys whose values are not all the same, with the value in each configuration."""
-    keys = dict.fromkeys(key for each in asked for key in each)
-    rows = {key: [_setting(each.get(key)) for each in asked] for key in keys}
+    keys = dict.fromkeys(key for settings in asked for key in settings)
+    rows = {key: [_setting(settings.get(key)) for settings in asked] for key in keys}
     return {key: cells for key, cells in rows.items() if len(set(cells)) > 1}
 
 
@@ -173,28 +173,28 @@ def _setting(value: object) -> str:
 
 def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metric]) -> dict[str, list[str]]:
     """The cells by label; ``measured`` is the runs' metric, accuracy or another."""
-    models = sorted({k for each in summaries for k in each.by_cluster})
+    models = sorted({k for summary in summaries for k in summary.by_cluster})
     table: dict[str, list[str]] = {}
     for row in dict.fromkeys([*ROWS, *_further(summaries)]):
         key = row.removeprefix(MODELS)
         metric = metric_of(key, measured=measured, own=own)
-        of_groups = [[each.by_group[group].get(key) for each in summaries] for group in summaries[0].by_group]
+        of_groups = [[summary.by_group[group].get(key) for summary in summaries] for group in summaries[0].by_group]
         if row != key:
-            values = [[each.by_cluster.get(k, {}).get(key) for k in models] for each in summaries]
-            table[f"{metric.label} by cluster"] = [" / ".join(_cell(metric, each) for each in row) for row in values]
+            values = [[summary.by_cluster.get(k, {}).get(key) for k in models] for summary in summaries]
+            table[f"{metric.label} by cluster"] = [" / ".join(_cell(metric, value) for value in row) for row in values]
         elif any(value is not None for values in of_groups for value in values):
             for group, values in zip(summaries[0].by_group, of_groups, strict=True):
                 table[f"{metric.label}, {group}"] = [_cell(metric, value) for value in values]
         else:
             label = metric.label if metric.key == key else f"{metric.label}, all clients"
-            table[label] = [_cell(metric, each.overall.get(key)) for each in summaries]
+            table[label] = [_cell(metric, summary.overall.get(key)) for summary in summaries]
     return {label: cells for label, cells in table.items() if set("".join(cells)) - {*ABSENT, *" / "}}
 
 
 def _further(summaries: Sequence[Summary]) -> list[str]:
     """Rows that depend on the runs: the directives that clusters were given last, and the user's own metrics."""
-    of_models = [f"{MODELS}{key}" for each in summaries for one in each.by_cluster.values() for key in one]
-    of_others = [key for each in summaries for one in (each.overall, *each.by_group.values()) for key in one]
+    of_models = [f"{MODELS}{key}" for summary in summaries for one in summary.by_cluster.values() for key in one]
+    of_others = [key for summary in summaries for one in (summary.overall, *summary.by_group.values()) for key in one]
     directives = [key for key in of_models if key.startswith(f"{MODELS}{COLUMN}")]
     return [*directives, *(key for key in [*of_others, *of_models] if not is_declared(key.removeprefix(MODELS)))]
 
@@ -211,20 +211,20 @@ def describe_difference(
         for group, metrics in first.by_group.items()
         if "mia" in metrics and "mia" in other.by_group[group]
     }
-    before, after = (each.overall["accuracy.overall"] for each in (first, other))
+    before, after = (summary.overall["accuracy.overall"] for summary in (first, other))
     if metric == ACCURACY:
         parts = [_change("accuracy", *accuracies, "gains", "loses", among=1 + len(exposed))]
     else:
         # Which difference of it would be noticed depends on its unit, and no examples tell its spread.
         parts = [f"has {metric} {number(after)} (against {number(before)})"]
     parts += [
-        _change(f"the exposure of {group}", *each, "raises", "lowers", among=1 + len(exposed))
-        for group, each in exposed.items()
+        _change(f"the exposure of {group}", *ends, "raises", "lowers", among=1 + len(exposed))
+        for group, ends in exposed.items()
     ]
-    certain = all("exceeded.total" in each.overall for each in (first, other))
+    certain = all("exceeded.total" in summary.overall for summary in (first, other))
     limits = "exceeded.total" if certain else "violations.total"
     counts = ("references", limits, "migrated")
-    before, after = ([int(each.overall.get(key, 0)) for key in counts] for each in (first, other))
+    before, after = ([int(summary.overall.get(key, 0)) for key in counts] for summary in (first, other))
     if before[0] != after[0]:
         federations = f"has {after[0]} reference federations (against {before[0]})"
         parts.append(f"{federations}, so exposure and limits are not by the same attacks")

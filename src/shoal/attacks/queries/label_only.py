@@ -46,7 +46,7 @@ class ImageChanges:
             for right in range(abs(down) - self.pixels, self.pixels - abs(down) + 1):
                 yield partial(_translated, down=down, right=right)
         if self.degrees > 0:
-            yield from (partial(_rotated, degrees=each) for each in (self.degrees, -self.degrees))
+            yield from (partial(_rotated, degrees=angle) for angle in (self.degrees, -self.degrees))
 
 
 @settings
@@ -113,7 +113,7 @@ def augmentation_votes(
     require(fits, "inputs that are no images need NoiseChanges(stream, std)")
     changes = list((ImageChanges() if copies is None else copies).changes())
     votes = [sum(_right(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)]
-    return torch.cat([torch.as_tensor(each) for each in votes]) if votes else torch.empty(0, dtype=torch.int64)
+    return torch.cat([torch.as_tensor(part) for part in votes]) if votes else torch.empty(0, dtype=torch.int64)
 
 
 def boundary_distance(

@@ -134,7 +134,7 @@ def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) 
     estimates = []
     halves = [(_every_second(members, first), _every_second(holdout, first)) for first in (0, 1)]
     for model in models:
-        counts = np.stack([client_histograms(model, *each, engine) for each in halves])
+        counts = np.stack([client_histograms(model, *half_of_both, engine) for half_of_both in halves])
         estimates.append(cross_fitted_accuracy(counts, half, elsewhere=np.zeros(counts.shape[1:])).value)
     return torch.tensor(estimates, dtype=torch.float64)
 
@@ -169,7 +169,7 @@ def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Co
         others = counts[half != judged].sum(axis=0)
         if not own.any():
             continue
-        usable = [each for each in (others, elsewhere) if (each.sum(axis=1) > 0).all()]
+        usable = [histograms for histograms in (others, elsewhere) if (histograms.sum(axis=1) > 0).all()]
         if not usable:
             return RateEstimate.unknown()
         cut = best_cut(usable[0])
@@ -216,7 +216,7 @@ def histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
 
 def client_histograms(model: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Counts:
     """(2, B) the histograms of one client's members and hold-outs."""
-    return np.stack([histograms(model, each, engine)[0] for each in (members, holdout)])
+    return np.stack([histograms(model, shards, engine)[0] for shards in (members, holdout)])
 
 
 def _halves(ids: Tensor, stream: Stream) -> NDArray[np.int64]:

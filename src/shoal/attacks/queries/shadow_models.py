@@ -138,7 +138,7 @@ class ShadowModels:
             yield from zip(owners.tolist(), ends, samples, strict=True)
             return
         shards = Shards.from_indices(
-            shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(each) for each in inside])
+            shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(rows) for rows in inside])
         )
         if self.warm_start:
             starts, which = state.models, owners // self.number
@@ -146,7 +146,7 @@ class ShadowModels:
             starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in owners]), owners
         largest = int(federation.clients.sizes.max())
         # Clusters whose clients train in the same way are trained together; usually all.
-        for alike in [each for i, each in enumerate(local) if each not in local[:i]]:
+        for alike in [training for i, training in enumerate(local) if training not in local[:i]]:
             some = owners[torch.tensor([local[k] == alike for k in (owners // self.number).tolist()])]
             passes = alike.passes_of(largest) if self.epochs == "round" else self.epochs
             training = replace(alike, epochs=passes, steps=None)
@@ -247,13 +247,13 @@ def train_shadow_federations(
     Raises:
         DivergenceError: a result is not finite.
     """
-    counts = torch.tensor([len(each.sizes) for each in federations])
+    counts = torch.tensor([len(model.sizes) for model in federations])
     which = torch.repeat_interleave(torch.arange(len(federations)), counts)
-    names = torch.cat([s * _MOST_OWNERS + torch.arange(len(each.sizes)) for s, each in enumerate(federations)])
-    indices, sizes = (torch.cat([getattr(each, name) for each in federations]) for name in ("examples", "sizes"))
+    names = torch.cat([s * _MOST_OWNERS + torch.arange(len(model.sizes)) for s, model in enumerate(federations)])
+    indices, sizes = (torch.cat([getattr(model, name) for model in federations]) for name in ("examples", "sizes"))
     shards = Shards.from_indices(shadow.x, shadow.y, indices, sizes)
     weights = averaging_weights(which, sizes, len(federations))
-    state = State.initial(torch.stack([each.start for each in federations]), len(which))
+    state = State.initial(torch.stack([model.start for model in federations]), len(which))
     for number in range(1, rounds + 1):
         trainer = CohortTrainer(
             engine=engine,

@@ -100,7 +100,7 @@ def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
         f"the attack '{attack.name}' needs reference models whose scores of a record differ, from two models that both "
         "trained on it, or both did not",
     )
-    return [float(each) for each in variances]
+    return [float(variance) for variance in variances]
 
 
 def record_variances(side: Side, pooled: float) -> Floats:

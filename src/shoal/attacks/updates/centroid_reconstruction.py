@@ -123,22 +123,26 @@ def moves_between(rounds: Sequence[RoundUpdates]) -> tuple[Tensor, Tensor, Tenso
     Raises:
         InputError: as `reconstruct_from_rounds`.
     """
-    by_number = {each.round: each for each in rounds}
-    pairs = [(each, by_number[number + 1]) for number, each in sorted(by_number.items()) if number + 1 in by_number]
+    by_number = {updates.round: updates for updates in rounds}
+    pairs = [
+        (updates, by_number[number + 1]) for number, updates in sorted(by_number.items()) if number + 1 in by_number
+    ]
     require(bool(pairs), "a reconstruction needs the models before and after a round; got no two consecutive rounds")
-    shapes = {tuple(each.models.shape) for pair in pairs for each in pair}
+    shapes = {tuple(updates.models.shape) for pair in pairs for updates in pair}
     require(len(shapes) == 1, f"a reconstruction needs the same models in all rounds; got shapes {sorted(shapes)}")
-    twice = [each.round for each, _ in pairs if len(each.clients.unique()) < len(each)]
+    twice = [updates.round for updates, _ in pairs if len(updates.clients.unique()) < len(updates)]
     require(not twice, f"a reconstruction takes one update of a client in a round; in round {twice[:1]} there are two")
-    clients = torch.cat([each.clients for each, _ in pairs]).unique()
+    clients = torch.cat([updates.clients for updates, _ in pairs]).unique()
     assignment = torch.full((len(pairs), len(clients)), -1)
-    for chosen, (each, _) in zip(assignment, pairs, strict=True):
-        chosen[torch.searchsorted(clients, each.clients)] = each.assignment
+    for chosen, (updates, _) in zip(assignment, pairs, strict=True):
+        chosen[torch.searchsorted(clients, updates.clients)] = updates.assignment
     moves = torch.stack([after.models.double() - before.models.double() for before, after in pairs])
     return moves, assignment, clients
 
 
 def _sent(rounds: Sequence[RoundUpdates], client: int) -> Tensor:
     """(r, P) float64, the updates that a client sent in the rounds that have a next one."""
-    numbers = {each.round for each in rounds}
-    return torch.cat([each.updates[each.clients == client] for each in rounds if each.round + 1 in numbers]).double()
+    numbers = {updates.round for updates in rounds}
+    return torch.cat(
+        [updates.updates[updates.clients == client] for updates in rounds if updates.round + 1 in numbers]
+    ).double()

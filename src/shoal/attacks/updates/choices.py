@@ -126,7 +126,7 @@ class ClusterIdentity:
             right += likelihood.sum(axis=0).argmax(axis=1) == index
             last += likelihood[last_choice, np.arange(len(asked))].argmax(axis=1) == index
             margin += _margin(likelihood.cumsum(axis=0), index) @ (1 / sizes[index] / len(names))
-        rates, last_rates = (np.bincount(index, each / self.splits) / sizes for each in (right, last))
+        rates, last_rates = (np.bincount(index, hits / self.splits) / sizes for hits in (right, last))
         low, high = mean_rate_interval(rates.tolist(), sizes.tolist())
         return IdentityGuesses(
             clients=len(asked),
@@ -221,8 +221,8 @@ def strictness(preferences: Preferences, group: NDArray[np.int64], clients: NDAr
     """
     found = np.full(len(group), NEITHER)
     thresholds, betas = preferences.threshold.numpy(), preferences.beta.numpy()
-    for each in np.unique(group[group >= 0]):
-        members = np.flatnonzero(group == each)
+    for value in np.unique(group[group >= 0]):
+        members = np.flatnonzero(group == value)
         ranked = members[np.lexsort((clients[members], -betas[members], thresholds[members]))]
         count = len(ranked) // 2
         while count > 0 and _alike(preferences, int(ranked[count - 1]), int(ranked[-count])):

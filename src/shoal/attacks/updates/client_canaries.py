@@ -90,7 +90,7 @@ def estimate_client_epsilon(
     least, most = mean_interval(cosines, confidence)
     # Only how far the mean is from 0 counts.
     means = (mean, max(0.0, least, -most), max(-least, most))
-    return RateEstimate(*(epsilon_of_normals(0.0, 1 / np.sqrt(dimension), each, std, delta) for each in means))
+    return RateEstimate(*(epsilon_of_normals(0.0, 1 / np.sqrt(dimension), centre, std, delta) for centre in means))
 
 
 def epsilon_of_normals(

@@ -101,15 +101,17 @@ class Acquisition:
     def share(self, sybils: int | None = None, upto: int | None = None) -> float:
         """The share of the clusters of which a model was obtained, by the first ``sybils`` and until round ``upto``."""
         obtained = {
-            each.cluster
-            for each in self.harvest
-            if (sybils is None or each.sybil <= sybils) and (upto is None or each.round <= upto)
+            harvested.cluster
+            for harvested in self.harvest
+            if (sybils is None or harvested.sybil <= sybils) and (upto is None or harvested.round <= upto)
         }
         return len(obtained & set(self.clusters.tolist())) / len(self.clusters)
 
     def latest(self) -> dict[int, HarvestedModel]:
         """The last model that was obtained of each cluster."""
-        return {each.cluster: each for each in self.harvest if each.cluster in self.clusters.tolist()}
+        return {
+            harvested.cluster: harvested for harvested in self.harvest if harvested.cluster in self.clusters.tolist()
+        }
 
 
 @settings
@@ -239,7 +241,7 @@ def _sent(training: Training, state: State) -> list[tuple[int, Tensor]]:
     if not len(cohort):
         return []
     plan = training.algorithm.plan(state, cohort)
-    (first, *_) = [each for each in plan.trainings if each.weights is not None]
+    (first, *_) = [training for training in plan.trainings if training.weights is not None]
     return list(zip(cohort.clients.tolist(), first.initial_rows(), strict=True))
 
 
@@ -295,14 +297,14 @@ class SybilPaths:
         self._next = defaultdict[tuple[bytes, int], dict[bytes, Tensor]](dict)
         self._first = dict[int, bytes]()
         last = dict[int, Received]()
-        for each in received:
-            self._rounds[each.key].add(each.round)
-            self._sent[each.key, each.reply] = each.update
-            self._first.setdefault(each.sybil, each.key)
-            before = last.get(each.sybil)
-            if before is not None and before.key != each.key:
-                self._next[before.key, before.reply].setdefault(each.key, each.model)
-            last[each.sybil] = each
+        for item in received:
+            self._rounds[item.key].add(item.round)
+            self._sent[item.key, item.reply] = item.update
+            self._first.setdefault(item.sybil, item.key)
+            before = last.get(item.sybil)
+            if before is not None and before.key != item.key:
+                self._next[before.key, before.reply].setdefault(item.key, item.model)
+            last[item.sybil] = item
 
     def choice(self, model: Tensor, number: int) -> int:
         """The reply of a sybil that is sent a model (P,) in round ``number``.
@@ -311,7 +313,7 @@ class SybilPaths:
         one that leads the soonest to something unknown.
         """
         key = key_of(model)
-        if not any(each < number for each in self._rounds[key]):
+        if not any(sent < number for sent in self._rounds[key]):
             return 0
         untried = [reply for reply in self._replies if (key, reply) not in self._sent]
         return untried[0] if untried else min(self._replies, key=lambda reply: self._behind(key, reply, {key}))

@@ -119,7 +119,7 @@ class GroupInference:
         assignment, of_client = last_assignment(scores), client_groups(scores)
         known = np.flatnonzero((assignment >= 0) & (of_client >= 0))
         group, cluster = of_client[known], assignment[known]
-        guessed = np.array([_most(group[cluster == each]) for each in cluster], dtype=np.int64)
+        guessed = np.array([_most(group[cluster == k]) for k in cluster], dtype=np.int64)
         share = float(np.bincount(group).max() / len(group)) if len(known) else float("nan")
         return Guesses.from_outcomes(guessed == group, np.full(len(group), share))
 
@@ -135,7 +135,7 @@ def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
 def client_groups(scores: UpdateScores) -> NDArray[np.int64]:
     """(N,), the group that most records of each client are of; -1 for one without records."""
     own = [scores.group[scores.client == i] for i in range(len(scores.clients))]
-    return np.array([_most(each) if len(each) else -1 for each in own], dtype=np.int64)
+    return np.array([_most(groups) if len(groups) else -1 for groups in own], dtype=np.int64)
 
 
 def _most(values: NDArray[np.int64]) -> int:

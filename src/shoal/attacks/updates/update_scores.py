@@ -166,13 +166,13 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
     require(len(records) > 0, "there are no records to attack")
     owners = records.client[records.client != NOBODY].unique().tolist()
     seen: list[tuple[int, list[int], NDArray[np.int64], dict[str, Tensor]]] = []
-    for each in rounds:
+    for updates in rounds:
         try:
-            check_updates(each, engine.model.layout.size)
+            check_updates(updates, engine.model.layout.size)
         except InputError as error:
-            raise InputError(f"round {each.round}: {error}") from error
-        values = {"loss": _losses(each, records, engine), **_gradient_values(each, records, engine)}
-        seen.append((each.round, each.clients.tolist(), each.assignment.numpy(), values))
+            raise InputError(f"round {updates.round}: {error}") from error
+        values = {"loss": _losses(updates, records, engine), **_gradient_values(updates, records, engine)}
+        seen.append((updates.round, updates.clients.tolist(), updates.assignment.numpy(), values))
     require(bool(seen), "no round's updates were recorded")
     clients = sorted({*owners, *(client for _, senders, _, _ in seen for client in senders)})
     position = {client: i for i, client in enumerate(clients)}
@@ -233,8 +233,8 @@ def _gradient_values(given: RoundUpdates, records: OwnedRecords, engine: Engine)
         moved = -given.updates[senders, : engine.model.layout.trainable].to(engine.device)
         values = partial(_compared, moved)
         batches = list(engine.example_gradients_into(values, given.models[cluster], records.x, records.y))
-        cosine[senders] = torch.cat([each for each, _ in batches], dim=1)
-        difference[senders] = torch.cat([each for _, each in batches], dim=1)
+        cosine[senders] = torch.cat([values for values, _ in batches], dim=1)
+        difference[senders] = torch.cat([values for _, values in batches], dim=1)
     return {"cosine": cosine, "difference": difference}
 
 

@@ -24,7 +24,7 @@ POINTS = 200
 
 def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
     """The most exposed groups, in the order of the audit, which is that of their styles."""
-    exposed = [each.name for each in measured(groups.values())][:MOST_GROUPS]
+    exposed = [finding.name for finding in measured(groups.values())][:MOST_GROUPS]
     return [name for name in groups if name in exposed]
 
 
@@ -33,11 +33,11 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
     shown = drawn_groups(groups)
     if not shown:
         return None
-    found = [each for name in shown for each in groups[name] if each.accuracy.known]
+    found = [finding for name in shown for finding in groups[name] if finding.accuracy.known]
     best: dict[str, float] = {}
-    for each in found:
-        best[each.attack] = max(best.get(each.attack, 0.0), each.accuracy.value)
-    heads = {each.attack: each.head for each in found}
+    for finding in found:
+        best[finding.attack] = max(best.get(finding.attack, 0.0), finding.accuracy.value)
+    heads = {finding.attack: finding.head for finding in found}
     attacks = sorted(best, key=lambda attack: best[attack])
 
     def draw(figure: MplFigure) -> None:
@@ -46,16 +46,16 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
         beside = np.linspace(0.24, -0.24, len(shown)) if len(shown) > 1 else np.zeros(1)
         for g, name in enumerate(shown):
             style = group_style(g)
-            here = [each for each in groups[name] if each.accuracy.known]
+            here = [finding for finding in groups[name] if finding.accuracy.known]
             value, low, high = np.array([(e.accuracy.value, e.accuracy.low, e.accuracy.high) for e in here]).T
             reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
-            rows = np.array([attacks.index(each.attack) for each in here]) + beside[g]
+            rows = np.array([attacks.index(finding.attack) for finding in here]) + beside[g]
             drawn = axes.errorbar(
                 value, rows, xerr=reach, linestyle="", marker=style.marker, markersize=6, color=style.color,
                 elinewidth=1.4, capsize=2.5,
             )  # fmt: skip
-            name_points(drawn.lines[0], [_words(each) for each in here])
-        axes.set_yticks(range(len(attacks)), [short(heads[each], 24) for each in attacks])
+            name_points(drawn.lines[0], [_words(finding) for finding in here])
+        axes.set_yticks(range(len(attacks)), [short(heads[attack], 24) for attack in attacks])
         axes.set_ylim(-0.6, len(attacks) - 0.4)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("balanced accuracy")
@@ -70,7 +70,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
     )
     if len(shown) < len(groups):
         caption += f" The {len(shown)} most exposed of {len(groups):,} groups are drawn."
-    alt = "Balanced accuracy of each attack. " + "; ".join(_words(each) for each in found) + "."
+    alt = "Balanced accuracy of each attack. " + "; ".join(_words(finding) for finding in found) + "."
     height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
     return draw_figure("attacks", "What each attack finds", caption, alt, draw, height=height)
 

@@ -37,27 +37,27 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
 
     ``left_out`` groups are without records of both kinds.
     """
-    exposed = [each.name for each in measured(groups.values())]
+    exposed = [finding.name for finding in measured(groups.values())]
     shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
     rows = list[Row]()
     for name in shown:
         first, *others = groups[name]
         whose = f"{name}: {count(first.members)} members, {count(first.non_members)} non-members"
         rows += [row(whose, style="of"), _attack(first, "strong" if first.accuracy.known else "")]
-        rows += [_attack(each) for each in others]
-    found = [each for name in shown for each in groups[name]]
+        rows += [_attack(finding) for finding in others]
+    found = [finding for name in shown for finding in groups[name]]
     sentences = ["Below each figure its 95 % interval; in bold the attack that decides."]
-    if any(each.attacker == SERVER for each in found):
+    if any(finding.attacker == SERVER for finding in found):
         sentences.append(
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
             "without such non-members are left out."
         )
-    if any(each.attack.endswith(OTHERS) for each in found):
+    if any(finding.attack.endswith(OTHERS) for finding in found):
         sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
     for rate in FALSE_POSITIVE_RATES:
-        missing = [each for each in found if not each.tpr[rate].known]
+        missing = [finding for finding in found if not finding.tpr[rate].known]
         if missing:
-            fewest = min(missing, key=lambda each: each.non_members)
+            fewest = min(missing, key=lambda finding: finding.non_members)
             sentences.append(f"A dash at {100 * rate:g} % FPR: {fewest.why_no_tpr(rate)}.")
     if left_out > 0:
         sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
@@ -73,8 +73,7 @@ def by_model(models: Mapping[str, Sequence[Finding]]) -> Table | None:
     if len(models) < 2 or not listed:
         return None
     rows = (
-        row(f"model {each.name}", each.head, _value(each.accuracy), _rate(each.tpr[0.01]), *_counts(each))
-        for each in listed
+        row(f"model {one.name}", one.head, _value(one.accuracy), _rate(one.tpr[0.01]), *_counts(one)) for one in listed
     )
     columns = (*heads(("model", "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
     note = "The members of a model are the attacked records whose clients trained it."
@@ -89,16 +88,14 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
         clients: the findings on each, of the attack that decides.
         records: `Audit.records`, which has the group of each client.
     """
-    known = [each for each in measured(clients.values()) if not isnan(each.accuracy.low)]
+    known = [finding for finding in measured(clients.values()) if not isnan(finding.accuracy.low)]
     if not known:
         return None
     # By the lower end: of many clients with few records each, some have a high figure by chance.
-    listed = sorted(known, key=lambda each: -each.accuracy.low)[:MOST_ROWS]
+    listed = sorted(known, key=lambda finding: -finding.accuracy.low)[:MOST_ROWS]
     group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
-    rows = (
-        row(each.name, group.get(each.name, DASH), each.head, _value(each.accuracy), *_counts(each)) for each in listed
-    )
-    above = sum(each.accuracy.low > 0.5 for each in known)
+    rows = (row(one.name, group.get(one.name, DASH), one.head, _value(one.accuracy), *_counts(one)) for one in listed)
+    above = sum(finding.accuracy.low > 0.5 for finding in known)
     which = (
         f"Of {len(known):,} clients with records of both kinds, the {len(listed)} whose 95 % interval begins highest"
     )
@@ -114,12 +111,12 @@ def of_records(records: pd.DataFrame) -> Table:
     """A row for each of ``records``, which has the columns of `Audit.records`."""
     rows = (
         row(
-            *(str(each[name]) for name in ("record", "client", "group")),
-            "yes" if each["member"] else "no",
-            Cell(exposure_text(each["exposure"]), at_least(each["exposure.low"])),
-            signed(each["score"]),
+            *(str(record[name]) for name in ("record", "client", "group")),
+            "yes" if record["member"] else "no",
+            Cell(exposure_text(record["exposure"]), at_least(record["exposure.low"])),
+            signed(record["score"]),
         )
-        for each in records.to_dict("records")
+        for record in records.to_dict("records")
     )
     return Table(heads(("record", "client", "group", "member"), ("exposure", "score")), tuple(rows))
 
@@ -216,7 +213,7 @@ def _minus(text: str) -> str:
 
 
 def _attack(finding: Finding, style: str = "") -> Row:
-    rates = (_rate(each) for each in finding.tpr.values())
+    rates = (_rate(rate) for rate in finding.tpr.values())
     return row(Cell(finding.head, finding.attacker), _value(finding.auc), _value(finding.accuracy), *rates, style=style)
 
 

@@ -22,15 +22,18 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
     if not strongest:
         return "No attack could be measured, so it is open how exposed the records are."
     # How many figures were looked at: the groups', each by all attacks unless the one chosen beforehand decides.
-    looked = {each.name: len(groups) * (1 if each.chosen else max(1, _tried(groups[each.name]))) for each in strongest}
+    looked = {
+        finding.name: len(groups) * (1 if finding.chosen else max(1, _tried(groups[finding.name])))
+        for finding in strongest
+    }
     worst = strongest[0]
     accuracy, named = worst.accuracy.among(looked[worst.name]), worst.tpr[0.01].among(looked[worst.name]).low > 0.01
     sentences = [
         _exposure(worst, groups, accuracy, looked[worst.name], named=named),
         _rate(worst, everything, accuracy, named=named),
     ]
-    others = ((each, each.accuracy.among(looked[each.name])) for each in strongest[1:])
-    certain = next((each for each in others if each[1].outcome == "exposed"), None)
+    others = ((finding, finding.accuracy.among(looked[finding.name])) for finding in strongest[1:])
+    certain = next((finding for finding in others if finding[1].outcome == "exposed"), None)
     if accuracy.outcome == "open" and certain is not None:
         on, wide = certain
         value = f"balanced accuracy {wide.text} ({wide.interval}; chance: 0.500{null_size(on.null_high)})"
@@ -40,7 +43,7 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
 
 
 def _tried(found: Sequence[Finding]) -> int:
-    return sum(each.accuracy.known for each in found)
+    return sum(finding.accuracy.known for finding in found)
 
 
 def _exposure(
@@ -77,8 +80,10 @@ def _rate(worst: Finding, everything: Sequence[Finding], accuracy: Estimate, *, 
     tpr = worst.tpr[0.01]
     if not tpr.known:
         unknown = f"Its true positive rate at 1 % false positives is not known: {worst.why_no_tpr(0.01)}"
-        over_all = [each.tpr[0.01] for each in everything if each.attack == worst.attack and each.tpr[0.01].known]
-        return unknown + "".join(f"; over all records it is {each.percent}{_in_brackets(each)}" for each in over_all)
+        over_all = [
+            finding.tpr[0.01] for finding in everything if finding.attack == worst.attack and finding.tpr[0.01].known
+        ]
+        return unknown + "".join(f"; over all records it is {rate.percent}{_in_brackets(rate)}" for rate in over_all)
     sentence = f"t a false positive rate of 1 % it names {tpr.percent} of the members{_in_brackets(tpr)}"
     if accuracy.outcome == "chance" and named:
         return f"Yet some members are exposed: a{sentence}, more than the 1.0 % of chance"
@@ -91,12 +96,14 @@ def _in_brackets(rate: Estimate) -> str:
 
 def _weaker(worst: Finding, found: Sequence[Finding], groups: int) -> str:
     """What attacks that need no reference models find on the records of the attack that decides."""
-    by_key = {each.attack: each for each in found if each.accuracy.known}
+    by_key = {finding.attack: finding for finding in found if finding.accuracy.known}
     weak = [by_key[key] for key in WEAK if key in by_key and key != worst.attack]
     if not weak:
         return ""
-    intervals = (f" ({each.accuracy.interval})" if each.accuracy.interval else "" for each in weak)
-    values = (f"{each.title} {each.accuracy.text}{interval}" for each, interval in zip(weak, intervals, strict=True))
-    less = all(worst.accuracy.minus(each.accuracy).among(groups).low > 0 for each in weak)
+    intervals = (f" ({finding.accuracy.interval})" if finding.accuracy.interval else "" for finding in weak)
+    values = (
+        f"{finding.title} {finding.accuracy.text}{interval}" for finding, interval in zip(weak, intervals, strict=True)
+    )
+    less = all(worst.accuracy.minus(finding.accuracy).among(groups).low > 0 for finding in weak)
     attacks = "A weak attack" if len(weak) == 1 else "Weak attacks"
     return f"{attacks} would have said {'less' if less else 'no clearly other figure'}: {', '.join(values)}"

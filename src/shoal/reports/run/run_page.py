@@ -71,7 +71,7 @@ def run_page(
         lead.append(("", Markup(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
         )))  # fmt: skip
-    lead += [("warning", f"{capitalized(each)}.") for each in warnings]
+    lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
     listed = client_table(view)
     describe = getattr(run.property_attack, "page", None)
     sections = (
@@ -83,7 +83,7 @@ def run_page(
         None if describe is None or updates is None else describe(run.task, summary, updates, view.clusters),
         None if canaries is None else canary_section(summary.overall, canaries),
         None if recorded is None else _recorded(recorded),
-        Section("figures", "Figures", figures=[each for each in figures if each is not None]),
+        Section("figures", "Figures", figures=[figure for figure in figures if figure is not None]),
         _samples(run.groups, samples) if samples else None,
         section_of("overall", run_tables.overall(view)),
         section_of("time", run_tables.seconds(summary.overall)),

@@ -22,7 +22,7 @@ BY_CLUSTER = (
 )  # fmt: skip
 FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
 GROUPING = ("adjusted_rand_index", "migrated")
-SECONDS = tuple(key for key, each in METRICS.items() if each.format == "seconds")
+SECONDS = tuple(key for key, metric in METRICS.items() if metric.format == "seconds")
 _ALWAYS = ("seconds.total", "seconds.train", "seconds.choose", "seconds.red_team")
 RATES: Mapping[str, float] = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
@@ -35,12 +35,12 @@ def by_group(view: RunView) -> Table:
     non_members = [view.non_members.get(group, nan) for group in groups]
     rows = [row("Clients", *(str((clients["group"] == group).sum()) for group in groups))]
     for metric in _shown(BY_GROUP, values, view):
-        if metric.key != "exceeded" or any("exceeded" in each for each in values):
+        if metric.key != "exceeded" or any("exceeded" in metrics for metrics in values):
             rows.append(_row(metric, metric.meaning, values, view, non_members))
         for other in view.others if metric.key == "mia_population" else ():
             against = view.metric(f"mia_against_{other}")
             meaning = f"The same attack, with non-members from {other}, to which no client belongs."
-            cells = (against.text(each.get(against.key)) for each in values)
+            cells = (against.text(metrics.get(against.key)) for metrics in values)
             rows.append(row(Cell(capitalized(against.name), meaning), *cells))
     return metric_table("Metrics by group", groups, rows)
 
@@ -48,14 +48,15 @@ def by_group(view: RunView) -> Table:
 def by_attack(view: RunView) -> Table | None:
     """One column per group, a row an attack; None without reference federations."""
     found = {group: accuracies_by_attack(view.summary.by_group.get(group, {})) for group in view.groups}
-    titles = dict.fromkeys(title for each in found.values() for title in each)
+    titles = dict.fromkeys(title for accuracies in found.values() for title in accuracies)
     if not titles:
         return None
     decides = strongest_attacks(view.summary)
     meaning = "Chosen beforehand, without the members, or certain to find more than the one that was."
-    rows = [row(Cell("Attack that decides", meaning), *(capitalized(decides.get(each, DASH)) for each in view.groups))]
-    for title in sorted(titles, key=lambda title: -max(each.get(title, 0.0) for each in found.values())):
-        cells = (decimal(each[title]) if title in each else DASH for each in found.values())
+    names = (capitalized(decides.get(group, DASH)) for group in view.groups)
+    rows = [row(Cell("Attack that decides", meaning), *names)]
+    for title in sorted(titles, key=lambda title: -max(accuracies.get(title, 0.0) for accuracies in found.values())):
+        cells = (decimal(accuracies[title]) if title in accuracies else DASH for accuracies in found.values())
         rows.append(row(capitalized(title), *cells))
     asked = f"{view.references} reference federation{'s were' if view.references > 1 else ' was'} asked for."
     largest = (
@@ -117,13 +118,13 @@ def overall(view: RunView) -> Table:
 def seconds(metrics: Metrics) -> Table:
     """Wall time; of a property attack, and of reference federations, only where there are some."""
     shown = [METRICS[key] for key in SECONDS if key in _ALWAYS or key in metrics]
-    rows = [row(Cell(capitalized(each.name), each.meaning), each.text(metrics.get(each.key))) for each in shown]
+    rows = [row(Cell(capitalized(one.name), one.meaning), one.text(metrics.get(one.key))) for one in shown]
     return metric_table("Time", ["wall time"], rows)
 
 
 def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> list[Metric]:
     """The metrics of ``keys``, and all that are in no table of metrics: the user's own."""
-    further = [key for each in values for key in each if not is_declared(key)]
+    further = [key for metrics in values for key in metrics if not is_declared(key)]
     shown = [key for key in dict.fromkeys([*keys, *further]) if view.run.metric == ACCURACY or key != "gap"]
     return [view.metric(key) for key in shown]
 
@@ -132,7 +133,7 @@ def _row(
     metric: Metric, meaning: str, values: Sequence[Metrics], view: RunView, non_members: Sequence[float] = ()
 ) -> Row:
     """A metric's values; of a true positive rate ``non_members`` are those of each column, NaN where unknown."""
-    name, texts = metric.name, [metric.text(each.get(metric.key)) for each in values]
+    name, texts = metric.name, [metric.text(metrics.get(metric.key)) for metrics in values]
     if is_declared(metric.key):
         name, meaning = (name_examples(text, view.run.kind) for text in (capitalized(name), meaning))
     if metric.key in RATES:

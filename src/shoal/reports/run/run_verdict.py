@@ -57,21 +57,21 @@ def limits(summary: Summary) -> str:
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     """A metric by group, where it is defined."""
-    return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
+    return {group: metrics[metric] for group, metrics in summary.by_group.items() if metric in metrics}
 
 
 def _coordinator(summary: Summary) -> list[str]:
     """What a coordinator asks for at the end, and of whom in vain; nothing without one."""
-    steered = {k: each for k, each in summary.by_cluster.items() if "limit_unmet" in each}
+    steered = {k: metrics for k, metrics in summary.by_cluster.items() if "limit_unmet" in metrics}
     if not steered:
         return []
     asked = [
         f"{name.removeprefix(COLUMN).replace('_', ' ')} {value:.2f} of cluster {k}"
-        for k, each in steered.items()
-        for name, value in each.items()
+        for k, metrics in steered.items()
+        for name, value in metrics.items()
         if name.startswith(COLUMN) and value
     ]
-    unmet = ", ".join(str(k) for k, each in steered.items() if each["limit_unmet"])
+    unmet = ", ".join(str(k) for k, metrics in steered.items() if metrics["limit_unmet"])
     vain = f"; it cannot bring cluster {unmet} within the limits of its members at the cost it allows" if unmet else ""
     return [f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}{vain}"]
 
@@ -88,7 +88,7 @@ def _guessing(summary: Summary, kind: str) -> list[str]:
     fewest, least = min(examples.values(), default=0), min(shares.values())
     if len(models) > 1:
         compared |= {
-            f"model {k}": (each["accuracy"], least, fewest) for k, each in models.items() if "accuracy" in each
+            f"model {k}": (metrics["accuracy"], least, fewest) for k, metrics in models.items() if "accuracy" in metrics
         }
     below, near, frequent = list[str](), list[str](), list[str]()
     for name, (value, share, size) in compared.items():
@@ -125,7 +125,7 @@ def _epsilon(summary: Summary) -> list[str]:
 def _exposure(summary: Summary) -> list[str]:
     """Which groups the attack is shown to tell members of, with intervals that hold for all groups at once."""
     groups, references, names = summary.by_group, reference_federations(summary), strongest_attacks(summary)
-    mia = {name: Estimate.of(each, "mia") for name, each in groups.items() if "mia" in each}
+    mia = {name: Estimate.of(metrics, "mia") for name, metrics in groups.items() if "mia" in metrics}
     several, by_outcome, better = len(mia) > 1, dict[Outcome, list[str]](), list[str]()
     if not mia:
         return ["No attack was measured"]

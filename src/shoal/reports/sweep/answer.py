@@ -26,14 +26,14 @@ def answer(statistics: SeedStatistics, spec: ReportSpec, labels: Labels) -> tupl
     its 95 % interval (Student's t). It is "open" where the interval covers 0, or where there is none, as of fewer than
     six seeds that all differ by the same.
     """
-    axis = next((each for each, settings in statistics.axes.items() if len(settings) > 1), None)
+    axis = next((name for name, settings in statistics.axes.items() if len(settings) > 1), None)
     if axis is None or statistics.results.empty:
         return ()
     keys = _metrics(statistics, spec)
-    first, *others = [labels.setting(each) for each in statistics.axes[axis]]
+    first, *others = [labels.setting(setting) for setting in statistics.axes[axis]]
     if not keys:
         return ()
-    average = [each for each in statistics.axes if each != axis]
+    average = [name for name in statistics.axes if name != axis]
     by_seed = statistics.metrics_by_seed(TableSpec(y=keys, rows=[axis], average=average))
     left_out = max(0, len(others) - MOST_SETTINGS)
     paragraphs = []
@@ -46,12 +46,12 @@ def answer(statistics: SeedStatistics, spec: ReportSpec, labels: Labels) -> tupl
 
 def reading(statistics: SeedStatistics, labels: Labels) -> str:
     """How to read an answer."""
-    varied = [each for each, settings in statistics.axes.items() if len(settings) > 1]
+    varied = [name for name, settings in statistics.axes.items() if len(settings) > 1]
     over = f", each seed averaged over {' and '.join(map(labels.axis, varied[1:]))}" if varied[1:] else ""
     by = ""
     if "references" in statistics.results:
         asked = sorted(statistics.results["references"].fillna(0).unique())
-        some = " or ".join(f"{each:g}" for each in asked)
+        some = " or ".join(f"{count:g}" for count in asked)
         by = (
             f" Exposure is by the attack chosen beforehand with {some} reference federations a run, or one that is "
             "certain to find more."
@@ -64,7 +64,7 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
 
 
 def _metrics(statistics: SeedStatistics, spec: ReportSpec) -> list[str]:
-    shown = [key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y]
+    shown = [key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y]
     known = set(metrics_in(statistics.results, ("run", "seed", *statistics.axes)))
     return [key for key in dict.fromkeys([*USUAL, *shown]) if key in known][:MOST_METRICS]
 

@@ -52,23 +52,23 @@ class Curves:
 def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
     """The content of a figure of courses."""
     spec, curves, settings = data.spec, read_curves(data, read_rounds), len(data.series())
-    most = max(curves, key=lambda each: len(each.result.n))
+    most = max(curves, key=lambda panel: len(panel.result.n))
     names, panels = model_names(len(most.result.n)), []
-    for each in curves:
-        y_label = spec.y_label or data.labels.key(each.key)
-        panels.append(Panel(_title(each, data), y_label, each.key, partial(_draw, each, names)))
+    for panel in curves:
+        y_label = spec.y_label or data.labels.key(panel.key)
+        panels.append(Panel(_title(panel, data), y_label, panel.key, partial(_draw, panel, names)))
     # Each metric begins a row.
     rows = [row for i in range(0, len(panels), settings) for row in in_rows(panels[i : i + settings], 3)]
     order = " Models are ordered by how many clients chose them in the last round of each run." * (len(names) > 1)
     reading = f"Lines: means over {data.seeds}; bands: {SPREADS[spec.spread]} each way.{order}"
     # A round in which a model has no value is a break in its line, which needs no label.
-    n = [count for each in curves for count in each.result.n[each.result.n > 0].tolist() or [0]]
+    n = [count for panel in curves for count in panel.result.n[panel.result.n > 0].tolist() or [0]]
     return Content(
         rows=rows,
         width=3.2,
         handles=[curve.key() for curve in most.of(names)],
-        caption=data.caption(reading, n, np.concatenate([each.result.mean.ravel() for each in curves])),
-        description=f"Means over seeds at the end. {' '.join(_ends(each, data, names) for each in curves)}",
+        caption=data.caption(reading, n, np.concatenate([panel.result.mean.ravel() for panel in curves])),
+        description=f"Means over seeds at the end. {' '.join(_ends(panel, data, names) for panel in curves)}",
     )
 
 
@@ -78,11 +78,11 @@ def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
     runs = statistics.results["run"].astype(str).tolist()
     used = sorted({row for row in statistics.rows(spec).ravel().tolist() if row >= 0})
     ranked = {row: rank_models(read_rounds(runs[row]), keys) for row in used}
-    rounds = sorted({number for each in ranked.values() for number in each.columns.unique("round")})
+    rounds = sorted({number for ranking in ranked.values() for number in ranking.columns.unique("round")})
     columns = pd.MultiIndex.from_product([keys, rounds])
     values = np.full((len(runs), max(map(len, ranked.values()), default=1), len(keys), len(rounds)), np.nan)
-    for row, each in ranked.items():
-        values[row, : len(each)] = each.reindex(columns=columns).to_numpy().reshape(len(each), len(keys), -1)
+    for row, ranking in ranked.items():
+        values[row, : len(ranking)] = ranking.reindex(columns=columns).to_numpy().reshape(len(ranking), len(keys), -1)
     by_seed = statistics.by_seed(values, spec)
     curves = []
     for k, (b, setting) in product(range(len(keys)), enumerate(data.series())):

@@ -52,12 +52,12 @@ def write_sweep_report(
     if len(results):
         columns = set(map(str, results)) - {"run", "seed", *axes}
         require_shown(spec, groups_in(columns), columns)
-        tables = [sweep_table(name, each, statistics, labels) for name, each in spec.tables.items()]
-        data = {name: FigureData(each, statistics, labels) for name, each in spec.figures.items()}
-        figures = [sweep_figure(name, each, read_rounds) for name, each in data.items()]
+        tables = [sweep_table(name, wanted, statistics, labels) for name, wanted in spec.tables.items()]
+        data = {name: FigureData(wanted, statistics, labels) for name, wanted in spec.figures.items()}
+        figures = [sweep_figure(name, figure, read_rounds) for name, figure in data.items()]
     page = sweep_page(title, spec, statistics, tables, figures, missing=missing, source=source)
     formats = {".md": markdown, ".csv": table_csv, ".tex": latex}
-    texts = {each.name + ending: form(each).encode() for each in tables for ending, form in formats.items()}
+    texts = {table.name + ending: form(table).encode() for table in tables for ending, form in formats.items()}
     _replace(out / "tables", texts, formats)
     drawn = {f"{each.name}.svg": each.svg for each in figures} | {f"{each.name}.pdf": each.pdf for each in figures}
     _replace(out / "figures", drawn, (".svg", ".pdf"))
@@ -98,20 +98,20 @@ def sweep_page(
     """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv."""
     labels, results = Labels(spec.labels), statistics.results
     said, summary = answer(statistics, spec, labels), _summary(statistics, len(missing), labels)
-    lead = [("verdict", capitalized(each)) for each in said]
+    lead = [("verdict", capitalized(paragraph)) for paragraph in said]
     lead += [("soft", reading(statistics, labels)), ("", summary)] if said else [("verdict", summary)]
     if results.empty:
         lead.append(("", "No run is finished, so there are no tables and figures yet."))
     elif tables:
         lead.append(("soft", f"A dash ({DASH}) stands for what is undefined, or is of no finished run."))
-    shown = [replace(each, files=_links("figures", each.name, ("svg", "pdf"))) for each in figures]
+    shown = [replace(figure, files=_links("figures", figure.name, ("svg", "pdf"))) for figure in figures]
     sections = (
         _missing(missing, statistics.axes, labels) if missing else None,
         *(
             Section(
-                f"table-{each.name}", each.title, table=each, note=_links("tables", each.name, ("md", "csv", "tex"))
+                f"table-{table.name}", table.title, table=table, note=_links("tables", table.name, ("md", "csv", "tex"))
             )
-            for each in tables
+            for table in tables
         ),
         Section("figures", "Figures", figures=shown) if figures else None,
         None if results.empty else _runs(spec, statistics, labels),
@@ -144,7 +144,7 @@ def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Secti
     wanted = [
         *USUAL,
         "seconds.total",
-        *(key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y),
+        *(key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y),
     ]
     known = metrics_in(results, ("run", *named))
     keys = [key for key in dict.fromkeys(wanted) if key in known]
