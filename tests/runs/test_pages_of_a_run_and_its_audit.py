@@ -8,7 +8,7 @@ import pytest
 import shoal
 from audit_of_any_shape import audit_of
 from run_of_any_shape import ROUNDS, finished, report_text
-from shoal.audit.audit import Gate
+from shoal.audit.audit import parse_gates
 from shoal.config.schema import parse_config
 from shoal.reports.run.description import RunDescription
 from shoal.runs.audits.audit_files import AboutAudited, write_audit
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def audited(run: Path, out: Path, rounds: int = ROUNDS, *gates: str) -> str:
-    about = AboutAudited("title", gates=[Gate.of(each) for each in gates], run=run, rounds=rounds)
+    about = AboutAudited("title", gates=parse_gates(gates), run=run, rounds=rounds)
     return write_audit(out, audit_of(), about).page.read_text()
 
 
@@ -71,7 +71,7 @@ def test_the_page_of_an_audit_says_which_gates_hold(run: Path) -> None:
     assert (
         '<p class="verdict loud">Gate accuracy &lt; 0.6: broken by attacks.lira.minority.accuracy, whose upper' in text
     )
-    not_measured = Gate.of("attacks.lira.nobody.auc <= 0.5")
+    (not_measured,) = parse_gates(["attacks.lira.nobody.auc <= 0.5"])
     sentence, holds = not_measured.judged({})
     assert "was not measured" in sentence
     assert not holds
