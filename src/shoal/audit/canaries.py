@@ -182,8 +182,8 @@ def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int
     """How many are right of guessing the ``high`` highest of scores (m,) in and the ``low`` lowest out; where fewer are
     not NaN, of guessing all of those in the same proportion.
     """
-    known = ~np.isnan(scores)
-    score, member = scores[known], included[known]
+    scored = ~np.isnan(scores)
+    score, member = scores[scored], included[scored]
     if high + low > len(score):
         high = len(score) * high // (high + low)
         low = len(score) - high

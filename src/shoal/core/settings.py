@@ -236,40 +236,34 @@ def _allowed(errors: Sequence[ErrorDetails]) -> str:
     return " or ".join(dict.fromkeys(map(_expected, of_elements or errors)))
 
 
+_EXPECTED = {
+    "literal_error": "{expected}",
+    "greater_than": "above {gt:.12g}",
+    "greater_than_equal": "at least {ge:.12g}",
+    "less_than": "below {lt:.12g}",
+    "less_than_equal": "at most {le:.12g}",
+    "value_error": "{error}",
+    "is_instance_of": "an instance of {class}",
+    "missing": "two numbers, [low, high]",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+}
+"""What pydantic's errors mean, by their type."""
+
+
 def _expected(error: ErrorDetails) -> str:
     context, value = error.get("ctx", {}), error["input"]
     if isinstance(value, float) and math.isnan(value):
         # Not a question of bounds, of which NaN breaks the first that it meets.
         return "a finite number"
-    match error["type"]:
-        case "too_short" | "too_long":
-            length = int(context.get("max_length", context.get("min_length", 1)))
-            return {1: "not empty", 2: "two numbers, [low, high]"}.get(length, f"a list of {length}")
-        case "missing":
-            return "two numbers, [low, high]"
-        case "literal_error":
-            return context["expected"]
-        case "greater_than":
-            return f"above {context['gt']:.12g}"
-        case "greater_than_equal":
-            return f"at least {context['ge']:.12g}"
-        case "less_than":
-            return f"below {context['lt']:.12g}"
-        case "less_than_equal":
-            return f"at most {context['le']:.12g}"
-        case "value_error":
-            return str(context["error"])
-        case "is_instance_of":
-            return f"an instance of {context['class']}"
-        case kind:
-            kinds = {
-                "int_type": "an integer",
-                "float_type": "a number",
-                "string_type": "a string",
-                "list_type": "a list",
-                "tuple_type": "a list",
-                "dict_type": "a table",
-                "bool_type": "true or false",
-                "finite_number": "a finite number",
-            }
-            return kinds.get(kind, error["msg"].removeprefix("Input should be "))
+    if error["type"] in ("too_short", "too_long"):
+        length = int(context.get("max_length", context.get("min_length", 1)))
+        return {1: "not empty", 2: "two numbers, [low, high]"}.get(length, f"a list of {length}")
+    template = _EXPECTED.get(error["type"])
+    return error["msg"].removeprefix("Input should be ") if template is None else template.format(**context)
