@@ -142,8 +142,8 @@ class Result:
         return f"<p>{said}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
 
     def __repr__(self) -> str:
-        known = {**self.summary.run, **self.summary.overall}
-        return shortened(f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})")
+        figures = {**self.summary.run, **self.summary.overall}
+        return shortened(f"Result({', '.join(f'{key}={value}' for key, value in figures.items() if '.' not in key)})")
 
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
@@ -308,7 +308,7 @@ def read_tables(out: Path) -> Result:
     table, columns = description.attack_table or ("", ())
     return Result(
         summary=summary,
-        clients=read_table(out / "clients.csv", CLIENT_COLUMNS),
+        clients=read_table(out / "clients.csv", (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS)),
         rounds=read_table(out / "rounds.csv", (*ROUND_COLUMNS, *clients_by_group)),
         roc=read_table(out / "roc.csv", ROC_COLUMNS, empty=True),
         models={},
@@ -348,10 +348,10 @@ def write_files(out: Path, result: Result) -> None:
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
     if result.warnings and not (out / "run.log").exists():
-        write_text(out / "run.log", "".join(f"WARNING {each}\n" for each in result.warnings))
+        write_text(out / "run.log", "".join(f"WARNING {sentence}\n" for sentence in result.warnings))
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    known = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
-    columns = [name for name in known if name in result.clients]
+    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
+    columns = [name for name in ordered if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None and result.description.attack_table is not None:

@@ -10,7 +10,7 @@ from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared
 from shoal.metrics.summary import Metrics
-from shoal.reports.run.run_view import RunView, accuracies_by_attack, has_intervals, strongest_attacks
+from shoal.reports.run.run_view import RunView, accuracies_by_attack, strongest_attacks
 from shoal.reports.table import Cell, Row, Table, metric_table, row
 
 BY_GROUP = (
@@ -35,8 +35,7 @@ def by_group(view: RunView) -> Table:
     non_members = [view.non_members.get(group, nan) for group in groups]
     rows = [row("Clients", *(str((clients["group"] == group).sum()) for group in groups))]
     for metric in _shown(BY_GROUP, values, view):
-        if metric.key != "exceeded" or any("exceeded" in metrics for metrics in values):
-            rows.append(_row(metric, metric.meaning, values, view, non_members))
+        rows.append(_row(metric, metric.meaning, values, view, non_members))
         for other in view.others if metric.key == "mia_population" else ():
             against = view.metric(f"mia_against_{other}")
             meaning = f"The same attack, with non-members from {other}, to which no client belongs."
@@ -86,8 +85,7 @@ def by_cluster(view: RunView) -> Table:
         known = values if metric.key != "risk" or view.estimated else [{}] * len(values)
         rows.append(_row(metric, metric.of_model or metric.meaning, known, view, non_members))
     for key, over in (("exceeded", clients["over"]), ("violations", clients["violated"] > 0)):
-        if key != "exceeded" or has_intervals(clients):
-            rows.append(row(Cell(capitalized(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
+        rows.append(row(Cell(capitalized(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
     return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
 
 
