@@ -17,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
-from shoal.audit.canaries import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
+from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, integer, path_of, require, require_instance
 from shoal.core.representation import shortened
