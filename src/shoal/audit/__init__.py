@@ -5,7 +5,7 @@ of records; nothing here trains a federation. May import `attacks` and below.
 """
 
 from shoal.audit.audit import Audit, audit_records
-from shoal.audit.canaries import OneRunAudit, one_run_audit
+from shoal.audit.canary_audit import OneRunAudit, one_run_audit
 from shoal.audit.measurement import FinishedTraining, Measurement, measurement
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import RecordTable, measure

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.attacks.membership import FittedAttack, Query
+from shoal.attacks.membership_attack import FittedAttack, Query
 from shoal.audit.predictions import ModelOutputs
 from shoal.audit.records import NOBODY, Bools, Floats, Ints, RecordTable, matching_weights
 from shoal.data.federation import Federation

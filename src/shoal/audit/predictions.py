@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks.membership import Records
+from shoal.attacks.membership_attack import Records
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Deployed, Engine, PersonalModels

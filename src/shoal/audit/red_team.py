@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 
-from shoal.attacks.membership import FittedAttack, MembershipAttack, Query, Records, ReferenceModels
+from shoal.attacks.membership_attack import FittedAttack, MembershipAttack, Query, Records, ReferenceModels
 from shoal.attacks.queries.loss_histograms import LossHistograms, require_holdout
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack

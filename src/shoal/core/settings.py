@@ -109,8 +109,8 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
     relations: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
     def check(self: Any) -> None:  # noqa: ANN401
-        for each in fields(self):
-            object.__setattr__(self, each.name, checked(type(self), each.name, getattr(self, each.name)))
+        for name in (declared.name for declared in fields(self)):
+            object.__setattr__(self, name, checked(type(self), name, getattr(self, name)))
         if relations is not None:
             relations(self)
 
@@ -147,9 +147,9 @@ def checked(cls: type, name: str, value: object, called: str | None = None) -> A
         return _adapters(cls)[name].validate_python(value)
     except ValidationError as error:
         errors = error.errors()
-        given = spelled(errors[0]["input"])
+        value = spelled(errors[0]["input"])
         # The chain would show pydantic's error above the sentence that says the same.
-        raise InputError(f"'{called or name}' must be {_allowed(errors)}; got {given}") from None
+        raise InputError(f"'{called or name}' must be {_allowed(errors)}; got {value}") from None
 
 
 def plain(value: object) -> object:
@@ -169,7 +169,8 @@ def plain(value: object) -> object:
 def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     config = ConfigDict(arbitrary_types_allowed=True)
     hints = hints_of(cls)
-    return {each.name: TypeAdapter(_checkable(hints[each.name]), config=config) for each in fields(cls)}
+    names = [declared.name for declared in fields(cls)]
+    return {name: TypeAdapter(_checkable(hints[name]), config=config) for name in names}
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def _checkable(hint: Any) -> Any:  # noqa: ANN401
     inside = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            marks = [each.metadata if isinstance(each, FieldInfo) else [each] for each in inside[1:]]
+            marks = [mark.metadata if isinstance(mark, FieldInfo) else [mark] for mark in inside[1:]]
             return Annotated[(_checkable(inside[0]), *chain.from_iterable(marks), None)]
         case origin if origin in (Union, UnionType):
             return Union[tuple(map(_checkable, inside))]  # noqa: UP007 (of a tuple)
@@ -257,8 +258,8 @@ _EXPECTED = {
 
 
 def _expected(error: ErrorDetails) -> str:
-    context, given = error.get("ctx", {}), error["input"]
-    if isinstance(given, float) and math.isnan(given):
+    context, value = error.get("ctx", {}), error["input"]
+    if isinstance(value, float) and math.isnan(value):
         # Not a question of bounds, of which NaN breaks the first that it meets.
         return "a finite number"
     if error["type"] in ("too_short", "too_long"):

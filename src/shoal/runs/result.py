@@ -17,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
-from shoal.audit.canaries import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
+from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, integer, path_of, require, require_instance
 from shoal.core.representation import shortened
@@ -308,7 +308,7 @@ def read_tables(out: Path) -> Result:
     table, columns = description.attack_table or ("", ())
     return Result(
         summary=summary,
-        clients=read_table(out / "clients.csv", CLIENT_COLUMNS),
+        clients=read_table(out / "clients.csv", (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS)),
         rounds=read_table(out / "rounds.csv", (*ROUND_COLUMNS, *clients_by_group)),
         roc=read_table(out / "roc.csv", ROC_COLUMNS, empty=True),
         models={},

@@ -41,7 +41,7 @@ from shoal.metrics.summary import Summary
 from shoal.models import Model
 from shoal.models.validation import require_fits
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
-from shoal.simulation.measurement import measure
+from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -437,7 +437,7 @@ def measure_final(
     began = time.perf_counter()
     training = simulation.on(engine)
     stream = training.stream("final")
-    result = measure(
+    result = measure_models(
         now.state,
         training,
         simulation.red_team,
