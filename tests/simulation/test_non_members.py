@@ -165,7 +165,7 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert '<th scope="col" class="number">nobody</th>' not in page
     assert page.count('<th scope="col" class="number">few</th>') == 1
     assert "held-out images only, of no client" in page
-    assert page.count('"A held-out image of') == 4 * 8
+    assert page.count('alt="A held-out image of') == 4 * 8
     assert "of nobody" not in page.replace("held-out image of nobody", "")
     before = report_of(without).read_text()
     assert "against" not in before.partition("Metrics by cluster")[0].partition("Metrics by group")[2]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 
 import pandas as pd
 
@@ -71,8 +72,8 @@ class RunView:
     @property
     def non_members(self) -> Metrics:
         """Those of each group."""
-        by_group, usual = self.summary.by_group, self.run.test_examples
-        return {name: by_group.get(name, {}).get("non_members", usual) for name in self.groups}
+        by_group = self.summary.by_group
+        return {name: by_group.get(name, {}).get("non_members", nan) for name in self.groups}
 
     def metric(self, key: str) -> Metric:
         """The metric of a key, as this run reports it."""
