@@ -174,7 +174,7 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert len(figures_before) == 6
 
 
-def test_guessing_is_the_share_of_each_group_s_most_frequent_training_class_among_its_own_test_images(without):
+def test_guessing_is_the_share_of_the_most_frequent_training_class_among_a_group_s_test_images(without):
     federation = build(read_config(without / "config.toml"))[1].federation
     clients = federation.clients
     for g, name in enumerate(federation.groups):
