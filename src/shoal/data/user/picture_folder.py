@@ -107,8 +107,10 @@ def _in_folder(folder: Path) -> Iterator[_Picture]:
     for client in _children(folder, "client"):
         for label in _children(client, "class"):
             for picture in _listed(label):
-                known = picture.is_file() and picture.suffix.lower() in SUFFIXES
-                require(known, f"'{picture}' is not a picture; a folder of a class holds {', '.join(SUFFIXES)} alone")
+                readable = picture.is_file() and picture.suffix.lower() in SUFFIXES
+                require(
+                    readable, f"'{picture}' is not a picture; a folder of a class holds {', '.join(SUFFIXES)} alone"
+                )
                 yield _Picture(picture, client.name, label.name)
 
 
