@@ -78,7 +78,7 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
         else:
             raise InputError(
                 "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
-                "'title' and 'view'; on scores also with 'least' and 'scores', on updates with 'threshold' and 'score'; "
+                "'title' and 'view'; on scores also 'least' and 'scores', on updates also 'threshold' and 'score'; "
                 f"got {described(attack)}"
             )
     return tuple(on_scores), tuple(on_updates)
