@@ -28,7 +28,7 @@ from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Stream, Training
 from shoal.algorithms import Algorithms
 from shoal.engine import ClientVectors, Storage
 from shoal.runs.checkpoint import save_checkpoint
-from shoal.simulation.measurement import measure
+from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.simulation import SimulationState
 
 NAMED = {kind().name: kind() for kind in get_args(Algorithms)}
@@ -92,7 +92,7 @@ def measured(algorithm: str, clients: int, kept: Storage, rounds: int, test_exam
         medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
         found = medians | {"data": before, "rounds": at_rounds, "end": peak(), "ending": time.perf_counter() - began}
         began = time.process_time()
-        measure(state, run, RedTeam(every=0), Stream(1), [], member_rounds=rounds + 1)
+        measure_models(state, run, RedTeam(every=0), Stream(1), [], member_rounds=rounds + 1)
         return found | {"attacks": peak(), "attacking": time.process_time() - began}
 
 

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal import Engine, InputError, ShadowModelAttack, ShadowModels, Stream
-from shoal.attacks.membership import Query, Records
+from shoal.attacks.membership_attack import Query, Records
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text

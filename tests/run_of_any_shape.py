@@ -61,7 +61,8 @@ def clients_of(groups: list[str], clusters: int) -> pd.DataFrame:
         }
     )
     assert tuple(frame) == CLIENT_COLUMNS
-    return frame
+    exposure = {"exposure": mia, "exposure_low": mia, "exposure_null_high": 0.55, "attack": "shadow"}
+    return frame.assign(**exposure, exceeded=frame["violated"])
 
 
 def rounds_of(groups: list[str], clusters: int, risks: bool = True) -> pd.DataFrame:
@@ -101,6 +102,7 @@ def summary_of(groups: list[str], clusters: int) -> dict[str, float | int | str]
         "rounds": ROUNDS,
         "accuracy.overall": 0.8,
         "violations.total": 1,
+        "exceeded.total": 1,
         "migrated": 2,
         "adjusted_rand_index": 0.25,
         "fairness.demographic_parity": 0.0625,
@@ -137,7 +139,7 @@ def view_of(groups: list[str], clusters: int, summary: Mapping[str, Any] | None 
     clients = given.pop("clients", clients_of(groups, clusters))
     run = replace(RunDescription.of(config_of(groups, clusters)), **given)
     flat = summary_of(groups, clusters) if summary is None else summary
-    return RunView(run, parse_summary(flat), rounds_of(groups, clusters), with_limits(clients, run.attack))
+    return RunView(run, parse_summary(flat), rounds_of(groups, clusters), with_limits(clients))
 
 
 def texts_of(table: Table | None) -> dict[str, tuple[str, ...]]:

@@ -146,6 +146,7 @@ VALUES = {
     "Group": lambda: shoal.Group("north", 0.5, rotation=(0, 90), brightness=(0.5, 0.8)),
     "ImageDataset": lambda: shoal.ImageDataset("x", torch.zeros(99, 1, 28, 28), 255, MANY, 9, 10),
     "TextDataset": lambda: shoal.TextDataset("x", torch.zeros(99, 28), 255, MANY, 9, 10),
+    "TableDataset": lambda: shoal.TableDataset("x", torch.zeros(99, 28), MANY, 9, 10),
     "Partition": lambda: shoal.Partition(clients=9, examples_per_client=99, test_examples=9999),
     "Preferences": lambda: shoal.Preferences(EACH, EACH),
     "PropertyPartition": lambda: shoal.PropertyPartition(

@@ -42,7 +42,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from shoal.audit import one_run_audit
-from shoal.audit.canaries import default_guesses, epsilon_lower_bound
+from shoal.audit.canary_audit import default_guesses, epsilon_lower_bound
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text

@@ -17,7 +17,7 @@ from shoal.config.build import build
 from shoal.core.atomic_files import write_text
 from shoal.engine import State
 from shoal.metrics.summary import flatten
-from shoal.simulation.measurement import measure
+from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.simulation import move_to_engine
 
 
@@ -32,7 +32,7 @@ def again(run: Path) -> dict:
     state = State(before["rounds"], torch.stack(rows), risks, torch.full((config.data.partition.clients,), -1))
     with Engine(simulation.setup.model, threads=config.engine.threads) as engine:
         training = move_to_engine(simulation, engine).on(engine)
-        result = measure(state, training, simulation.red_team, training.stream("final"), [])
+        result = measure_models(state, training, simulation.red_team, training.stream("final"), [])
     return before | flatten(result.summary)
 
 

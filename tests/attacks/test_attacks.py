@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.attacks import Gap, LossThreshold, MembershipAttacks, Query, Records, ShadowModelAttack
-from shoal.attacks.membership import losses
+from shoal.attacks.membership_attack import losses
 from shoal.core.randomness import Stream
 from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics
 from shoal.models import cross_entropy, squared_error

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.attacks import Gap, LossHistograms, ShadowModels
-from shoal.attacks.membership import losses
+from shoal.attacks.membership_attack import losses
 from shoal.attacks.queries import loss_histograms
 from shoal.attacks.queries.loss_histograms import cross_fitted_accuracy, discrete_laplace
 from shoal.audit import RedTeam

@@ -9,7 +9,8 @@ from calibrated_confidence import CalibratedConfidence, FittedCalibratedConfiden
 from full_simulation import simulate_with
 from shoal.algorithms import IFCA
 from shoal.attacks import Gap, LossHistograms, LossThreshold, Query, ShadowModels
-from shoal.audit import RedTeam, evaluate_models
+from shoal.audit import RedTeam
+from shoal.audit.predictions import evaluate_models
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import LocalSGD

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import peers
 import posterior_attack
 
-from shoal.attacks.membership import Query, Records
+from shoal.attacks.membership_attack import Query, Records
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 

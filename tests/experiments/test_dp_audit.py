@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiment_scripts import experiment_script
-from shoal.audit.canaries import one_run_audit
+from shoal.audit.canary_audit import one_run_audit
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError

@@ -7,7 +7,7 @@ import pandas as pd
 
 from html_page import page_of
 from run_of_any_shape import config_of, frames_of, meanings_of, summary_of, texts_of, usual_page
-from shoal.audit.canaries import CANARY_COLUMNS
+from shoal.audit.canary_audit import CANARY_COLUMNS
 from shoal.core.formats import DASH
 from shoal.metrics.summary import parse_summary
 from shoal.reports.run.canary_section import canary_section

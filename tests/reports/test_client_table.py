@@ -34,11 +34,14 @@ def with_intervals() -> pd.DataFrame:
 def many(count: int, over: int) -> pd.DataFrame:
     ids = np.arange(count)
     frame = pd.concat([clients_of(GROUPS, 1)] * (count // 6 + 1), ignore_index=True).head(count)
-    return frame.assign(client=ids, threshold=0.6, mia=np.where(ids < over, 0.61 + ids / 1e4, 0.5), violated=ids < over)
+    mia = np.where(ids < over, 0.61 + ids / 1e4, 0.5)
+    return frame.assign(
+        client=ids, threshold=0.6, exposure=mia, exposure_low=mia, violated=ids < over, exceeded=ids < over
+    )
 
 
-def table_of(clients: pd.DataFrame, attack: str = "shadow") -> Table:
-    return client_table(view_of(GROUPS, 2, clients=clients, attack=attack))
+def table_of(clients: pd.DataFrame) -> Table:
+    return client_table(view_of(GROUPS, 2, clients=clients))
 
 
 def column(table: Table, head: str) -> list[str]:
@@ -64,18 +67,6 @@ def test_rows_are_sorted_by_how_far_the_limit_is_exceeded_and_name_the_attack() 
     assert [row.style for row in table.rows] == ["over", *[""] * 5]
 
 
-def test_an_older_file_is_read_by_the_configured_attack_and_its_point_estimate() -> None:
-    frame = clients_of(GROUPS, 2).sample(frac=1.0, random_state=0)
-    table = table_of(frame, "loss-threshold")
-    by_margin = (frame["mia"] - frame["threshold"]).sort_values(ascending=False, kind="stable").index
-    assert column(table, "client") == [str(i) for i in by_margin]
-    assert set(column(table, "attack")) == {"loss-threshold"}
-    assert column(table, "limit is").count("exceeded") == frame["violated"].sum() == 1
-    assert "above, not certain" not in column(table, "limit is")
-    assert not {"exposure, low end", "epsilon"} & set(table.frame())
-    assert "without an interval" in table.caption
-
-
 def test_numbers_sort_as_numbers_also_where_they_are_undefined_or_infinite() -> None:
     table = table_of(with_intervals().assign(epsilon=[np.inf, 2.5, 2.5, 2.5, 2.5, np.nan]))
     texts, numbers = column(table, "epsilon"), table.frame(lambda cell: cell.sort)["epsilon"].tolist()
@@ -94,14 +85,12 @@ def test_of_many_clients_only_those_over_their_limit_have_a_row(count: int, over
 
 
 @pytest.mark.usefixtures("_unrendered_figures")
-def test_the_page_has_the_table_from_the_file_with_and_without_the_new_columns(tmp_path: Path) -> None:
+def test_the_page_has_the_table_from_the_file(tmp_path: Path) -> None:
     finished(tmp_path, GROUPS)
-    old = report_text(tmp_path)
-    assert "above, not certain" not in page_of(old).text
     with_intervals().to_csv(tmp_path / "clients.csv", index=False)
     new = report_text(tmp_path)
     text = page_of(new).text
-    assert "0 a 0 exceeded +0.150 0.500 0.700 0.650 lira" in text
+    assert "0 a 0 exceeded +0.150 0.500 0.700 0.650 0.550 lira" in text
     assert 'aria-sort="descending">over by<' in new
     assert new.count('<tr class="over">') == 1
     assert page_of(new).tags.count("script") == 1
@@ -131,14 +120,7 @@ def test_verdict_and_headline_say_both_numbers() -> None:
     assert "Limits exceeded 1 of 6 clients, at 95 % confidence; 3 by the point estimate" in page.text
 
 
-def test_an_older_verdict_has_the_one_number() -> None:
-    assert limits(parse_summary(summary_of(GROUPS, 2))) == "1 of 6 clients exceeds its limit by the point estimate"
-
-
 def test_the_figure_tells_those_who_are_certainly_over_from_those_who_may_be() -> None:
-    figure = violations(with_limits(with_intervals(), "shadow"), GROUPS)
+    figure = violations(with_limits(with_intervals()), GROUPS)
     assert figure is not None
     assert "5 clients; 1 are over their limit. 1 more are above it by the point estimate alone." in figure.image
-    older = violations(with_limits(clients_of(GROUPS, 2), "shadow"), GROUPS)
-    assert older is not None
-    assert "Orange" not in older.caption

@@ -101,7 +101,8 @@ def test_two_pages_are_identical() -> None:
 def test_undefined_metrics_become_dashes() -> None:
     groups = ["a", "b"]
     frames = frames_of(groups, 2, risks=False)
-    frames["clients"]["mia"], frames["clients"]["violated"] = np.nan, False
+    frames["clients"][["mia", "exposure", "exposure_low"]] = np.nan
+    frames["clients"][["violated", "exceeded"]] = False
     frames["clients"]["cluster"] = 0
     frames["rounds"].loc[frames["rounds"]["cluster"] == 1, ["accuracy", "train_loss"]] = np.nan
     frames["rounds"].loc[frames["rounds"]["round"] == 2, ["accuracy", "accuracy.a", "accuracy.b"]] = np.nan

@@ -64,21 +64,6 @@ def test_a_cluster_s_non_members_count_by_their_weights() -> None:
         assert texts_of(table)["TPR at 1 % FPR"] == cells
 
 
-@pytest.mark.parametrize(("extra", "dashes"), [({}, True), ({"non_members.a": 300, "non_members.b": 300}, False)])
-@pytest.mark.usefixtures("_unrendered_figures")
-def test_the_page_takes_the_number_from_the_summary_or_else_from_the_configuration(
-    extra: dict[str, int], dashes: bool
-) -> None:
-    """The configuration has 30 test examples, 15 for each group."""
-    summary = parse_summary(summary_of(GROUPS, 2) | KNOWN | extra)
-    text = run_page(RunDescription.of(config_of(GROUPS, 2)), summary, {}, **frames_of(GROUPS, 2))
-    by_groups = text.partition('id="by-group"')[2].partition('id="by-cluster"')[0]
-    line = next(line for line in by_groups.splitlines() if "TPR at 1 % FPR" in line)
-    assert (f">{DASH}<" in line) == dashes
-    assert ("15 are there" in line) == dashes
-    assert "Guessing: 0.1 %" not in by_groups
-
-
 FOUND = {"mia_by_gap.a": 0.52, "mia_by_rmia.a": 0.5625, "mia_by_rmia.b": 0.51, "mia_by_lira_offline.b": 0.5635,
          "mia_null_high.a": 0.531}  # fmt: skip
 

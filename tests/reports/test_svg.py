@@ -123,7 +123,7 @@ def test_cluster_sizes_tell_who_trained_a_model_from_who_chose_it_at_last() -> N
 
 def test_clients_of_one_figure_are_named_up_to_a_number() -> None:
     clients = pd.concat([clients_of(GROUPS, 2)] * 200, ignore_index=True)
-    drawn = [violations(with_limits(clients.head(count), "shadow"), GROUPS) for count in (6, MOST + 1)]
+    drawn = [violations(with_limits(clients.head(count)), GROUPS) for count in (6, MOST + 1)]
     assert [len(titles(each.image)) if each else None for each in drawn] == [6, 0]
 
 

@@ -11,7 +11,7 @@ import torch
 from full_simulation import simulate_with
 from html_page import page_of
 from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load
-from shoal.audit.canaries import CANARY_COLUMNS, canary_summary, one_run_audit
+from shoal.audit.canary_audit import CANARY_COLUMNS, canary_summary, one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
 from shoal.data.content import fingerprint

@@ -5,7 +5,7 @@ May import `engine` and below, never `algorithms` or `defenses`. A membership-in
 models `ReferenceAttack`. To add a membership-inference attack: a new file, and its name in `MembershipAttacks`.
 """
 
-from shoal.attacks.membership import (
+from shoal.attacks.membership_attack import (
     FittedAttack,
     MembershipAttack,
     Needs,

@@ -5,10 +5,8 @@ of records; nothing here trains a federation. May import `attacks` and below.
 """
 
 from shoal.audit.audit import Audit, audit_records
-from shoal.audit.canaries import OneRunAudit, one_run_audit
+from shoal.audit.canary_audit import OneRunAudit, one_run_audit
 from shoal.audit.measurement import FinishedTraining, Measurement, measurement
-from shoal.audit.model_scores import ModelScores
-from shoal.audit.predictions import ModelOutputs, evaluate_models
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import RecordTable, measure
 from shoal.audit.red_team import NEED_HOLDOUT, RedTeam
@@ -21,8 +19,6 @@ __all__ = [
     "AuditRecords",
     "FinishedTraining",
     "Measurement",
-    "ModelOutputs",
-    "ModelScores",
     "OneRunAudit",
     "ReconstructionAudit",
     "RecordTable",
@@ -31,7 +27,6 @@ __all__ = [
     "audit_reconstruction",
     "audit_records",
     "audit_updates",
-    "evaluate_models",
     "leave_one_out_scores",
     "measure",
     "measurement",

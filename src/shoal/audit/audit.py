@@ -166,9 +166,9 @@ def audit_records(
     for scope in ("group", "model"):
         for name, metrics in attacked.measured(scope).items():
             rows += scope_rows(scope, str(name), metrics, views)
-    for name, found in measure(attacked.attacks[decisive], by="client").items():
+    for name, client in measure(attacked.attacks[decisive], by="client").items():
         chosen = decisive == attacked.chosen
-        rows.append(attack_row("client", str(name), decisive, views[decisive], found, chosen=chosen, strongest=True))
+        rows.append(attack_row("client", str(name), decisive, views[decisive], client, chosen=chosen, strongest=True))
     beforehand, member = attacked.attacks[attacked.chosen], records.scores.member
     return Audit(
         attacks=attack_table(rows, {each.name: each.title for each in attacks}),
@@ -206,7 +206,7 @@ def scope_rows(
     The first of ``metrics`` is of the attack that was chosen beforehand.
     """
     decisive, _ = strongest(metrics)
-    chosen = next((attack for attack, found in metrics.items() if not np.isnan(found.accuracy)), decisive)
+    chosen = next((attack for attack, measured in metrics.items() if not np.isnan(measured.accuracy)), decisive)
     return [
         attack_row(scope, name, attack, view, metrics[attack], chosen=attack == chosen, strongest=attack == decisive)
         for attack, view in views.items()

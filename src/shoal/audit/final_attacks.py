@@ -68,23 +68,23 @@ class FinalAttacks:
     def by_model(self) -> list[ByAttack]:
         """Metrics of all attacks on each of the S deployed models."""
         models = range(len(self.configured[0].margins))
-        own = [
+        by_fits = [
             {name: mean_metrics([measure(fit.of_model(s)) for fit in fits]) for name, fits in self.fits.items()}
             for s in models
         ]
-        return self._with_references(own, "model", list(models))
+        return self._with_references(by_fits, "model", list(models))
 
     @cached_property
     def by_group(self) -> dict[int, ByAttack]:
         """Metrics of all attacks on each group with clients, against non-members of the group."""
         federation = self.configured[0].federation
         groups = federation.groups_with_clients
-        own = [
+        by_fits = [
             {name: mean_metrics([measure(fit.of_group(g)) for fit in fits]) for name, fits in self.fits.items()}
             for g in groups
         ]
         names = [federation.groups[g] for g in groups]
-        return dict(zip(groups, self._with_references(own, "group", names), strict=True))
+        return dict(zip(groups, self._with_references(by_fits, "group", names), strict=True))
 
     def _with_references(self, own: list[ByAttack], column: str, values: Sequence[int | str]) -> list[ByAttack]:
         """Attacks on records with reference models `joined` with the run's ``own``."""
@@ -123,7 +123,7 @@ def attack_final_models(
         attacks, records = red_team.fit(state, federation, engine, local, again("attack"))
         configured.append(_Fit(attack_name(red_team.attack), attacks, records))
         if used:
-            thresholds = [LossThreshold().fit(each, again("loss threshold", k)) for k, each in enumerate(records)]
+            thresholds = [LossThreshold().fit(shadows, again("loss threshold", k)) for k, shadows in enumerate(records)]
             by_loss.append(_Fit(attack_name(LossThreshold()), thresholds))
     gap = []
     if federation.classes is not None:
@@ -139,9 +139,9 @@ def attack_final_models(
     scores = attacked.scores([*configured, *by_loss, *gap], keep)
     of_loss = scores[len(configured) : len(configured) + len(by_loss)]
     fits = {attack_name(red_team.attack): scores[: len(configured)]}
-    for name, others in ((attack_name(LossThreshold()), of_loss), (attack_name(Gap()), scores[-1:] if gap else [])):
-        if others:
-            fits.setdefault(name, others)
+    for name, more_fits in ((attack_name(LossThreshold()), of_loss), (attack_name(Gap()), scores[-1:] if gap else [])):
+        if more_fits:
+            fits.setdefault(name, more_fits)
     shared = scores[: len(configured)]
     if personal:
         of_clusters, nobody = Membership.of_clusters(state, member_rounds), torch.full((len(federation),), -1)
@@ -153,7 +153,7 @@ def attack_final_models(
         by_loss=of_loss[0] if of_loss else None,
         shared=shared,
         used_shadow_models=used,
-        titles={attack_name(each): attack_title(each) for each in (Gap(), LossThreshold(), red_team.attack)},
+        titles={attack_name(shadows): attack_title(shadows) for shadows in (Gap(), LossThreshold(), red_team.attack)},
         references=references,
     )
 
@@ -251,13 +251,13 @@ def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federatio
 
 def _worst(trainers: Bools, accuracy: Floats) -> tuple[NDArray, Bools]:
     """(N,) the most exposed of the models that each client trained, by their accuracies (S,), and if it has any."""
-    known = ~np.isnan(accuracy)
+    defined = ~np.isnan(accuracy)
     worst, measured = np.zeros(len(trainers), dtype=np.int64), np.zeros(len(trainers), dtype=bool)
     # Some clients at a time: with a model for each client N S numbers would be more than all else at the end of a run.
     size = max(1, PAIRS_AT_ONCE // max(1, len(accuracy)))
     for first in range(0, len(trainers), size):
         some = slice(first, first + size)
-        measurable = trainers[some] & known
+        measurable = trainers[some] & defined
         worst[some] = np.where(measurable, accuracy, -np.inf).argmax(axis=1)
         measured[some] = measurable.any(axis=1)
     return worst, measured

@@ -181,9 +181,9 @@ def measurement(
 def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
     """What tables show of measurements: their ``metrics``, or one of a measurement's name and title."""
     shown: list[Metric] = []
-    for each in measurements:
-        alone = (Metric(each.name, each.title),) if isinstance(each, Measurement) else ()
-        shown += getattr(each, "metrics", ()) or alone
+    for measurement in measurements:
+        alone = (Metric(measurement.name, measurement.title),) if isinstance(measurement, Measurement) else ()
+        shown += getattr(measurement, "metrics", ()) or alone
     return tuple(shown)
 
 
@@ -292,9 +292,9 @@ def group_exposure(finished: FinishedTraining) -> Summary:
 
 def _of_group(g: int, attacks: FinalAttacks, federation: Federation) -> Metrics:
     scores, by_loss = attacks.configured[0], attacks.by_loss
-    own, population = (measure(scores.of_group(g, mix)) for mix in _mixes(g, federation).values())
-    metrics = _attack_metrics(own) | _attack_metrics(population, "_population") | _interval("mia", own)
-    metrics |= {"members": own.members, "non_members": own.non_members}
+    same_group, population = (measure(scores.of_group(g, mix)) for mix in _mixes(g, federation).values())
+    metrics = _attack_metrics(same_group) | _attack_metrics(population, "_population") | _interval("mia", same_group)
+    metrics |= {"members": same_group.members, "non_members": same_group.non_members}
     if by_loss is not None:
         threshold = measure(by_loss.of_group(g))
         metrics |= {"loss_threshold": threshold.accuracy, "loss_threshold_auc": threshold.auc}
@@ -367,9 +367,9 @@ def model_exposure(finished: FinishedTraining) -> Summary:
     configured = attacks.references is None or is_personal(finished.deployed)
     for k, risk in enumerate(finished.state.risks.tolist()):
         by_attack = {} if configured else attacks.by_model[k]
-        own = measure(attacks.shared[0].of_model(k)) if configured else by_attack[strongest(by_attack)[0]]
+        same_mix = measure(attacks.shared[0].of_model(k)) if configured else by_attack[strongest(by_attack)[0]]
         population = measure(attacks.shared[0].of_model(k, population=True))
-        clusters[k] = {**_attack_metrics(own), **_attack_metrics(population, "_population"), "risk": risk}
+        clusters[k] = {**_attack_metrics(same_mix), **_attack_metrics(population, "_population"), "risk": risk}
     return Summary(by_cluster=clusters)
 
 

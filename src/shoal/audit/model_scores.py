@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.attacks.membership import FittedAttack, Query
+from shoal.attacks.membership_attack import FittedAttack, Query
 from shoal.audit.predictions import ModelOutputs
 from shoal.audit.records import NOBODY, Bools, Floats, Ints, RecordTable, matching_weights
 from shoal.data.federation import Federation
@@ -103,25 +103,6 @@ class ModelScores:
         members: who trained which of the models.
         federation: that was attacked.
         attack: the attack's name.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import Records
-        >>> from shoal.audit import ModelScores, evaluate_models, measure
-        >>> from shoal.audit.model_scores import Membership, margins_of
-        >>> own = (torch.eye(4), [0, 1, 0, 1])
-        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
-        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
-        ...     state, _ = training.round(training.start())
-        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
-        ...
-        >>> margins = margins_of(outputs, [shoal.Gap().fit(Records.none(), shoal.Stream(0))])
-        >>> scores = ModelScores(margins, Membership(everybody, torch.zeros(2, dtype=torch.int64)), federation)
-        >>> measure(scores.of_model(0)).accuracy, measure(scores.of_model(0)).members
-        (1.0, 8)
     """
 
     margins: Sequence[Margins]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks.membership import Records
+from shoal.attacks.membership_attack import Records
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Deployed, Engine, PersonalModels
@@ -68,19 +68,6 @@ def evaluate_models(
         clients: (N, K) bool, on whose examples each model is evaluated.
         records: that the attacks on the K models were fitted on; see `with_references`.
         members: (N, K) bool, the ``clients`` whose examples are members of each model; None: all of them.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.audit import evaluate_models
-        >>> own = (torch.eye(4), [0, 1, 0, 1])
-        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     models = model.init(shoal.Stream(0))[None]
-        ...     outputs = evaluate_models(models, torch.ones(2, 1, dtype=torch.bool), federation, engine)
-        ...
-        >>> outputs.members[0].shape, outputs.test.shape, outputs.owner.tolist()
-        (torch.Size([8, 2]), torch.Size([1, 4, 2]), [0, 0, 0, 0, 1, 1, 1, 1])
     """
     shards, test, owner = federation.clients, federation.test, federation.clients.owners()
     labels = shards.y[shards.indices.to(shards.y.device)].cpu()
@@ -125,10 +112,10 @@ def evaluate_models(
 def _kept(evaluated: Sequence[Tensor], owner: Tensor, members: Tensor | None, numbers: int) -> list[Tensor]:
     """(E_k,) bool of each model, the examples of which its outputs are kept, which are so many ``numbers`` each."""
     if members is None:
-        return [torch.ones_like(each, dtype=torch.bool) for each in evaluated]
+        return [torch.ones_like(rows, dtype=torch.bool) for rows in evaluated]
     return [
-        members[owner[each], k] if len(each) * numbers > MAX_OUTPUTS else torch.ones_like(each, dtype=torch.bool)
-        for k, each in enumerate(evaluated)
+        members[owner[rows], k] if len(rows) * numbers > MAX_OUTPUTS else torch.ones_like(rows, dtype=torch.bool)
+        for k, rows in enumerate(evaluated)
     ]
 
 
@@ -136,19 +123,19 @@ def with_references(
     outputs: ModelOutputs, federation: Federation, engine: Engine, records: Sequence[Records]
 ) -> ModelOutputs:
     """``outputs`` of K models with those of the reference models in ``records``, one for each, on the same examples."""
-    test, members, others = federation.test, {}, {}
+    test, members, on_tests = federation.test, {}, {}
     everything = torch.arange(len(test), device=test.y.device)
     # Clients' own models share the reference models of their cluster.
     on_test: dict[int, Tensor] = {}
-    for k, each in enumerate(records):
-        reference = each.reference
+    for k, shadows in enumerate(records):
+        reference = shadows.reference
         if reference is not None:
             rows = _rows(federation.clients, outputs.training[k])
             members[k] = reference.evaluate(federation.clients.x, rows, engine)
             if id(reference) not in on_test:
                 on_test[id(reference)] = reference.evaluate(test.x, everything, engine)
-            others[k] = on_test[id(reference)]
-    return replace(outputs, reference_members=members, reference_test=others)
+            on_tests[k] = on_test[id(reference)]
+    return replace(outputs, reference_members=members, reference_test=on_tests)
 
 
 def _rows(shards: Shards, examples: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 
-from shoal.attacks.membership import FittedAttack, MembershipAttack, Query, Records, ReferenceModels
+from shoal.attacks.membership_attack import FittedAttack, MembershipAttack, Query, Records, ReferenceModels
 from shoal.attacks.queries.loss_histograms import LossHistograms, require_holdout
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
@@ -93,7 +93,8 @@ class RedTeam:
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
             return of_known(
-                [self._cross_validated_accuracy(each, stream("attack", k)) for k, each in enumerate(records)], state
+                [self._cross_validated_accuracy(shadow, stream("attack", k)) for k, shadow in enumerate(records)],
+                state,
             )
         if self.estimator == "histogram":
             return of_known(self.histograms.accuracies(state, federation, engine, stream("histograms")), state)
@@ -108,7 +109,7 @@ class RedTeam:
             outputs = evaluate_models(state.models, members, federation, engine, records)
             scores = ModelScores(margins_of(outputs, attacks), Membership(members, state.assignment), federation)
             by_model = [measure(scores.of_model(k)) for k in range(len(attacks))]
-            estimates = [RateEstimate(each.accuracy, each.low, each.high) for each in by_model]
+            estimates = [RateEstimate(shadow.accuracy, shadow.low, shadow.high) for shadow in by_model]
         return of_known(estimates, state)
 
     def fit(
@@ -119,7 +120,7 @@ class RedTeam:
             records = [Records.none()] * len(state.models)
         else:
             records = self._records(state, federation, engine, local, stream)
-        return [self.attack.fit(each, stream("attack", k)) for k, each in enumerate(records)], records
+        return [self.attack.fit(shadows, stream("attack", k)) for k, shadows in enumerate(records)], records
 
     def _records(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream

@@ -144,8 +144,8 @@ class AttackedRecords:
         """Metrics of each attack on the records of each value of a column, the chosen attack first."""
         metrics: dict[Any, dict[str, MembershipMetrics]] = {}
         for name in dict.fromkeys((self.chosen, *self.attacks)):
-            for value, found in measure(self.attacks[name], by=by).items():
-                metrics.setdefault(value, {})[name] = found
+            for value, measured in measure(self.attacks[name], by=by).items():
+                metrics.setdefault(value, {})[name] = measured
         return metrics
 
 
@@ -159,7 +159,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
         require(count >= 2, f"an attack is measured on at least two {kind}; got {count}")
-    found, strength, omitted = dict[str, AttackScores](), dict[str, float](), dict[str, str]()
+    answers, strength, omitted = dict[str, AttackScores](), dict[str, float](), dict[str, str]()
     cells = threshold_cells(np.unique(records.group, return_inverse=True)[1], scores.model)
     for attack in attacks:
         if scores.references < attack.least:
@@ -173,19 +173,19 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
             continue
         left_out = leave_one_out_scores(attack, scores)
         thresholds = reference_thresholds(score, left_out, trained, *cells)
-        found[attack.name] = AttackScores(attack.view, score, thresholds)
+        answers[attack.name] = AttackScores(attack.view, score, thresholds)
         if left_out is not None and scores.references >= LEAST_TO_CHOOSE:
             strength[attack.name] = roc_auc(left_out.ravel(), trained.ravel())
     if records.all_models is not None and records.all_models.shape[1] > 1:
         score = OtherClusters(records.all_models).scores(scores)
         thresholds = reference_thresholds(score, None, trained, *cells)
-        found[OtherClusters.name] = AttackScores(OtherClusters.view, score, thresholds)
+        answers[OtherClusters.name] = AttackScores(OtherClusters.view, score, thresholds)
     else:
         omitted[OtherClusters.name] = "there is only one model"
-    found |= records.further
-    default = next((name for name in CHOSEN_WITHOUT_REFERENCES if name in found), next(iter(found)))
+    answers |= records.further
+    default = next((name for name in CHOSEN_WITHOUT_REFERENCES if name in answers), next(iter(answers)))
     return AttackedRecords(
-        attacks={name: records.answers(name, each) for name, each in found.items()},
+        attacks={name: records.answers(name, scored) for name, scored in answers.items()},
         chosen=max(strength, key=lambda name: strength[name], default=default),
         references=scores.references,
         omitted={**omitted, **records.omitted},
@@ -248,8 +248,8 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
         for value in np.unique(cell):
             rows = cell == value
             members = rows.sum() / 2 if left_out is None else trained[rows].sum()
-            others = rows.sum() / 2 if left_out is None else (~trained[rows]).sum()
-            if min(members, others) >= LEAST_OF_CELL:
+            non_members = rows.sum() / 2 if left_out is None else (~trained[rows]).sum()
+            if min(members, non_members) >= LEAST_OF_CELL:
                 thresholds[rows] = of(rows)
     return thresholds
 

@@ -78,7 +78,8 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
         else:
             raise InputError(
                 "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
-                f"'title' and 'view'; got {described(attack)}"
+                "'title' and 'view'; on scores also 'least' and 'scores', on updates also 'threshold' and 'score'; "
+                f"got {described(attack)}"
             )
     return tuple(on_scores), tuple(on_updates)
 
@@ -216,18 +217,26 @@ def audit_server(
         "such records beside them",
     )
     groups = [None, *(scores.groups[g] for g in np.unique(scores.group[owned]))]
-    found = {attack.name: _audits(attack, scores, groups) for attack in attacks}
+    by_attack = {attack.name: _audits(attack, scores, groups) for attack in attacks}
     rows, views = [], {attack.name: attack.view for attack in attacks}
     for i, group in enumerate(groups):
         place = ("all", "all") if group is None else ("group", group)
-        against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in found.items()}, views)
-        for row, (name, audits) in zip(against_nobody, found.items(), strict=True):
+        against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in by_attack.items()}, views)
+        for row, (name, audits) in zip(against_nobody, by_attack.items(), strict=True):
             others = attack_row(*place, name + OTHERS, views[name], audits[i].others, chosen=False, strongest=False)
             rows += [row, others]
-    best, _ = strongest({name: audits[0].unused for name, audits in found.items()})
+    best, _ = strongest({name: audits[0].unused for name, audits in by_attack.items()})
     rows += [
-        attack_row("client", str(client), best, views[best], metrics, chosen=best == next(iter(found)), strongest=True)
-        for client, metrics in found[best][0].by_client.items()
+        attack_row(
+            "client",
+            str(client),
+            best,
+            views[best],
+            metrics,
+            chosen=best == next(iter(by_attack)),
+            strongest=True,
+        )
+        for client, metrics in by_attack[best][0].by_client.items()
     ]
     titles = {each.name: each.title for each in attacks}
     titles |= {name + OTHERS: f"{title}, other clients" for name, title in titles.items()}
@@ -282,14 +291,14 @@ def _guesses(
     if preferences is None:
         omitted[inference.name] = "needs the clients' thresholds, the truth that guesses are judged by"
     else:
-        known = torch.tensor([preferences[client] for client in scores.clients.tolist()], dtype=torch.float64)
-        tolerated = Preferences(known[:, 0], known[:, 1])
+        pairs = torch.tensor([preferences[client] for client in scores.clients.tolist()], dtype=torch.float64)
+        tolerated = Preferences(pairs[:, 0], pairs[:, 1])
         choices[inference.name] = partial(inference.guess, scores.assignment, group, tolerated, scores.clients)
     for name, guess in choices.items():
         try:
             # The same halves whoever asks, so that the audits of a run and of its trace agree.
-            found = guess(Stream(0)(name))
-            values |= {f"{name}.{key}": value for key, value in _rate(found, last_round=found.last_round).items()}
+            guessed = guess(Stream(0)(name))
+            values |= {f"{name}.{key}": value for key, value in _rate(guessed, last_round=guessed.last_round).items()}
         except InputError as error:
             omitted[name] = str(error)
     try:
@@ -341,27 +350,27 @@ def audit_reconstruction(rounds: Iterable[RoundUpdates], sizes: Mapping[int, flo
     released = list[RoundUpdates]()
     sent, moved = dict[int, Tensor](), dict[int, Tensor]()
     before: RoundUpdates | None = None
-    for each in rounds:
-        if before is not None and each.round == before.round + 1 and each.models.shape == before.models.shape:
-            moves = each.models - before.models
+    for current in rounds:
+        if before is not None and current.round == before.round + 1 and current.models.shape == before.models.shape:
+            moves = current.models - before.models
             for client, cluster, update in zip(
                 before.clients.tolist(), before.assignment.tolist(), before.updates, strict=True
             ):
                 sent[client] = sent.get(client, 0) + update
                 moved[client] = moved.get(client, 0) + moves[cluster]
-        before = each
+        before = current
         # Not a view, which would keep all updates in memory.
-        released.append(replace(each, updates=each.updates.new_empty(0, each.updates.shape[1])))
+        released.append(replace(current, updates=current.updates.new_empty(0, current.updates.shape[1])))
     moves, assignment, clients = moves_between(released)
     by_examples = torch.tensor([float(sizes[client]) for client in clients.tolist()])
-    found = _explaining(moves, assignment, clients, by_examples)
+    reconstructed = _explaining(moves, assignment, clients, by_examples)
     truth, blind = (torch.stack([sums[client] for client in clients.tolist()]).double() for sums in (sent, moved))
     return ReconstructionAudit(
         clients=clients,
-        cosine=cosine_similarity(found.updates, truth, dim=1),
+        cosine=cosine_similarity(reconstructed.updates, truth, dim=1),
         baseline=cosine_similarity(blind, truth, dim=1),
-        resolution=found.resolution,
-        explained=found.explained,
+        resolution=reconstructed.resolution,
+        explained=reconstructed.explained,
         rounds=len(moves),
     )
 
@@ -382,16 +391,16 @@ def _reconstruction(scores: UpdateScores, rounds: Iterable[RoundUpdates]) -> dic
     moves. ``gain`` is the cosine minus that of the mean move, of each client.
     """
     owned = np.bincount(scores.client[scores.client >= 0], minlength=len(scores.clients))
-    found = audit_reconstruction(rounds, dict(zip(scores.clients.tolist(), owned.tolist(), strict=True)))
-    group = client_groups(scores)[np.searchsorted(scores.clients, found.clients.numpy())]
-    flat = {"explained": found.explained, "rounds": float(found.rounds)}
+    audit = audit_reconstruction(rounds, dict(zip(scores.clients.tolist(), owned.tolist(), strict=True)))
+    group = client_groups(scores)[np.searchsorted(scores.clients, audit.clients.numpy())]
+    flat = {"explained": audit.explained, "rounds": float(audit.rounds)}
     scopes = {"all": group >= 0, **{scores.groups[g]: group == g for g in np.unique(group[group >= 0])}}
-    cosine, baseline = found.cosine.numpy(), found.baseline.numpy()
-    for name, which in scopes.items():
+    cosine, baseline = audit.cosine.numpy(), audit.baseline.numpy()
+    for name, rows in scopes.items():
         for metric, values in (("cosine", cosine), ("baseline", baseline), ("gain", cosine - baseline)):
-            low, high = mean_interval(values[which])
-            flat |= {f"{name}.{metric}": float(values[which].mean())}
+            low, high = mean_interval(values[rows])
+            flat |= {f"{name}.{metric}": float(values[rows].mean())}
             flat |= {f"{name}.{metric}.low": low, f"{name}.{metric}.high": high}
-        flat |= {f"{name}.largest": float(cosine[which].max()), f"{name}.clients": float(which.sum())}
-        flat |= {f"{name}.resolution": float(found.resolution.numpy()[which].mean())}
+        flat |= {f"{name}.largest": float(cosine[rows].max()), f"{name}.clients": float(rows.sum())}
+        flat |= {f"{name}.resolution": float(audit.resolution.numpy()[rows].mean())}
     return flat

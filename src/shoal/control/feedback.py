@@ -54,8 +54,8 @@ def shares_of_answers(answers: Tensor, model: Tensor, clusters: int, epsilon: fl
     """The server's part of `over_limit_shares`: from the ``answers`` (n,) of the clients of ``model`` (n,) to (K,)."""
     flipped = _flip_probability(epsilon)
     members = torch.bincount(model, minlength=clusters).double()
-    said = torch.zeros(clusters, dtype=torch.float64).index_add_(0, model, answers.double())
-    return ((said / members - flipped) / (1 - 2 * flipped)).clamp(0, 1)
+    positive = torch.zeros(clusters, dtype=torch.float64).index_add_(0, model, answers.double())
+    return ((positive / members - flipped) / (1 - 2 * flipped)).clamp(0, 1)
 
 
 def _flip_probability(epsilon: float | None) -> float:

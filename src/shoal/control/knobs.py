@@ -64,11 +64,11 @@ class Sensitivity:
             strengths: (K, J), the change of each cluster's strengths.
             change: (K,), the change of the figure; NaN where it is not known.
         """
-        known = ~change.isnan()
-        if int(known.sum()) < 2:
+        measured = ~change.isnan()
+        if int(measured.sum()) < 2:
             return self
-        x = strengths[known] - strengths[known].mean(dim=0)
-        y = change[known] - change[known].mean()
+        x = strengths[measured] - strengths[measured].mean(dim=0)
+        y = change[measured] - change[measured].mean()
         return Sensitivity(
             self.prior,
             FORGETTING * self.information + x.T @ x,

@@ -129,6 +129,6 @@ def nearest(word: object, known: Iterable[str], unlisted: Iterable[str] = ()) ->
     ("did you mean 'rounds'?", 'known: delta, rounds')
     """
     word, words = str(word), sorted(known)
-    longer = [each for each in words if len(word) > 2 and each.startswith(word)]
+    longer = [candidate for candidate in words if len(word) > 2 and candidate.startswith(word)]
     close = longer or difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.75)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words)}"

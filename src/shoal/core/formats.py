@@ -64,7 +64,7 @@ def count(value: float) -> str:
 def format_duration(seconds: float) -> str:
     """A wall time.
 
-    >>> [format_duration(each) for each in (4.25, 18.8, 754, 3725)]
+    >>> [format_duration(seconds) for seconds in (4.25, 18.8, 754, 3725)]
     ['4.2 s', '19 s', '12 min 34 s', '1 h 02 min']
     """
     if seconds < 9.95:

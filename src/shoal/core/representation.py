@@ -25,8 +25,8 @@ def one_line(self: Any) -> str:  # noqa: ANN401
     >>> Example(torch.zeros(2, 3)), Example("many", 20)
     (Example(models=Tensor (2, 3)), Example(models='many', rounds=20))
     """
-    shown = [each for each in fields(self) if each.repr and not _is_default(each, getattr(self, each.name))]
-    inside = ", ".join(f"{each.name}={shortened(_spelled(getattr(self, each.name)), _PART)}" for each in shown)
+    shown = [field for field in fields(self) if field.repr and not _is_default(field, getattr(self, field.name))]
+    inside = ", ".join(f"{field.name}={shortened(_spelled(getattr(self, field.name)), _PART)}" for field in shown)
     return shortened(f"{type(self).__name__}({inside})")
 
 

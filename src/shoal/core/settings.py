@@ -109,8 +109,8 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
     relations: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
     def check(self: Any) -> None:  # noqa: ANN401
-        for each in fields(self):
-            object.__setattr__(self, each.name, checked(type(self), each.name, getattr(self, each.name)))
+        for name in (declared.name for declared in fields(self)):
+            object.__setattr__(self, name, checked(type(self), name, getattr(self, name)))
         if relations is not None:
             relations(self)
 
@@ -147,9 +147,9 @@ def checked(cls: type, name: str, value: object, called: str | None = None) -> A
         return _adapters(cls)[name].validate_python(value)
     except ValidationError as error:
         errors = error.errors()
-        given = spelled(errors[0]["input"])
+        value = spelled(errors[0]["input"])
         # The chain would show pydantic's error above the sentence that says the same.
-        raise InputError(f"'{called or name}' must be {_allowed(errors)}; got {given}") from None
+        raise InputError(f"'{called or name}' must be {_allowed(errors)}; got {value}") from None
 
 
 def plain(value: object) -> object:
@@ -169,7 +169,8 @@ def plain(value: object) -> object:
 def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     config = ConfigDict(arbitrary_types_allowed=True)
     hints = hints_of(cls)
-    return {each.name: TypeAdapter(_checkable(hints[each.name]), config=config) for each in fields(cls)}
+    names = [declared.name for declared in fields(cls)]
+    return {name: TypeAdapter(_checkable(hints[name]), config=config) for name in names}
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def _checkable(hint: Any) -> Any:  # noqa: ANN401
     inside = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            marks = [each.metadata if isinstance(each, FieldInfo) else [each] for each in inside[1:]]
+            marks = [mark.metadata if isinstance(mark, FieldInfo) else [mark] for mark in inside[1:]]
             return Annotated[(_checkable(inside[0]), *chain.from_iterable(marks), None)]
         case origin if origin in (Union, UnionType):
             return Union[tuple(map(_checkable, inside))]  # noqa: UP007 (of a tuple)
@@ -235,40 +236,34 @@ def _allowed(errors: Sequence[ErrorDetails]) -> str:
     return " or ".join(dict.fromkeys(map(_expected, of_elements or errors)))
 
 
+_EXPECTED = {
+    "literal_error": "{expected}",
+    "greater_than": "above {gt:.12g}",
+    "greater_than_equal": "at least {ge:.12g}",
+    "less_than": "below {lt:.12g}",
+    "less_than_equal": "at most {le:.12g}",
+    "value_error": "{error}",
+    "is_instance_of": "an instance of {class}",
+    "missing": "two numbers, [low, high]",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+}
+"""What pydantic's errors mean, by their type."""
+
+
 def _expected(error: ErrorDetails) -> str:
-    context, given = error.get("ctx", {}), error["input"]
-    if isinstance(given, float) and math.isnan(given):
+    context, value = error.get("ctx", {}), error["input"]
+    if isinstance(value, float) and math.isnan(value):
         # Not a question of bounds, of which NaN breaks the first that it meets.
         return "a finite number"
-    match error["type"]:
-        case "too_short" | "too_long":
-            length = int(context.get("max_length", context.get("min_length", 1)))
-            return {1: "not empty", 2: "two numbers, [low, high]"}.get(length, f"a list of {length}")
-        case "missing":
-            return "two numbers, [low, high]"
-        case "literal_error":
-            return context["expected"]
-        case "greater_than":
-            return f"above {context['gt']:.12g}"
-        case "greater_than_equal":
-            return f"at least {context['ge']:.12g}"
-        case "less_than":
-            return f"below {context['lt']:.12g}"
-        case "less_than_equal":
-            return f"at most {context['le']:.12g}"
-        case "value_error":
-            return str(context["error"])
-        case "is_instance_of":
-            return f"an instance of {context['class']}"
-        case kind:
-            kinds = {
-                "int_type": "an integer",
-                "float_type": "a number",
-                "string_type": "a string",
-                "list_type": "a list",
-                "tuple_type": "a list",
-                "dict_type": "a table",
-                "bool_type": "true or false",
-                "finite_number": "a finite number",
-            }
-            return kinds.get(kind, error["msg"].removeprefix("Input should be "))
+    if error["type"] in ("too_short", "too_long"):
+        length = int(context.get("max_length", context.get("min_length", 1)))
+        return {1: "not empty", 2: "two numbers, [low, high]"}.get(length, f"a list of {length}")
+    template = _EXPECTED.get(error["type"])
+    return error["msg"].removeprefix("Input should be ") if template is None else template.format(**context)

@@ -128,7 +128,9 @@ def federation_epsilons(
     present = torch.tensor([schedule.present(number) for number in numbers], dtype=torch.bool)
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
         parts = torch.stack([federation.clients_in_round(number).sizes[i] for number in (schedule.period, 1)])
-        later, begun = (torch.stack([each[present, i].sum(), each[~present, i].sum()]) for each in (attended, first))
+        later, begun = (
+            torch.stack([rounds[present, i].sum(), rounds[~present, i].sum()]) for rounds in (attended, first)
+        )
         epsilons[i] = client_epsilons(counted(parts, later, begun, sizes[i].expand(2)), rule).max()
     return epsilons
 
@@ -191,10 +193,10 @@ def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rul
         return
     kinds = sizes[sizes > 0].unique().tolist()
     once = (*(trainings.first or ()), *trainings.final)
-    trained = [*((each, rounds) for each in trainings.rounds), *((each, 1) for each in once)]
+    trained = [*((local, rounds) for local in trainings.rounds), *((local, 1) for local in once)]
     spent = [
-        (max(each.batch(size) / size for size in kinds), often * max(map(each.steps_of, kinds)))
-        for each, often in trained
+        (max(local.batch(size) / size for size in kinds), times * max(map(local.steps_of, kinds)))
+        for local, times in trained
     ]
     # As Opacus chooses its mesh: twice the largest privacy loss, in cells of 0.01 over this root.
     cells = math.sqrt(sum(steps for _, steps in spent) * math.log(12_000 / rule.delta) / 2) / 0.01

@@ -80,7 +80,9 @@ class DPSGD:
         Raises:
             InputError: the network has batch norm, local steps are private already, or they minimise another objective.
         """
-        private = setup.local.gradient_privacy is not None or any(isinstance(each, DPSGD) for each in setup.defenses)
+        private = setup.local.gradient_privacy is not None or any(
+            isinstance(defense, DPSGD) for defense in setup.defenses
+        )
         require(not private, "DP-SGD is applied, but local training is private already")
         if replace(setup.local, gradient_privacy=self).private:
             require(setup.first_local().objective is None, PRIVATE_OBJECTIVE)

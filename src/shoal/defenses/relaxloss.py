@@ -59,6 +59,6 @@ class RelaxLoss(LossDefense):
 
     def _flat(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The posteriors (B, C) of outputs (B, C), with all but the label's probability spread evenly."""
-        own = outputs.softmax(dim=1).gather(1, y[:, None]).clamp(max=self.upper)
-        others = (1 - own) / max(1, outputs.shape[1] - 1)
-        return others.expand_as(outputs).scatter(1, y[:, None], own)
+        of_label = outputs.softmax(dim=1).gather(1, y[:, None]).clamp(max=self.upper)
+        rest = (1 - of_label) / max(1, outputs.shape[1] - 1)
+        return rest.expand_as(outputs).scatter(1, y[:, None], of_label)

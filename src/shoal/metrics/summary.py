@@ -188,7 +188,13 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
 
 
 def parse_summary(flat: FlatSummary) -> Summary:
-    """The summary that `flatten` made ``flat`` of."""
+    """The summary with the keys and values of ``flat``; the inverse of `flatten`.
+
+    >>> summary = Summary({"seed": 1}, {"migrated": 2}, {"few": {"mia": 0.5, "violations": 0}}, {0: {"mia": 0.6}})
+    >>> parsed = parse_summary(flatten(summary))
+    >>> parsed == summary, parsed.run, parsed.by_group
+    (True, {'seed': 1}, {'few': {'mia': 0.5, 'violations': 0}})
+    """
     # Every group with clients has "violations", and where there are test examples of it "accuracy".
     keys = map(split_key, flat)
     groups = {each.group for each in keys if each.group is not None and each.metric in {"accuracy", "violations"}}

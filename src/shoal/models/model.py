@@ -101,8 +101,8 @@ class Model:
             "functools.partial",
         )
         for name, function in (("loss", self.loss), ("metric", self.metric)):
-            known = callable(function) or (name == "metric" and function is None)
-            require(known, f"a Model's {name} must be a function of outputs and labels; got {described(function)}")
+            usable = callable(function) or (name == "metric" and function is None)
+            require(usable, f"a Model's {name} must be a function of outputs and labels; got {described(function)}")
         require(
             self.outputs is None or callable(self.outputs),
             "a Model's outputs must be a function of the network's result, such as lambda result: result.logits; got "

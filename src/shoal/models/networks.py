@@ -63,7 +63,7 @@ class FemnistCNN(_TwoConvolutions):
 
     Example:
         >>> from shoal.models import FemnistCNN
-        >>> [sum(each.numel() for each in FemnistCNN(padding=padding).parameters()) for padding in (0, 1)]
+        >>> [sum(tensor.numel() for tensor in FemnistCNN(padding=padding).parameters()) for padding in (0, 1)]
         [1206590, 1632574]
     """
 

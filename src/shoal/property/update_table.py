@@ -247,7 +247,7 @@ def auc(updates: pd.DataFrame, score: str = "score") -> float:
 
 def control_auc(updates: pd.DataFrame) -> float:
     """The mean AUC of the classifiers that learned from shuffled labels; NaN where it is undefined."""
-    names = [name for name in updates if name.startswith("control.")]
+    names = [str(name) for name in updates if str(name).startswith("control.")]
     return float(np.mean([auc(updates, name) for name in names])) if names else nan
 
 

@@ -167,8 +167,8 @@ class AttackedRun:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The simulations that led to the attacked models, in order: those that it went on from, and itself."""
-        own = Stage(self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records)))
-        return (*stages_before(self.simulation, self.records), own)
+        last = Stage(self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records)))
+        return (*stages_before(self.simulation, self.records), last)
 
     @cached_property
     def snapshot_rounds(self) -> list[int]:
@@ -204,14 +204,14 @@ class AttackedRun:
                 stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=Start(state))
-            with opened(stage.engine, engine) as own:
+            with opened(stage.engine, engine) as stage_engine:
                 training = replace(
-                    replay.on(own),
+                    replay.on(stage_engine),
                     stream=Stream(replay.seed) if stream is None else stream,
                     risk_estimator=stage.risks,
                     coordinator=stage.directives,
                 )
-                state = initial_state(replay, own).state
+                state = initial_state(replay, stage_engine).state
                 for after, _ in training.rounds(state, replay.last_round):
                     state = after
                     if state.round in self.snapshot_rounds:
@@ -222,8 +222,8 @@ class AttackedRun:
         scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
         if scores.personal or {len(each) for each in seen} != {len(state.models)}:
             return scores
-        own = scores.model[self.records.client], torch.arange(2 * len(self.records))
-        return replace(scores, trajectory=torch.stack([each[own] for each in seen]))
+        trained_last = scores.model[self.records.client], torch.arange(2 * len(self.records))
+        return replace(scores, trajectory=torch.stack([snapshot[trained_last] for snapshot in seen]))
 
     def _scores(
         self, state: State, deployed: Deployed, trained_on: Tensor, engine: Engine, within: int

@@ -57,19 +57,19 @@ def reference_scores(
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
-        found = {number: stored for number, path in enumerate(paths) if (stored := _read(path, digest)) is not None}
+        scores = {number: stored for number, path in enumerate(paths) if (stored := _read(path, digest)) is not None}
         if watch is not None and count > 0:
-            watch(len(found), count)
-        for number in sorted({*numbers} - {*found}):
-            found[number] = _timed(lambda number=number: attacked.train_reference(number, engine))
+            watch(len(scores), count)
+        for number in sorted({*numbers} - {*scores}):
+            scores[number] = _timed(lambda number=number: attacked.train_reference(number, engine))
             if paths:
-                _write(paths[number], digest, found[number])
-            LOG.info("reference federation %d of %d: %.1f s", number + 1, count, found[number].seconds)
+                _write(paths[number], digest, scores[number])
+            LOG.info("reference federation %d of %d: %.1f s", number + 1, count, scores[number].seconds)
             if watch is not None:
-                watch(len(found), count)
+                watch(len(scores), count)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
-    return [found[number] for number in numbers]
+    return [scores[number] for number in numbers]
 
 
 def attack_with_references(
@@ -100,7 +100,7 @@ def attack_with_references(
     stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
-    found = attack_records(records, all_attacks(simulation.attacks)[0])
+    attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
     spent = sum(each.seconds for each in stored)
@@ -111,7 +111,7 @@ def attack_with_references(
         "measurement": before.get("measurement", 0.0) + attacking,
         "total": before["total"] + spent + attacking,
     }
-    return replace(progress, seconds=before | seconds), found
+    return replace(progress, seconds=before | seconds), attacked_records
 
 
 def warn_of_records(attacked: AttackedRun) -> None:

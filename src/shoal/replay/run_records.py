@@ -51,11 +51,11 @@ def records_of_run(
     owners = [names[i] for i in client.tolist()]
     members = _names(federation, "clients", federation.clients.indices[paired.entry])
     rows = paired.test if paired.source == "test" else federation.holdout.indices[paired.test]
-    others = _names(federation, paired.source, rows)
+    non_members = _names(federation, paired.source, rows)
     personal = {OtherClusters.name: "clients use models of their own"} if target.personal else {}
     return AuditRecords(
         scores=join_scores(target, references, client),
-        record=np.array(_unique([*members, *others], owners), dtype=object),
+        record=np.array(_unique([*members, *non_members], owners), dtype=object),
         client=np.array(owners, dtype=object),
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         # Of a model of one's own no cluster's model is the one that trained on the record.
@@ -72,12 +72,12 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
 
     ``model`` (N,) is the model of each client; see `FederationScores.model`.
     """
-    federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
+    federation, configured = attacked.simulation.federation, attacked.simulation.red_team.attack
     used = list(_models_in_use(attacked, model))
-    found = {attack_name(own): _fitted(attacked, own, used, engine)}
+    answers = {attack_name(configured): _fitted(attacked, configured, used, engine)}
     if federation.classes is None:
-        return found
-    found["gap"] = _fitted(attacked, Gap(), used, engine)
+        return answers
+    answers["gap"] = _fitted(attacked, Gap(), used, engine)
     client = attacked.records.client
     cells = threshold_cells(federation.group[client].numpy(), model[client].numpy())
     none = np.empty((len(client), 0), dtype=bool)
@@ -86,8 +86,8 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
             continue
         scores = _by_label(key, attacked, used, engine).numpy()
         thresholds = reference_thresholds(scores, None, none, *cells)
-        found[key] = AttackScores(OUTSIDER, scores, thresholds)
-    return found
+        answers[key] = AttackScores(OUTSIDER, scores, thresholds)
+    return answers
 
 
 def left_out(attacked: AttackedRun) -> dict[str, str]:

@@ -221,16 +221,15 @@ def describe_difference(
         _change(f"the exposure of {group}", *ends, "raises", "lowers", among=1 + len(exposed))
         for group, ends in exposed.items()
     ]
-    certain = all("exceeded.total" in summary.overall for summary in (first, other))
-    limits = "exceeded.total" if certain else "violations.total"
-    counts = ("references", limits, "migrated")
+    counts = ("references", "exceeded.total", "migrated")
     before, after = ([int(summary.overall.get(key, 0)) for key in counts] for summary in (first, other))
     if before[0] != after[0]:
         federations = f"has {after[0]} reference federations (against {before[0]})"
         parts.append(f"{federations}, so exposure and limits are not by the same attacks")
-    how = "at 95 % confidence" if certain else "by the point estimate"
     minority = "clients in a cluster where another group is in the majority"
-    parts.append(f"exceeds the limits of {after[1]} of {other.clients} clients {how} (against {before[1]})")
+    parts.append(
+        f"exceeds the limits of {after[1]} of {other.clients} clients at 95 % confidence (against {before[1]})"
+    )
     parts.append(f"has {after[2]} of {other.clients} {minority} (against {before[2]})")
     drained = [str(k) for k, metrics in other.by_cluster.items() if metrics.get("clients") == 0]
     if drained:

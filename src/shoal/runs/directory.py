@@ -252,8 +252,8 @@ def _line(progress: SimulationState, report: RoundReport) -> str:
     sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
     risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
     changed = changed_directives(progress.rows)
-    given = "".join(f"; {name} {', '.join(f'{each:.2f}' for each in values)}" for name, values in changed.items())
-    directives = f"; directives{given[1:]}" if changed else ""
+    by_name = [f"{name} {', '.join(f'{strength:.2f}' for strength in values)}" for name, values in changed.items()]
+    directives = f"; directives {'; '.join(by_name)}" if changed else ""
     about = f"clients by cluster {sizes}; risks {risks}{directives}"
     return f"round {state.round}: {about}; {progress.seconds['total']:.1f} s"
 

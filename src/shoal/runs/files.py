@@ -97,8 +97,8 @@ def read_warnings(path: Path) -> tuple[str, ...]:
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = (re.fullmatch(r"(?:\S+ \S+ \d+ )?WARNING (.+)", line) for line in lines)
-    return tuple(dict.fromkeys(each[1] for each in found if each is not None))
+    matches = (re.fullmatch(r"(?:\S+ \S+ \d+ )?WARNING (.+)", line) for line in lines)
+    return tuple(dict.fromkeys(match[1] for match in matches if match is not None))
 
 
 def read_samples(path: Path) -> dict[str, NDArray[Any]]:

@@ -81,7 +81,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         table["coordinator"] = table_of(replace(coordinator, knobs={}))
     attack = simulation.round_attack
     if metrics := declared_metrics((*simulation.metrics, attack)):
-        table["metrics"] = [{key: value for key, value in vars(each).items() if value is not None} for each in metrics]
+        table["metrics"] = [_written(vars(metric)) for metric in metrics]
     if attack is not None:
         about = _named(attack) | {"table": attack.name, "columns": list(attack.columns)}
         table[SIMULATION]["round_attack"] = about
@@ -101,10 +101,10 @@ def read_description(out: Path) -> RunDescription:
     table = read_toml(path)
     try:
         if SIMULATION in table:
-            found = _described(table, path.read_text("utf-8"))
+            description = _described(table, path.read_text("utf-8"))
         else:
-            found = RunDescription.of(read_config(path))
-        return replace(found, examples=stored_examples(out))
+            description = RunDescription.of(read_config(path))
+        return replace(description, examples=stored_examples(out))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged: its table [{SIMULATION}] lacks {error}") from error
 
@@ -125,7 +125,7 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         reference_federations=table["evaluation"]["reference_federations"],
         property_attack=None if section is None else read(described_by(RoundAttackSection), section, "property_attack"),
         attack_table=None if attack is None else (attack["table"], attack["columns"]),
-        metrics=tuple(Metric(**each) for each in table.get("metrics", ())),
+        metrics=tuple(Metric(**entry) for entry in table.get("metrics", ())),
         coordinator=None if coordinator is None else read(Coordinator, coordinator, "coordinator"),
     )
 
@@ -139,10 +139,10 @@ def _named(value: object) -> dict[str, Any]:
 def _written(value: Any) -> Any:  # noqa: ANN401
     """A value as another process writes it too: dataclasses as tables with all their fields, no addresses in memory."""
     if is_dataclass(value) and not isinstance(value, type):
-        inside = {each.name: getattr(value, each.name) for each in fields(value)}
+        inside = {field.name: getattr(value, field.name) for field in fields(value)}
         return _written(inside) | {"name": name_of(type(value))}
     if isinstance(value, Mapping):
-        return {str(name): _written(each) for name, each in value.items() if each is not None}
+        return {str(name): _written(inside) for name, inside in value.items() if inside is not None}
     if isinstance(value, tuple | list):
         return [*map(_written, value)]
     if isinstance(value, bool | int | float | str):

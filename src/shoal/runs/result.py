@@ -17,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
-from shoal.audit.canaries import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
+from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, integer, path_of, require, require_instance
 from shoal.core.representation import shortened
@@ -142,8 +142,8 @@ class Result:
         return f"<p>{said}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
 
     def __repr__(self) -> str:
-        known = {**self.summary.run, **self.summary.overall}
-        return shortened(f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})")
+        figures = {**self.summary.run, **self.summary.overall}
+        return shortened(f"Result({', '.join(f'{key}={value}' for key, value in figures.items() if '.' not in key)})")
 
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
@@ -283,19 +283,6 @@ def load(directory: str | Path) -> Result:
 
     Raises:
         InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=1)
-        >>> with TemporaryDirectory() as folder:
-        ...     loaded = shoal.load(result.save(f"{folder}/run"))
-        ...
-        >>> loaded.clients["cluster"].tolist(), loaded.models[1]["output.bias"].equal(result.models[1]["output.bias"])
-        ([0, 0, 1, 1], True)
     """
     out = path_of("directory", directory)
     return replace(read_tables(out), models=read_models(out / "models.safetensors"))
@@ -308,7 +295,7 @@ def read_tables(out: Path) -> Result:
     table, columns = description.attack_table or ("", ())
     return Result(
         summary=summary,
-        clients=read_table(out / "clients.csv", CLIENT_COLUMNS),
+        clients=read_table(out / "clients.csv", (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS)),
         rounds=read_table(out / "rounds.csv", (*ROUND_COLUMNS, *clients_by_group)),
         roc=read_table(out / "roc.csv", ROC_COLUMNS, empty=True),
         models={},
@@ -348,10 +335,10 @@ def write_files(out: Path, result: Result) -> None:
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
     if result.warnings and not (out / "run.log").exists():
-        write_text(out / "run.log", "".join(f"WARNING {each}\n" for each in result.warnings))
+        write_text(out / "run.log", "".join(f"WARNING {sentence}\n" for sentence in result.warnings))
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    known = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
-    columns = [name for name in known if name in result.clients]
+    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
+    columns = [name for name in ordered if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None and result.description.attack_table is not None:

@@ -196,13 +196,13 @@ class Run:
     ) -> SimulationState:
         """Where training goes on."""
         if checkpoints is not None:
-            out, found = checkpoints.parent, load_checkpoint(checkpoints)
+            out, progress = checkpoints.parent, load_checkpoint(checkpoints)
             before = rounds_before(out, description, simulation.last_round)
             if before != simulation.last_round:
-                found = prolong(out, description, found, before, simulation.evaluate_every)
-            if found is not None:
-                LOG.info("resume after round %d", found.state.round)
-                return found
+                progress = prolong(out, description, progress, before, simulation.evaluate_every)
+            if progress is not None:
+                LOG.info("resume after round %d", progress.state.round)
+                return progress
         LOG.info("begin: %s on %s, seed %d", description.algorithm, description.dataset, simulation.seed)
         for line in self.notes:
             LOG.info("%s", line)

@@ -41,7 +41,7 @@ from shoal.metrics.summary import Summary
 from shoal.models import Model
 from shoal.models.validation import require_fits
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
-from shoal.simulation.measurement import measure
+from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -159,8 +159,8 @@ class Simulation:
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
         if self.federation.classes is None and self.red_team is GAP_AT_THE_END:
             self._set("red_team", LOSS_AT_THE_END)
-        known = get_args(Duplicates)
-        require(self.duplicates in known, f"'duplicates' must be {one_of(known)}; got {described(self.duplicates)}")
+        choices = get_args(Duplicates)
+        require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {described(self.duplicates)}")
         _require_algorithm(self.algorithm)
         _require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
@@ -179,14 +179,14 @@ class Simulation:
             require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
             self.round_attack.check(self.federation, self.algorithm)
         all_attacks(self.attacks)
-        for each in self.metrics:
-            require_instance("metrics", each, Measurement, "values with 'name', 'title' and 'measure'")
+        for metric in self.metrics:
+            require_instance("metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
         check_algorithm(self.algorithm, self.setup, self.red_team.every)
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
         trainings = client_trainings(self.algorithm, self.setup.local)
-        local = trainings.changed(lambda each: replace(self.setup, local=each).first_local())
+        local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
         accounting.check_accountable(self.federation, self.rounds, local)
 
     def _set(self, name: str, value: object) -> None:
@@ -296,7 +296,7 @@ def _require_attack_fits(team: RedTeam, federation: Federation) -> None:
     """Raise `InputError` where a regression's attack needs classes, or shadow models without a shadow set."""
     if federation.classes is not None:
         return
-    working = [each.__name__ for each in get_args(MembershipAttacks) if not needs_classes(each)]
+    working = [attack.__name__ for attack in get_args(MembershipAttacks) if not needs_classes(attack)]
     require(
         not needs_classes(team.attack),
         f"{type(team.attack).__name__} needs classes, which a regression does not have; attacks on the loss work, such "
@@ -437,7 +437,7 @@ def measure_final(
     began = time.perf_counter()
     training = simulation.on(engine)
     stream = training.stream("final")
-    result = measure(
+    result = measure_models(
         now.state,
         training,
         simulation.red_team,
@@ -450,8 +450,8 @@ def measure_final(
         measurements=simulation.metrics,
     )
     if simulation.round_attack is not None:
-        found, updates = simulation.round_attack.measure(observations or {}, stream, jobs=engine.threads)
-        result = replace(result, summary=result.summary | found, updates=updates)
+        figures, updates = simulation.round_attack.measure(observations or {}, stream, jobs=engine.threads)
+        result = replace(result, summary=result.summary | figures, updates=updates)
     measuring = time.perf_counter() - began
     spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}

@@ -94,14 +94,14 @@ def require_known(simulation: "Simulation") -> None:
         "reference federations must begin before 'start', which had a property attack or malicious clients and cannot "
         "be replayed",
     )
-    clients = [each.federation.clients for each in (simulation, start.simulation)]
+    clients = [run.federation.clients for run in (simulation, start.simulation)]
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
         "reference federations must begin before 'start', and none of the clients' examples is among those that it was "
         f"trained on, where they may stand in another form; {how}",
     )
-    of_mine, of_theirs = (each.owners().numpy() for each in clients)
+    of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(
         simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(of_mine, of_theirs)),
         "reference federations of a run that goes on from 'start' with other clients or examples need participation = "

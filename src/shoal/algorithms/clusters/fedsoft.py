@@ -64,7 +64,7 @@ class FedSoft:
         >>> federation, model, local = shoal.toy.two_groups()
         >>> hard = shoal.FedSoft(clusters=2, strength=0.0, smoother=0.0, start="clusters")
         >>> algorithms = shoal.IFCA(clusters=2, weighting="examples"), hard
-        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models = [shoal.simulate(federation, model, rule, local, rounds=3).state.models for rule in algorithms]
         >>> models[0].equal(models[1])
         True
     """

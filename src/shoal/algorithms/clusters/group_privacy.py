@@ -39,7 +39,7 @@ class GroupPrivacy(Derived):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.IFCA(clusters=2), shoal.GroupPrivacy(clusters=2)
-        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models = [shoal.simulate(federation, model, rule, local, rounds=3).state.models for rule in algorithms]
         >>> models[0].allclose(models[1])
         True
     """

@@ -47,7 +47,7 @@ class HypCluster(Derived):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.IFCA(clusters=2), shoal.HypCluster(clusters=2)
-        >>> ifca, hypcluster = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
+        >>> ifca, hypcluster = (shoal.simulate(federation, model, rule, local, rounds=3) for rule in algorithms)
         >>> hypcluster.state.models.allclose(ifca.state.models), hypcluster.clients["cluster"].tolist()
         (True, [0, 0, 1, 1])
     """

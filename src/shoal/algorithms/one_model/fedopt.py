@@ -52,7 +52,7 @@ class FedOpt(Wrapper):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.FedOpt(optimizer="sgd", learning_rate=1.0, beta1=0.0), shoal.FedOpt()
-        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models = [shoal.simulate(federation, model, rule, local, rounds=3).state.models for rule in algorithms]
         >>> models[0].allclose(models[1]), models[0].allclose(models[2])
         (True, False)
     """

@@ -29,7 +29,7 @@ class FedProx(Wrapper):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.FedProx(mu=0.0), shoal.FedProx(mu=1.0)
-        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models = [shoal.simulate(federation, model, rule, local, rounds=3).state.models for rule in algorithms]
         >>> models[0].equal(models[1]), models[0].equal(models[2])
         (True, False)
     """

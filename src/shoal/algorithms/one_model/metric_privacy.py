@@ -46,7 +46,7 @@ class MetricPrivacy(Wrapper):
         >>> for clients in ([one, one, one], [one, one, other]):
         ...     federation = shoal.Federation.from_tensors(clients, test=one)
         ...     algorithms = shoal.FedAvg(), shoal.MetricPrivacy(shoal.FedAvg())
-        ...     results = [shoal.simulate(federation, model, each, shoal.LocalSGD(), rounds=1) for each in algorithms]
+        ...     results = [shoal.simulate(federation, model, rule, shoal.LocalSGD(), rounds=1) for rule in algorithms]
         ...     print(results[0].state.models.equal(results[1].state.models))
         ...
         True

@@ -56,8 +56,8 @@ class APFL(Derived):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.APFL(alpha=0.0), shoal.FedAvg(), shoal.APFL(alpha=1.0), shoal.LocalOnly()
-        >>> results = [shoal.simulate(federation, model, algorithm, local, rounds=2) for algorithm in algorithms]
-        >>> [round(float(each.clients["loss"].mean()), 2) for each in results]
+        >>> results = [shoal.simulate(federation, model, rule, local, rounds=2) for rule in algorithms]
+        >>> [round(float(result.clients["loss"].mean()), 2) for result in results]
         [0.69, 0.69, 0.05, 0.05]
     """
 

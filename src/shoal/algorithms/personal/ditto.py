@@ -48,10 +48,10 @@ class Ditto(Wrapper):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.Ditto(strength=0.1)
-        >>> fedavg, ditto = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
+        >>> fedavg, ditto = (shoal.simulate(federation, model, rule, local, rounds=3) for rule in algorithms)
         >>> ditto.state.models.equal(fedavg.state.models)
         True
-        >>> [each.summary.overall["train_accuracy.overall"] for each in (fedavg, ditto)]
+        >>> [result.summary.overall["train_accuracy.overall"] for result in (fedavg, ditto)]
         [0.5, 1.0]
     """
 

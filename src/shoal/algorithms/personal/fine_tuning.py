@@ -31,10 +31,10 @@ class FineTuning(Wrapper):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.FineTuning(shoal.FedAvg())
-        >>> fedavg, tuned = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
+        >>> fedavg, tuned = (shoal.simulate(federation, model, rule, local, rounds=3) for rule in algorithms)
         >>> tuned.state.models.equal(fedavg.state.models)
         True
-        >>> [each.summary.overall["train_accuracy.overall"] for each in (fedavg, tuned)]
+        >>> [result.summary.overall["train_accuracy.overall"] for result in (fedavg, tuned)]
         [0.5, 1.0]
     """
 

@@ -31,7 +31,7 @@ class MRMTL(Derived):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.LocalOnly(), shoal.MRMTL(strength=0.0), shoal.MRMTL(strength=0.5)
-        >>> losses = [shoal.simulate(federation, model, each, local, rounds=2).clients["loss"] for each in algorithms]
+        >>> losses = [shoal.simulate(federation, model, rule, local, rounds=2).clients["loss"] for rule in algorithms]
         >>> losses[1].equals(losses[0]), bool((losses[2] > losses[0]).all())
         (True, True)
     """

@@ -38,8 +38,8 @@ class PerFedAvg(Derived):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.PerFedAvg(alpha=1.0)
-        >>> results = [shoal.simulate(federation, model, algorithm, local, rounds=3) for algorithm in algorithms]
-        >>> [each.summary.overall["train_accuracy.overall"] for each in results]
+        >>> results = [shoal.simulate(federation, model, rule, local, rounds=3) for rule in algorithms]
+        >>> [result.summary.overall["train_accuracy.overall"] for result in results]
         [0.5, 1.0]
     """
 

@@ -49,7 +49,7 @@ class EarlyStopping(Wrapper):
         if not bool(stopped.any()):
             return plan
         trains = ~stopped[plan.assignment]
-        return replace(plan, trainings=tuple(_only(each, trains, stopped) for each in plan.trainings))
+        return replace(plan, trainings=tuple(_only(training, trains, stopped) for training in plan.trainings))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update by those who trained; stopped models stay."""
@@ -83,10 +83,10 @@ def _part(cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, some: Tensor) -
     """A round as if only the clients at ``some`` (u,) of the cohort had been asked."""
     trained = RoundPlan(
         plan.assignment[some],
-        tuple(each.take(some, cohort.sizes) for each in plan.trainings),
+        tuple(training.take(some, cohort.sizes) for training in plan.trainings),
         None if plan.losses is None else plan.losses[some],
     )
-    return cohort.take(some), trained, Aggregate(aggregate.models, tuple(_rows(each, some) for each in aggregate.kept))
+    return cohort.take(some), trained, Aggregate(aggregate.models, tuple(_rows(kept, some) for kept in aggregate.kept))
 
 
 def _rows(kept: Tensor | None, some: Tensor) -> Tensor | None:

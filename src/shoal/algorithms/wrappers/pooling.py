@@ -36,7 +36,7 @@ class Pooling(Wrapper):
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = [shoal.Pooling(shoal.IFCA(clusters=2), share=share) for share in (0.0, 0.5, 1.0)]
-        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models = [shoal.simulate(federation, model, rule, local, rounds=3).state.models for rule in algorithms]
         >>> [round(float((first - second).norm()), 2) for first, second in models]
         [5.07, 1.85, 0.0]
     """
@@ -79,7 +79,7 @@ def trainers_per_model(after: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
     They have a weight in its aggregation; of models that the server has split or merged since, they are assigned to it.
     """
     clusters = len(after.models)
-    moved = [each.weights != 0 for each in plan.trainings if each.weights is not None]
+    moved = [training.weights != 0 for training in plan.trainings if training.weights is not None]
     if not moved:
         return torch.zeros(clusters, dtype=torch.float64)
     if len(moved[0]) != clusters:

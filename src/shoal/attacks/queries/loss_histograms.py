@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from shoal.attacks.membership import losses
+from shoal.attacks.membership_attack import losses
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import PositiveFloat, settings

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.attacks.membership import Records, ReferenceModels
+from shoal.attacks.membership_attack import Records, ReferenceModels
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, Positive, settings

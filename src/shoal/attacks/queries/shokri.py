@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from shoal.attacks.membership import Needs, Query, Records
+from shoal.attacks.membership_attack import Needs, Query, Records
 from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, settings

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.attacks.membership import Needs, Query, Records, losses
+from shoal.attacks.membership_attack import Needs, Query, Records, losses
 from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings

@@ -115,7 +115,7 @@ class _Curves:
 
         Half an edge's width inside, where the form is 0.5 / ``sharpness``, coverage is full.
         """
-        form = np.stack([np.broadcast_to(each, self.sharpness.shape) for each in coefficients], axis=1)
+        form = np.stack([np.broadcast_to(coefficient, self.sharpness.shape) for coefficient in coefficients], axis=1)
         pixels = np.einsum("ni,nij->nj", form * self.sharpness[:, None], self.to_pixels)
         pixels[:, 0] += 0.5
         return pixels.astype(np.float32)

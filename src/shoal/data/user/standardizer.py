@@ -60,7 +60,7 @@ class Standardizer:
         from sklearn.preprocessing import OneHotEncoder, StandardScaler  # noqa: PLC0415
 
         values, fill, words = x.numpy(), [], words if any(words) else ()
-        has_words = [bool(own) for own in words] or [False] * len(inputs)
+        has_words = [bool(column) for column in words] or [False] * len(inputs)
         if impute is not None:
             empty = [name for name, column in zip(inputs, values.T, strict=True) if np.isnan(column).all()]
             require(not empty, f"the column '{(empty or [''])[0]}' is empty in every training row; leave it out")
@@ -78,8 +78,10 @@ class Standardizer:
         if words:
             places = OneHotEncoder().fit(values).categories_
             pairs = list(zip(words, places, strict=True))
-            kept = tuple(tuple(own[int(i)] for i in used) if own else () for own, used in pairs)
-            fill = [float(used.searchsorted(f)) if own else f for f, (own, used) in zip(fill, pairs, strict=False)]
+            kept = tuple(tuple(column[int(i)] for i in used) if column else () for column, used in pairs)
+            fill = [
+                float(used.searchsorted(f)) if column else f for f, (column, used) in zip(fill, pairs, strict=False)
+            ]
         return Standardizer(
             inputs, tuple(mean.tolist()), tuple(np.where(has_words, 1.0, std).tolist()), kept, tuple(fill)
         )
@@ -87,7 +89,7 @@ class Standardizer:
     @property
     def width(self) -> int:
         """The number of inputs of the network, one per column of numbers and one per word."""
-        return sum(len(own) or 1 for own in self.words or [()] * len(self.inputs))
+        return sum(len(column) or 1 for column in self.words or [()] * len(self.inputs))
 
     def transform(self, x: Tensor, words: Words = ()) -> Tensor:
         """The rows (M, F) float64, whose columns have ``words``, as float32 (M, width).
@@ -97,22 +99,22 @@ class Standardizer:
                 nothing replaces.
         """
         values, ours, theirs = x.numpy(), self.words or ((),) * len(self.inputs), words or ((),) * x.shape[1]
-        for name, fitted, given in zip(self.inputs, ours, theirs, strict=True):
-            kinds = ["words" if own else "numbers" for own in (given, fitted)]
+        for name, fitted, column in zip(self.inputs, ours, theirs, strict=True):
+            kinds = ["words" if content else "numbers" for content in (column, fitted)]
             require(kinds[0] == kinds[1], f"the column '{name}' holds {kinds[0]}, where others hold {kinds[1]}")
         if self.fill:
             # Of words the place behind the last stands for the word that fills.
-            ends = np.array([len(own) or f for own, f in zip(theirs, self.fill, strict=True)])
+            ends = np.array([len(column) or f for column, f in zip(theirs, self.fill, strict=True)])
             values = np.where(np.isnan(values), ends, values)
         require(not np.isnan(values).any(), f"'{self.inputs[0] if self.inputs else ''}' or another input is empty")
         if not self.words:
             return torch.from_numpy(((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32))
         parts = []
-        for i, own in enumerate(ours):
-            if own:
-                filled = [own[int(self.fill[i])]] if self.fill else []
+        for i, column in enumerate(ours):
+            if column:
+                filled = [column[int(self.fill[i])]] if self.fill else []
                 row_words = np.array([*theirs[i], *filled])[values[:, i].astype(np.int64)]
-                parts.append(row_words[:, None] == np.array(own))
+                parts.append(row_words[:, None] == np.array(column))
             else:
                 parts.append((values[:, i : i + 1] - self.mean[i]) / self.std[i])
         return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))

@@ -98,8 +98,8 @@ def read_rows(
 def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> None:
     """Raise `InputError` unless the table has these columns."""
     for column in columns:
-        known = nearest(column, map(str, table.columns))
-        require(column in table.columns, f"{name} has no column '{column}'; {known}")
+        suggestion = nearest(column, map(str, table.columns))
+        require(column in table.columns, f"{name} has no column '{column}'; {suggestion}")
 
 
 def require_named(name: str, column: pd.Series) -> None:
@@ -125,8 +125,8 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
         require(bool(asked), "'inputs' must name at least one column")
         for column, kind in kinds.items():
             fault = f": {_not_numbers(table[column])}" if kind == "numbers and others" else ""
-            others = "choose others as 'inputs', or set 'one_hot' for words"
-            require(column in inputs, f"{name} has not only numbers in the column '{column}'{fault}; {others}")
+            remedy = "choose others as 'inputs', or set 'one_hot' for words"
+            require(column in inputs, f"{name} has not only numbers in the column '{column}'{fault}; {remedy}")
         return inputs, []
     require(
         bool(inputs), f"{name} has no column of numbers besides {quoted(filter(None, used))}; the model needs inputs"
@@ -137,10 +137,10 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
 def _kind(column: pd.Series) -> _Kind:
     if pd.api.types.is_numeric_dtype(column):
         return "other" if pd.api.types.is_complex_dtype(column) else "numbers"
-    known = column.dropna()
-    if known.empty or not known.map(lambda cell: isinstance(cell, str | int | float)).all():
+    cells = column.dropna()
+    if cells.empty or not cells.map(lambda cell: isinstance(cell, str | int | float)).all():
         return "other"
-    share = pd.to_numeric(known, errors="coerce").notna().mean()
+    share = pd.to_numeric(cells, errors="coerce").notna().mean()
     return "numbers" if share == 1 else "numbers and others" if share > 0.5 else "words"
 
 

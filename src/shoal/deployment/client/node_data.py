@@ -48,7 +48,8 @@ def run_config(text: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the server's configuration is not TOML: {error}") from error
     code = sorted({value for value in _names(table) if ":" in value})
-    require(not code, f"the server's configuration names Python code of its own, {quoted(code)}; a node runs none")
+    told = f"the server's configuration names Python code of its own, {quoted(code)}"
+    require(not code, f"{told}; a node runs none, so what it names must be in the package")
     return parse_config(table, "the server's configuration")
 
 

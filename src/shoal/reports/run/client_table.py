@@ -6,7 +6,7 @@ from math import isfinite, isnan, nan
 import pandas as pd
 
 from shoal.core.formats import DASH, count, decimal, metric_format, name_examples, percent
-from shoal.reports.run.run_view import EXCEEDED, UNCERTAIN, UNKNOWN, WITHIN_LIMIT, RunView, has_intervals
+from shoal.reports.run.run_view import EXCEEDED, UNCERTAIN, UNKNOWN, WITHIN_LIMIT, RunView
 from shoal.reports.table import Cell, Column, Row, Table
 
 ALL_ROWS = 200
@@ -51,8 +51,6 @@ def client_table(view: RunView) -> Table:
     over = known[known["limit"].isin([EXCEEDED, UNCERTAIN])]
     shown = (known if len(known) <= ALL_ROWS else over).head(MOST_ROWS)
     measured = COLUMNS | {"accuracy": (metric, metric_format(metric))}
-    if known["exposure_low"].isna().all():
-        del measured["exposure_low"]
     columns = {name: column for name, column in measured.items() if name in known}
     rows = []
     for client in shown.to_dict("records"):
@@ -83,16 +81,10 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
     drawn = int(clients["threshold_drawn"].sum()) if "threshold_drawn" in clients else 0
     if drawn:
         sentences.append(f"The limits of {drawn:,} clients were drawn at random, since no client has set one.")
-    if has_intervals(clients):
-        sentences.append(
-            "Exposure: the balanced accuracy of the attack that decides, on the most exposed model that the client "
-            "trained lately; low end: of its 95 % interval; 95 % of tests at chance: what they give at most. A limit "
-            "is exceeded where the low end is above it, and 'above, not certain' where only the exposure is, or the "
-            "MIA accuracy of its model. Over by: low end less limit."
-        )
-    else:
-        sentences.append(
-            "Exposure: the configured attack's balanced accuracy on the client's model, a point estimate without an "
-            "interval. Over by: exposure less limit."
-        )
+    sentences.append(
+        "Exposure: the balanced accuracy of the attack that decides, on the most exposed model that the client "
+        "trained lately; low end: of its 95 % interval; 95 % of tests at chance: what they give at most. A limit "
+        "is exceeded where the low end is above it, and 'above, not certain' where only the exposure is, or the "
+        "MIA accuracy of its model. Over by: low end less limit."
+    )
     return " ".join(sentences)

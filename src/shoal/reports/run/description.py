@@ -35,7 +35,6 @@ class RunDescription:
         settings: the text of config.toml.
         property_attack: the settings of an attack on rounds; None where there is none, or they are not known.
         attack_table: the name of such an attack's table, and the columns that it always has; None: there is none.
-        test_examples: of each group, where the summary does not say its numbers of non-members.
         metric: what the models are measured by, "accuracy" or the name of a model's own.
         kind: what the examples are, in the plural: images, texts, rows, or just examples.
         reference_federations: how many were asked for.
@@ -55,7 +54,6 @@ class RunDescription:
     settings: str
     property_attack: RoundAttackSection | None = None
     attack_table: tuple[str, Sequence[str]] | None = None
-    test_examples: int = 0
     metric: str = ACCURACY
     task: str | None = None
     kind: str = "images"
@@ -85,8 +83,6 @@ class RunDescription:
             settings=config.toml(),
             property_attack=section,
             attack_table=None if section is None else (section.attack.name, section.attack.columns),
-            # Dealt out evenly among all groups.
-            test_examples=0 if partition is None else partition.test_examples // len(config.data.groups),
             task=config.data.task,
             kind=kind_of(config.data.source),
             data_name="" if partition is not None or config.data.path is None else Path(config.data.path).name,

@@ -140,9 +140,7 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     whose += f"by {attack}; " if attack else ""
     whose += f"guessing: 0.500{null_size(summary.by_group.get(worst, {}).get('mia_null_high', nan))}"
     everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
-    exceeded, limits = overall.get("exceeded.total", point), everyone
-    if "exceeded.total" in overall:
-        limits += f", at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
+    limits = f"{everyone}, at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
     limits += "; limits drawn at random" if overall.get("thresholds_drawn") else ""
     limits += "" if audit is None else "; by the run's own attack, not the audit's"
     better = "" if run.metric == ACCURACY else "; higher is better"
@@ -152,7 +150,7 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     return (
         (capitalized(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
         exposure if audit is None else audit.key_metric,
-        _tile("exceeded", exceeded, limits),
+        _tile("exceeded", overall.get("exceeded.total"), limits),
         _tile("migrated", overall.get("migrated"), everyone),
         ("Rounds", count(rounds), "of training"),
         _tile("seconds.total", overall.get("seconds.total"), "in all"),

@@ -10,7 +10,7 @@ from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared
 from shoal.metrics.summary import Metrics
-from shoal.reports.run.run_view import RunView, accuracies_by_attack, has_intervals, strongest_attacks
+from shoal.reports.run.run_view import RunView, accuracies_by_attack, strongest_attacks
 from shoal.reports.table import Cell, Row, Table, metric_table, row
 
 BY_GROUP = (
@@ -23,7 +23,6 @@ BY_CLUSTER = (
 FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
 GROUPING = ("adjusted_rand_index", "migrated")
 SECONDS = tuple(key for key, metric in METRICS.items() if metric.format == "seconds")
-_ALWAYS = ("seconds.total", "seconds.train", "seconds.choose", "seconds.red_team")
 RATES: Mapping[str, float] = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
 
@@ -35,8 +34,7 @@ def by_group(view: RunView) -> Table:
     non_members = [view.non_members.get(group, nan) for group in groups]
     rows = [row("Clients", *(str((clients["group"] == group).sum()) for group in groups))]
     for metric in _shown(BY_GROUP, values, view):
-        if metric.key != "exceeded" or any("exceeded" in metrics for metrics in values):
-            rows.append(_row(metric, metric.meaning, values, view, non_members))
+        rows.append(_row(metric, metric.meaning, values, view, non_members))
         for other in view.others if metric.key == "mia_population" else ():
             against = view.metric(f"mia_against_{other}")
             meaning = f"The same attack, with non-members from {other}, to which no client belongs."
@@ -86,8 +84,7 @@ def by_cluster(view: RunView) -> Table:
         known = values if metric.key != "risk" or view.estimated else [{}] * len(values)
         rows.append(_row(metric, metric.of_model or metric.meaning, known, view, non_members))
     for key, over in (("exceeded", clients["over"]), ("violations", clients["violated"] > 0)):
-        if key != "exceeded" or has_intervals(clients):
-            rows.append(row(Cell(capitalized(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
+        rows.append(row(Cell(capitalized(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
     return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
 
 
@@ -116,8 +113,8 @@ def overall(view: RunView) -> Table:
 
 
 def seconds(metrics: Metrics) -> Table:
-    """Wall time; of a property attack, and of reference federations, only where there are some."""
-    shown = [METRICS[key] for key in SECONDS if key in _ALWAYS or key in metrics]
+    """Wall time, in all and of its parts."""
+    shown = [METRICS[key] for key in SECONDS if key in metrics]
     rows = [row(Cell(capitalized(one.name), one.meaning), one.text(metrics.get(one.key))) for one in shown]
     return metric_table("Time", ["wall time"], rows)
 

@@ -44,12 +44,10 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
 def limits(summary: Summary) -> str:
     """How many clients' limits are exceeded: at 95 % confidence, where the run has intervals, and by point estimate."""
     overall, violations = summary.overall, int(summary.overall["violations.total"])
-    exceeded = int(overall.get("exceeded.total", violations))
+    exceeded = int(overall.get("exceeded.total", 0))
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
     who = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
     drawn = "; limits were drawn at random, since no client has set one" if overall.get("thresholds_drawn") else ""
-    if "exceeded.total" not in overall:
-        return f"{who} by the point estimate{drawn}"
     which = "attack that decides" if reference_federations(summary) else "configured attack"
     point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
     return f"{who} at 95 % confidence; by the point estimate of the {which}, {point}{drawn}"

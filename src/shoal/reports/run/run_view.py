@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 
 import pandas as pd
 
@@ -35,7 +36,7 @@ class RunView:
         """The view of a run whose ``clients`` are the rows of clients.csv."""
         if reference_federations(summary):
             clients = clients.assign(attack=clients["attack"].map(attack_title))
-        return RunView(run, summary, rounds, with_limits(clients, run.attack))
+        return RunView(run, summary, rounds, with_limits(clients))
 
     @cached_property
     def groups(self) -> list[str]:
@@ -71,8 +72,8 @@ class RunView:
     @property
     def non_members(self) -> Metrics:
         """Those of each group."""
-        by_group, usual = self.summary.by_group, self.run.test_examples
-        return {name: by_group.get(name, {}).get("non_members", usual) for name in self.groups}
+        by_group = self.summary.by_group
+        return {name: by_group.get(name, {}).get("non_members", nan) for name in self.groups}
 
     def metric(self, key: str) -> Metric:
         """The metric of a key, as this run reports it."""
@@ -109,34 +110,15 @@ def strongest_attacks(summary: Summary) -> dict[str, str]:
     return decides
 
 
-def has_intervals(clients: pd.DataFrame) -> bool:
-    """Whether a limit counts as exceeded only where the whole 95 % interval of the exposure lies above it."""
-    return "exceeded" in clients
+def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
+    """The rows of clients.csv with what they say of limits, in further columns.
 
-
-def with_limits(clients: pd.DataFrame, attack: str) -> pd.DataFrame:
-    """The clients with what clients.csv says of their limits.
-
-    The columns added or replaced:
-
-    - ``exposure``: the balanced accuracy of the attack that decides; otherwise ``mia``, that of the configured attack.
-    - ``exposure_low``: the lower end of its 95 % interval; otherwise NaN.
-    - ``attack``: the attack's name; otherwise ``attack``, the configured one.
-    - ``over``: whether the limit is exceeded: ``exceeded``, by the interval; otherwise ``violated``, by the point
-      estimate.
-    - ``margin``: how far the limit is exceeded, negative below it: by the lower end where it is known.
-    - ``limit``: one of `EXCEEDED`, `UNCERTAIN` (above the limit, but the interval reaches below it), `WITHIN_LIMIT`,
-      `UNKNOWN`.
+    - ``over``: whether the limit is exceeded at 95 % confidence.
+    - ``margin``: how far the limit is exceeded by the lower end of the exposure's interval, negative below it.
+    - ``limit``: one of `EXCEEDED`, `UNCERTAIN` (above the limit by a point estimate alone), `WITHIN_LIMIT`, `UNKNOWN`.
     """
-    nothing = pd.Series(float("nan"), clients.index)
-    exposure = clients.get("exposure", clients["mia"])
-    low = clients.get("exposure_low", nothing)
-    over = clients.get("exceeded", clients["violated"]).fillna(0) > 0
-    above = (exposure > clients["threshold"]) | (clients["violated"].fillna(0) > 0)
-    limit = pd.Series(WITHIN_LIMIT, clients.index).mask(above & has_intervals(clients), UNCERTAIN)
-    limit = limit.mask(exposure.isna() | clients["threshold"].isna(), UNKNOWN).mask(over, EXCEEDED)
-    name = clients["attack"] if "attack" in clients else pd.Series(attack, clients.index).where(exposure.notna())
-    return clients.assign(
-        exposure=exposure, exposure_low=low, attack=name, over=over,
-        margin=low.fillna(exposure) - clients["threshold"], limit=limit,
-    )  # fmt: skip
+    threshold, exposure, over = clients["threshold"], clients["exposure"], clients["exceeded"].fillna(0) > 0
+    above = (exposure > threshold) | (clients["violated"].fillna(0) > 0)
+    limit = pd.Series(WITHIN_LIMIT, clients.index).mask(above, UNCERTAIN)
+    limit = limit.mask(exposure.isna() | threshold.isna(), UNKNOWN).mask(over, EXCEEDED)
+    return clients.assign(over=over, margin=clients["exposure_low"].fillna(exposure) - threshold, limit=limit)

@@ -46,20 +46,6 @@ class AuditFiles:
         audit: what attackers find.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> import pandas as pd
-        >>> import shoal
-        >>> table = pd.DataFrame({"record": range(40), "client": "a", "group": "all", "member": [1, 0] * 20})
-        >>> table["score"] = 2.0 * table["member"]
-        >>> with TemporaryDirectory() as folder:
-        ...     table.to_csv(Path(folder, "scores.csv"), index=False)
-        ...     found = shoal.audit_scores(Path(folder, "scores.csv"))
-        ...     found.page.exists(), found.flat == found.audit.flat()
-        ...
-        (True, True)
     """
 
     audit: Audit

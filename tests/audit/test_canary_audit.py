@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shoal.audit.canaries import (
+from shoal.audit.canary_audit import (
     correct_guesses,
     default_guesses,
     epsilon_lower_bound,

@@ -42,8 +42,8 @@ def _own(name: str) -> str:
     return name
 
 
-def _require_key(name: str, key: str, *, chosen: bool, known: bool) -> None:
-    require(known or not chosen, f"model '{name}' has no '{key}' to choose; leave it out")
+def _require_key(name: str, key: str, *, chosen: bool, exists: bool) -> None:
+    require(exists or not chosen, f"model '{name}' has no '{key}' to choose; leave it out")
 
 
 class _Sizes:
@@ -118,8 +118,8 @@ class Network:
     padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
 
     def __post_init__(self) -> None:
-        _require_key(self.name, "norm", chosen=self.norm != "batch", known=self.name.startswith("vgg"))
-        _require_key(self.name, "padding", chosen=self.padding != 0, known=self.name == "femnist-cnn")
+        _require_key(self.name, "norm", chosen=self.norm != "batch", exists=self.name.startswith("vgg"))
+        _require_key(self.name, "padding", chosen=self.padding != 0, exists=self.name == "femnist-cnn")
 
     def sized(self, classes: int) -> "Network":
         """The network with all its sizes, and without those that it does not have."""
@@ -201,7 +201,7 @@ def create_model(
     shaped = isinstance(shape, Shape | VectorShape | TextShape)
     require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {described(shape)}")
     require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
-    _require_key(name, "hidden", chosen=hidden is not None, known=name in _HIDDEN)
-    _require_key(name, "filters", chosen=filters is not None, known=name in _FILTERS)
+    _require_key(name, "hidden", chosen=hidden is not None, exists=name in _HIDDEN)
+    _require_key(name, "filters", chosen=filters is not None, exists=name in _FILTERS)
     sizes = None if filters is None else tuple(filters)
     return Network(name, hidden=hidden, filters=sizes, norm=norm, padding=padding).model(shape)

@@ -9,9 +9,9 @@ v of at most r guesses are right with probability at most
 
     f(v) + 2 m delta max_{i = 1..m} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
 
-With delta = 0 it is f(v), which randomized response attains: it is exact. What `tests/audit/test_canaries.py` verifies
-of the other term: with it the bounds are those that the paper prints, and it is never below the exact probability for
-randomized response that also reveals a random set of coins now and then. Its proof is the paper's.
+With delta = 0 it is f(v), which randomized response attains: it is exact. What `tests/audit/test_canary_audit.py`
+verifies of the other term: with it the bounds are those that the paper prints, and it is never below the exact
+probability for randomized response that also reveals a random set of coins now and then. Its proof is the paper's.
 """
 
 from collections.abc import Sequence
@@ -182,8 +182,8 @@ def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int
     """How many are right of guessing the ``high`` highest of scores (m,) in and the ``low`` lowest out; where fewer are
     not NaN, of guessing all of those in the same proportion.
     """
-    known = ~np.isnan(scores)
-    score, member = scores[known], included[known]
+    scored = ~np.isnan(scores)
+    score, member = scores[scored], included[scored]
     if high + low > len(score):
         high = len(score) * high // (high + low)
         low = len(score) - high

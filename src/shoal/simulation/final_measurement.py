@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from shoal.audit.canaries import DELTA, CanaryExposure
+from shoal.audit.canary_audit import DELTA, CanaryExposure
 from shoal.audit.final_attacks import attack_final_models
 from shoal.audit.measurement import (
     FinishedTraining,
@@ -36,7 +36,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 """The measurements of every run; those with tables of their own follow."""
 
 
-def measure(
+def measure_models(
     state: State,
     training: Training,
     red_team: RedTeam,
