@@ -78,7 +78,8 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
         else:
             raise InputError(
                 "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
-                f"'title' and 'view'; got {described(attack)}"
+                "'title' and 'view'; on scores also 'least' and 'scores', on updates also 'threshold' and 'score'; "
+                f"got {described(attack)}"
             )
     return tuple(on_scores), tuple(on_updates)
 

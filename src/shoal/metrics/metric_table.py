@@ -28,12 +28,13 @@ class Metric:
     """A number that a run reports.
 
     Args:
-        key: in `summary.json`, without the group or the model that it is of.
+        key: in `summary.json`, without the group or the model that it is of. A key of one of Shoal's
+            metrics would show that metric by this name and format.
         name: within a sentence; a page begins it with a capital letter.
         meaning: in one or two sentences.
-        format: how a value is written.
+        format: how a value is written: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
         better: which values are better; None: neither.
-        scopes: what it is of, separated by spaces, as in `Scope`.
+        scopes: what it is of, separated by spaces: "run", "group", "model" or "round".
         of_model: the meaning of a model's, where that is another one.
         decimals: of a mean over seeds; None: as many as the format has.
         interval: whether the ends of its 95 % interval are reported beside it.
