@@ -129,7 +129,7 @@ def write_scores(path: Path, records: AuditRecords) -> None:
     if population is not None:
         nobody = np.zeros((len(population.score), scores.references), dtype=bool)
         names = {"record": [f"population-{i}" for i in range(len(nobody))], "client": "", "group": ""}
-        more = _frame(names, nobody.any(axis=1), population, nobody, None if pair is None else "")
+        more = _frame(names, np.zeros(len(nobody), dtype=bool), population, nobody, None if pair is None else "")
         frame = pd.concat([frame, more], ignore_index=True)
     write_text(path, frame.to_csv(index=False))
 
