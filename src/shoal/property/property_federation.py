@@ -20,6 +20,7 @@ from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
 from shoal.data.partition import (
     DEFAULT_STREAM,
+    ClientIndices,
     Partition,
     PartitionIndices,
     disjoint,
@@ -163,8 +164,8 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
     holdout, shadow, test = map(torch.from_numpy, others)
-    own = [torch.from_numpy(indices) for indices in clients]
-    return PartitionIndices(own, _equal_parts(holdout, partition.clients), shadow, test)
+    own = ClientIndices.joined([torch.from_numpy(indices) for indices in clients])
+    return PartitionIndices(own, ClientIndices.equal(holdout, partition.clients), shadow, test)
 
 
 def partition_by_property(
@@ -194,18 +195,13 @@ def partition_by_property(
     return partitioned_federation(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
 
 
-def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
-    """``indices`` in as many parts of one length, in order."""
-    return list(indices.reshape(clients, -1))
-
-
 def partitioned_federation(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
     """The federation of a data set whose partition by property is ``drawn`` already."""
     has_property = _has_property(dataset)
     schedule = PropertySchedule(
-        has_property[torch.cat(drawn.clients)],
+        has_property[drawn.clients.indices],
         has_property[drawn.test],
         victim=VICTIM,
         attacker=ATTACKER,
