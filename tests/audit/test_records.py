@@ -151,6 +151,6 @@ def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():
     assert listed["score"].tolist() == by_attack[name].tolist()
     assert listed["member"].tolist() == scores.member.tolist()
     epsilon, of_loss = (
-        empirical_epsilon(by_attack[key], scores.member, Stream(0)("epsilon"), delta=1e-5) for attack in (name, "loss")
+        empirical_epsilon(by_attack[key], scores.member, Stream(0)("epsilon"), delta=1e-5) for key in (name, "loss")
     )
     assert audit.empirical_epsilon == epsilon > of_loss + 0.5
