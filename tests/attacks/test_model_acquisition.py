@@ -184,7 +184,7 @@ def test_the_same_reply_to_the_same_model_is_the_same_update():
     paths = SybilPaths(received("abx", "Ac"), 2)
     assert paths.sent(torch.tensor([97.0]), 1).tolist() == [-1.0]
     assert paths.sent(torch.tensor([98.0]), 1) is None
-    assert [each.tolist() for each in paths.found(torch.tensor([97.0]))] == [[98.0], [99.0]]
+    assert [model.tolist() for model in paths.next_models(torch.tensor([97.0]))] == [[98.0], [99.0]]
 
 
 def test_away_is_opposite_to_what_was_found():

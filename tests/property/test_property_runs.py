@@ -57,16 +57,16 @@ class Section:
     """The shipped federation, with another attack."""
     period: Positive = 5
     attack = property(lambda self: Counting())
-    of = staticmethod(lambda simulation: None)
+    from_simulation = staticmethod(lambda simulation: None)
 
     def check(self, config):
         pass
 
-    def draw(self, *given):
-        return PropertyAttackSection(period=self.period).draw(*given)
+    def draw(self, *args):
+        return PropertyAttackSection(period=self.period).draw(*args)
 
-    def federation(self, *given):
-        return PropertyAttackSection(period=self.period).federation(*given)
+    def federation(self, *args):
+        return PropertyAttackSection(period=self.period).federation(*args)
 
     def malicious_clients(self, model, federation):
         return None
