@@ -107,7 +107,7 @@ def kill_after(number):
 
 
 def without_config(out):
-    return {name: each for name, each in content(out).items() if name != "config.toml"}
+    return {name: data for name, data in content(out).items() if name != "config.toml"}
 
 
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(finished, config_of, tmp_path):
