@@ -85,7 +85,7 @@ def test_settings_that_cannot_be_run_are_one_sentence(changes, words):
     [
         ({"averaging": "gradients"}, "'averaging' must be 'model' or 'gradient'; got 'gradients'"),
         ({"choose_by": "some"}, "'choose_by' must be 'all' or 'batch'; got 'some'"),
-        ({"redraw": shoal.Redraw(share=0.9)}, r"'redraw.share' \* clients must be at most 1; got 1.8"),
+        ({"redraw": shoal.Redraw(share=0.9)}, r"'redraw.share' \* clusters must be at most 1; got 1.8"),
     ],
     ids=str,
 )

@@ -57,7 +57,7 @@ for y, attack in enumerate(shown):
 ax.plot([], [], "o-", color="#0072B2", label="the model alone")
 ax.plot([], [], "s-", color="#D55E00", label="with 16 reference federations")
 ax.axvline(0.5, color="#777777", linestyle=":")
-ax.set(yticks=range(len(shown)), yticklabels=shown.values(), xlabel="AUC with its 95 % interval; dotted: guessing")
+ax.set(yticks=range(len(shown)), yticklabels=shown.values(), xlabel="AUC with its 95 % interval; dotted: chance")
 ax.grid(visible=False, axis="y")
 ax.legend(loc="lower right")
 plt.show()

@@ -59,7 +59,7 @@ for name, color, line, marker in (
     ("pale ink", "#0072B2", "--", "o"),
 ):
     ax.plot(CLIENTS, [right[name, clients] for clients in CLIENTS], line, color=color, marker=marker, label=name)
-ax.axhline(0.5, color="#777777", linestyle=":", label="guessing")
+ax.axhline(0.5, color="#777777", linestyle=":", label="chance")
 ax.set(xscale="log", xticks=CLIENTS, xticklabels=CLIENTS, ylim=(0, 1.04))
 ax.minorticks_off()
 ax.set(xlabel="clients in a round", ylabel="pairs in which the attacker is right")

@@ -51,7 +51,7 @@ for place, (*_, strongest) in zip(places, rows, strict=True):
     below.plot([place, place], [strongest["auc.low"], strongest["auc.high"]], color="#D55E00")
     below.plot(place, strongest["auc"], "s", color="#D55E00")
 below.axhline(0.5, color="#777777", linestyle=":")
-below.set(ylabel="AUC of the strongest attack\n(95 % interval; dotted: guessing)")
+below.set(ylabel="AUC of the strongest attack\n(95 % interval; dotted: chance)")
 below.set(xticks=places, xticklabels=names, xlabel="noise multiplier")
 plt.show()
 

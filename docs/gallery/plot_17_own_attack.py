@@ -81,7 +81,7 @@ for (name, result), color, line in zip(
 ):
     curve, found = result.roc[result.roc["non_members"] == "group"], result.summary.by_group["all"]
     ax.plot(curve["fpr"], curve["tpr"], line, color=color, label=f"{name}: AUC {found['mia_auc']:.3f}")
-ax.plot([0, 1], [0, 1], ":", color="#777777", label="guessing")
+ax.plot([0, 1], [0, 1], ":", color="#777777", label="chance")
 ax.set(xlabel="non-members called members", ylabel="members called members", aspect="equal")
 ax.legend(loc="lower right")
 plt.show()

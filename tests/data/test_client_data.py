@@ -8,7 +8,7 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, ClientSplit, Standardizer, draw_preferences, federation_of_clients
-from shoal.data.partition import PartitionIndices
+from shoal.data.partition import ClientIndices, PartitionIndices
 
 STREAM = Stream(0, ("data",))
 
@@ -40,7 +40,7 @@ def refused(action):
 def test_every_example_goes_to_one_part_of_its_own_client():
     data, split = dataset(), ClientSplit(0.2, holdout_fraction=0.1, shadow_fraction=0.2)
     drawn = split.draw(data, STREAM)
-    parts = [torch.cat(drawn.clients), torch.cat(drawn.holdout), drawn.shadow, drawn.test]
+    parts = [drawn.clients.indices, drawn.holdout.indices, drawn.shadow, drawn.test]
     assert torch.cat(parts).sort().values.tolist() == list(range(35))
     assert [torch.bincount(data.client[part]).tolist() for part in parts] == [
         [5, 10, 2],
@@ -48,14 +48,14 @@ def test_every_example_goes_to_one_part_of_its_own_client():
         [2, 4, 1],
         [2, 4, 1],
     ]
-    assert [data.client[own].unique().tolist() for own in drawn.clients] == [[0], [1], [2]]
+    assert [data.client[own].unique().tolist() for own in drawn.clients.by_client()] == [[0], [1], [2]]
 
 
 def test_a_client_s_draw_does_not_depend_on_the_others():
     alone, together = dataset((10,)), dataset((10, 20))
-    drawn = [ClientSplit(0.3).draw(data, STREAM).clients[0].tolist() for data in (alone, together)]
+    drawn = [ClientSplit(0.3).draw(data, STREAM).clients.by_client()[0].tolist() for data in (alone, together)]
     assert drawn[0] == drawn[1]
-    assert ClientSplit(0.3).draw(alone, Stream(1)).clients[0].tolist() != drawn[0]
+    assert ClientSplit(0.3).draw(alone, Stream(1)).clients.by_client()[0].tolist() != drawn[0]
 
 
 def test_columns_are_standardised_by_the_training_examples_alone():
@@ -81,7 +81,7 @@ def test_a_scale_of_other_examples_is_taken_and_of_other_columns_refused():
     data, scale = dataset(), Standardizer(("count", "constant"), (10.0, 5.0), (2.0, 4.0))
     drawn, preferences = ClientSplit().draw(data, STREAM), draw_preferences(3, (0.5, 0.8), 0.5, STREAM)
     made = federation_of_clients(data, drawn, preferences, scale)
-    rows = data.x[torch.cat(drawn.clients)]
+    rows = data.x[drawn.clients.indices]
     expected = torch.stack([(rows[:, 0] - 10) / 2, torch.full((len(rows),), 0.5).double()], dim=1)
     assert torch.equal(made.clients.x[made.clients.indices], expected.float())
     sentence = refused(lambda: federation_of_clients(data, drawn, preferences, replace(scale, inputs=("count", "b"))))
@@ -129,7 +129,7 @@ def test_names_are_numbered_in_sorted_order_integers_by_size():
 def test_a_client_with_few_examples_trains_on_one_and_has_the_rest_held_out(size, split, parts):
     data = dataset((5, size))
     drawn = split.draw(data, STREAM)
-    held = [drawn.clients[1], drawn.shadow, drawn.holdout[1], drawn.test]
+    held = [drawn.clients.by_client()[1], drawn.shadow, drawn.holdout.by_client()[1], drawn.test]
     assert [int((data.client[each] == 1).sum()) for each in held] == parts
 
 
@@ -173,7 +173,8 @@ def test_held_out_rows_change_nothing_of_how_columns_become_inputs(impute):
         return ClientDataset.from_names("'rows'", torch.where(torch.isnan(test), rows, test), **named, **given)
 
     def made(data):
-        parts = PartitionIndices([torch.tensor([0, 1, 2]), torch.tensor([3])], [none, none], none, torch.tensor([4, 5]))
+        owned = ClientIndices(torch.arange(4), torch.tensor([3, 1])), ClientIndices.equal(none, 2)
+        parts = PartitionIndices(*owned, none, torch.tensor([4, 5]))
         preferences = draw_preferences(2, (0.5, 0.8), 0.5, STREAM)
         return data.standardizer(parts), federation_of_clients(data, parts, preferences)
 

@@ -21,7 +21,7 @@ from shoal import (
     simulate,
 )
 from shoal.data import federation_of_clients, load_table
-from shoal.data.partition import PartitionIndices
+from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.user.arrays import labelled_arrays
 
 CLIENTS = [(torch.rand(4, 3, generator=torch.Generator().manual_seed(i)), torch.tensor([0, 1, 2, i])) for i in range(3)]
@@ -300,7 +300,8 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     made = Federation.from_table(table, columns, test=table)
     everyone = [torch.nonzero(data.client == i).flatten() for i in range(3)]
     none = torch.empty(0, dtype=torch.int64)
-    parts = PartitionIndices(everyone, [none] * 3, none, torch.arange(30))
+    owned = ClientIndices.joined(everyone), ClientIndices.equal(none, 3)
+    parts = PartitionIndices(*owned, none, torch.arange(30))
     expected = federation_of_clients(data, parts, made.preferences)
     for theirs, ours in ((made.clients, expected.clients), (made.test, expected.test)):
         assert torch.equal(theirs.x, ours.x)

@@ -18,10 +18,10 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
-from shoal.deployment.client.client_round import respond, respond_histograms, respond_vote
+from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client, run_config
-from shoal.deployment.client.node_settings import NodeSettings
+from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.messages import Offer, Refusal
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
@@ -64,7 +64,7 @@ def test_the_partition_is_the_simulators_client_with_the_nodes_own_preferences(t
 
 def test_a_client_replies_with_its_model_its_cluster_and_its_examples(tmp_path):
     offer = an_offer()
-    update = respond(offer, settings(tmp_path, beta=0.0))
+    update = training_reply(offer, settings(tmp_path, beta=0.0))
     assert isinstance(update, ClientUpdate)
     assert update.examples == 20
     assert update.best is None
@@ -73,20 +73,20 @@ def test_a_client_replies_with_its_model_its_cluster_and_its_examples(tmp_path):
 
 def test_risk_decides_by_the_nodes_own_beta(tmp_path):
     offer = replace(an_offer(), risks=torch.tensor([0.9, 0.5], dtype=torch.float64))
-    assert respond(offer, settings(tmp_path, alpha=0.0)).cluster == 1
+    assert training_reply(offer, settings(tmp_path, alpha=0.0)).cluster == 1
     risky = replace(offer, risks=torch.tensor([0.5, 0.9], dtype=torch.float64))
-    assert respond(risky, settings(tmp_path, alpha=0.0)).cluster == 0
+    assert training_reply(risky, settings(tmp_path, alpha=0.0)).cluster == 0
 
 
 def test_a_client_that_does_not_trust_the_server_goes_by_its_own_estimates(tmp_path):
     offer = replace(an_offer(), risks=torch.tensor([0.9, 0.5], dtype=torch.float64))
     own = settings(tmp_path, beta=1.0, risk="client")
-    update = respond(offer, own)
+    update = training_reply(offer, own)
     rows = list(csv.DictReader((tmp_path / "risks.csv").read_text().splitlines()))
     estimates = [float(row["own"]) for row in rows]
     assert [float(row["server"]) for row in rows] == [0.9, 0.5]
     assert update.cluster == estimates.index(min(estimates))
-    respond(replace(offer, round=2), own)
+    training_reply(replace(offer, round=2), own)
     assert [row.partition(",")[0] for row in (tmp_path / "risks.csv").read_text().splitlines()[1:]] == [
         "1",
         "1",
@@ -106,7 +106,7 @@ def test_two_rounds_at_once_are_both_in_the_ledger(tmp_path, monkeypatch):
         return ledger
 
     monkeypatch.setattr(Ledger, "load", staticmethod(load_together))
-    rounds = [threading.Thread(target=respond, args=(an_offer(number), settings(tmp_path))) for number in (1, 2)]
+    rounds = [threading.Thread(target=training_reply, args=(an_offer(number), settings(tmp_path))) for number in (1, 2)]
     for each in rounds:
         each.start()
     for each in rounds:
@@ -143,7 +143,7 @@ def test_noise_is_the_clients_secret_and_new_for_an_offer_that_is_made_twice(tmp
     noisy, plain = an_offer(defenses=defenses), an_offer()
 
     def answers(offer, source: str) -> list[Tensor]:
-        found = [respond(offer, settings(tmp_path / f"{source}-{turn}", noise=source)) for turn in (0, 1)]
+        found = [training_reply(offer, settings(tmp_path / f"{source}-{turn}", noise=source)) for turn in (0, 1)]
         assert all(isinstance(each, ClientUpdate) for each in found)
         return [each.end for each in found]
 
@@ -157,24 +157,24 @@ def test_noise_of_histograms_and_answers_is_the_clients_secret(tmp_path):
     offer = an_offer(red_team=team, coordinator={"l2": 0.1, "vote_epsilon": 0.1})
     one = replace(offer, models=offer.models[:1], risks=offer.risks[:1])
     secret, seeded = settings(tmp_path), settings(tmp_path, noise="seed")
-    assert np.array_equal(respond_histograms(one, seeded), respond_histograms(one, seeded))
-    assert not np.array_equal(respond_histograms(one, secret), respond_histograms(one, secret))
-    assert len({respond_vote(one, seeded) for _ in range(50)}) == 1
-    assert len({respond_vote(one, secret) for _ in range(50)}) == 2, "equal with a probability of 2^-49"
+    assert np.array_equal(histograms_reply(one, seeded), histograms_reply(one, seeded))
+    assert not np.array_equal(histograms_reply(one, secret), histograms_reply(one, secret))
+    assert len({vote_reply(one, seeded) for _ in range(50)}) == 1
+    assert len({vote_reply(one, secret) for _ in range(50)}) == 2, "equal with a probability of 2^-49"
 
 
 def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
     private = {"defenses": {"dp_sgd": {"noise_multiplier": 1.0}}}
     offer = an_offer(**private)
-    first = respond(offer, settings(tmp_path))
+    first = training_reply(offer, settings(tmp_path))
     assert isinstance(first, ClientUpdate)
     spent = Ledger.load(tmp_path / "ledger.json")
     assert 0 < spent.epsilon < float("inf")
-    refusal = respond(replace(offer, round=2), settings(tmp_path, **{"epsilon-budget": spent.epsilon * 1.01}))
+    refusal = training_reply(replace(offer, round=2), settings(tmp_path, **{"epsilon-budget": spent.epsilon * 1.01}))
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "the client's privacy budget is spent", "how much was spent is the client's own"
     assert Ledger.load(tmp_path / "ledger.json") == spent
-    assert isinstance(respond(replace(offer, round=2), settings(tmp_path)), ClientUpdate)
+    assert isinstance(training_reply(replace(offer, round=2), settings(tmp_path)), ClientUpdate)
     assert Ledger.load(tmp_path / "ledger.json").rounds == 2
 
 
@@ -187,7 +187,7 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
     offer = an_offer(**table)
     offer = replace(offer, models=offer.models[:1], risks=offer.risks[:1])
     for number in (1, 2):
-        respond(replace(offer, round=number), settings(tmp_path))
+        training_reply(replace(offer, round=number), settings(tmp_path))
     _, simulation = build(parse_config({**TABLE, **table}, "test"))
     with Engine(simulation.setup.model) as engine:
         training = simulation.on(engine)
@@ -201,20 +201,20 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
 
 
 def test_a_budget_needs_differential_privacy(tmp_path):
-    refusal = respond(an_offer(), settings(tmp_path, **{"epsilon-budget": 100.0}))
+    refusal = training_reply(an_offer(), settings(tmp_path, **{"epsilon-budget": 100.0}))
     assert isinstance(refusal, Refusal)
 
 
 def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):
     offer = an_offer(algorithm={"name": "ditto", "rounds": 3})
     offer = replace(offer, models=offer.models[:1], risks=offer.risks[:1])
-    respond(offer, settings(tmp_path))
-    respond(replace(offer, round=2), settings(tmp_path))
+    training_reply(offer, settings(tmp_path))
+    training_reply(replace(offer, round=2), settings(tmp_path))
     (folder,) = tmp_path.glob("run-*")
     assert [path.name for path in sorted(folder.glob("*"))] == ["round-000001.safetensors", "round-000002.safetensors"]
     again = tmp_path / "again"
-    respond(offer, settings(again))
-    respond(replace(offer, round=2), settings(again))
+    training_reply(offer, settings(again))
+    training_reply(replace(offer, round=2), settings(again))
     (other,) = again.glob("run-*")
     assert (folder / "round-000002.safetensors").read_bytes() == (other / "round-000002.safetensors").read_bytes()
     first, second = ((folder / f"round-00000{i}.safetensors").read_bytes() for i in (1, 2))
@@ -227,7 +227,7 @@ def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp
     found = []
     for name, defenses in (("noisy", {"dp_sgd": {"noise_multiplier": 1.0}}), ("plain", {})):
         offer = an_offer(defenses=defenses, local=local, algorithm={"name": "ditto", "rounds": 3})
-        respond(replace(offer, models=offer.models[:1], risks=offer.risks[:1]), settings(tmp_path / name))
+        training_reply(replace(offer, models=offer.models[:1], risks=offer.risks[:1]), settings(tmp_path / name))
         (path,) = (tmp_path / name).glob("run-*/round-000001.safetensors")
         (personal,) = [rows for key, rows in load_file(path).items() if rows.shape[-1] == offer.models.shape[1]]
         found.append(personal)
@@ -238,16 +238,16 @@ def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "give 'data-path', or 'partition-id'"),
+        ({}, "give either 'data-path' or 'partition-id'"),
         ({"partition-id": -1}, "at least 0"),
         ({"partition-id": 0, "partion-id": 1}, "unknown key 'partion-id'; did you mean 'partition-id'"),
         ({"partition-id": 0, "alpha": 0.5, "beta": 0.6}, "must sum to 1"),
-        ({"partition-id": 0, "threshold": 0.4}, "'threshold' must be a number in \\[0.5, 1\\]"),
+        ({"partition-id": 0, "threshold": 0.4}, "'threshold' must be at least 0.5"),
         ({"partition-id": 0, "risk": "mine"}, "'server' or 'client'"),
         ({"partition-id": 0, "noise": "x"}, "'secret' or 'seed'"),
         ({"partition-id": 0, "client": "../etc"}, "'client' must be of letters"),
         ({"data-path": "x"}, "needs a name"),
-        ({"partition-id": 0, "threads": 0}, "'threads' must be in"),
+        ({"partition-id": 0, "threads": 0}, "'threads' must be at least 1"),
         ({"partition-id": 0, "epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
     ],
 )
@@ -264,7 +264,7 @@ def test_a_node_runs_no_code_that_the_server_names():
 def test_a_model_of_another_network_is_refused(tmp_path):
     offer = an_offer()
     with pytest.raises(InputError, match="this network 650"):
-        respond(replace(offer, models=offer.models[:, :-1]), settings(tmp_path))
+        training_reply(replace(offer, models=offer.models[:, :-1]), settings(tmp_path))
 
 
 def test_a_client_trains_on_a_folder_of_its_own(tmp_path):

@@ -15,7 +15,7 @@ PRIVATE = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multipl
 def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
     ledger, path = Ledger(), tmp_path / "state" / "ledger.json"
     for _ in range(3):
-        ledger = ledger.after_round([PRIVATE], 100)
+        ledger = ledger.after([PRIVATE], 100)
         ledger.save(path)
         ledger = Ledger.load(path)
     assert ledger.rounds == 3
@@ -24,21 +24,21 @@ def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
 
 def test_rounds_with_different_noise_are_composed():
     more = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=2.0))
-    both = Ledger().after_round([PRIVATE], 100).after_round([more], 100)
-    assert Ledger().after_round([PRIVATE], 100).epsilon < both.epsilon
+    both = Ledger().after([PRIVATE], 100).after([more], 100)
+    assert Ledger().after([PRIVATE], 100).epsilon < both.epsilon
     assert both.epsilon == accounting.composed([(1.1, 0.1, 20), (2.0, 0.1, 20)], 1e-5)
 
 
 def test_two_trainings_are_one_round_of_both_their_steps():
     own = LocalSGD(epochs=3, batch_size=20, gradient_privacy=PRIVATE.gradient_privacy)
-    ledger = Ledger().after_round([PRIVATE, own, PRIVATE], 100)
+    ledger = Ledger().after([PRIVATE, own, PRIVATE], 100)
     assert ledger.rounds == 1
     assert ledger.epsilon == accounting.composed([(1.1, 0.1, 40), (1.1, 0.2, 15)], 1e-5)
 
 
 def test_a_round_without_noise_has_no_guarantee():
     assert Ledger().epsilon == 0
-    assert Ledger().after_round([LocalSGD(epochs=1, batch_size=10)], 100).epsilon == math.inf
+    assert Ledger().after([LocalSGD(epochs=1, batch_size=10)], 100).epsilon == math.inf
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ thresholds = [0.5, 0.8]
 """
 
 FAULTY = """
+import json
+
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
@@ -104,7 +106,7 @@ app.query("identify")(client_app.identify)
 @app.train()
 def train(message, context):
     reply = client_app.train(message, context)
-    if context.node_config["partition-id"] == 2 and message.content["offer"]["round"] == 3:
+    if context.node_config["partition-id"] == 2 and json.loads(message.content["offer"]["header"])["round"] == 3:
         model = reply.content["model"]["model"].numpy().copy()
         model[5] = np.nan
         reply.content["model"] = ArrayRecord({"model": Array(model)})

@@ -27,7 +27,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD
-from shoal.deployment.supported import at_client, at_server, choice_of
+from shoal.deployment.messages import parts_of
 from shoal.engine import Engine, LocalSGD, Received, State, Training, client_round, server_plan, server_round
 from shoal.models import Model
 
@@ -61,12 +61,12 @@ ALGORITHMS = [
 
 def by_messages(algorithm, federation: Federation, local: LocalSGD, engine: Engine, rounds: int, defenses=()) -> State:
     """The server's state after some rounds in which every client is another process would be."""
-    stream, choice = Stream(5), choice_of(algorithm)
+    stream, choice = Stream(5), parts_of(algorithm).choice
 
     def training(of: Federation, part) -> Training:
         return Training(federation=of, algorithm=part, local=local, engine=engine, stream=stream, defenses=defenses)
 
-    server = training(federation, at_server(algorithm))
+    server = training(federation, parts_of(algorithm).server)
     state = replace(server.start(), risks=torch.tensor([0.5, 0.9][: len(server.start().models)], dtype=torch.float64))
     everyone, sizes, memories = torch.arange(len(federation)), federation.clients.sizes, {}
     for _ in range(rounds):
@@ -80,7 +80,7 @@ def by_messages(algorithm, federation: Federation, local: LocalSGD, engine: Engi
                 (sent,) = plan.trainings
                 cluster[i], offered = plan.assignment[i], sent.initial_params[sent.init_index[i]][None]
                 risks = state.risks[plan.assignment[i]][None]
-            own = training(one, at_client(algorithm))
+            own = training(one, parts_of(algorithm).client)
             first = replace(own, federation=one.take(torch.zeros(len(offered), dtype=torch.int64))).start()
             before = memories.get(i) or replace(
                 first,
@@ -116,9 +116,9 @@ def test_an_algorithm_of_ones_own_is_deployed(monkeypatch):
 
 def test_an_algorithm_without_parts_for_several_machines_is_refused():
     with pytest.raises(InputError, match=r"Scaffold does not run on several machines.*those that do are FedAvg, IFCA"):
-        choice_of(Scaffold())
+        parts_of(Scaffold())
     with pytest.raises(InputError, match="FedEM does not run on several machines: it has no method 'remote_rounds'"):
-        choice_of(FedOpt(FedEM()))
+        parts_of(FedOpt(FedEM()))
 
 
 def assert_messages_are_the_simulators(algorithm) -> None:
@@ -164,9 +164,9 @@ def test_private_rounds_by_messages_are_the_simulators_bit_for_bit():
 )
 def test_what_needs_more_than_one_reply_a_round_is_refused(algorithm, words):
     with pytest.raises(InputError, match=words):
-        choice_of(algorithm)
+        parts_of(algorithm)
 
 
 def test_the_server_keeps_no_personal_models_and_clients_no_server_optimizer():
-    assert at_server(FedOpt(Ditto(IFCA(2)))) == FedOpt(IFCA(2))
-    assert at_client(Ditto(FedOpt(IFCA(2)))) == Ditto(IFCA(2))
+    assert parts_of(FedOpt(Ditto(IFCA(2)))).server == FedOpt(IFCA(2))
+    assert parts_of(Ditto(FedOpt(IFCA(2)))).client == Ditto(IFCA(2))

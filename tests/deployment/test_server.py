@@ -18,14 +18,13 @@ from flwr.app import MetricRecord, RecordDict
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
-from shoal.deployment.client.client_round import respond, respond_histograms, respond_vote
+from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.node_data import open_client
-from shoal.deployment.client.node_settings import NodeSettings
-from shoal.deployment.flower_records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
+from shoal.deployment.flower_config import NodeSettings, RunSettings
+from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, pack_vote, unpack_offer
 from shoal.deployment.messages import Offer
 from shoal.deployment.server.exchange import Answer
-from shoal.deployment.server.run_settings import RunSettings
-from shoal.deployment.server.server_run import serve
+from shoal.deployment.server.server_app import serve
 from shoal.engine import Engine
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -80,16 +79,16 @@ class Nodes:
             self.asked.append((question, partition))
             settings = self.settings_of(partition)
             if question == "identify":
-                yield Answer(node, pack_identity(settings.client, partition))
+                yield Answer(node, pack_identity(settings.name, partition))
                 continue
             offer = unpack_offer(content)
             self.offers.append(offer)
             if question == "histograms":
-                reply = pack_counts(respond_histograms(offer, settings))
+                reply = pack_histograms(histograms_reply(offer, settings))
             elif question == "votes":
-                reply = pack_answer(respond_vote(offer, settings))
+                reply = pack_vote(vote_reply(offer, settings))
             else:
-                reply = pack_reply(respond(offer, settings))
+                reply = pack_reply(training_reply(offer, settings))
             spoiled = self.spoil(offer.round, partition, reply)
             if spoiled is not None:
                 yield Answer(node, spoiled)
@@ -306,10 +305,10 @@ def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, chang
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "'config' must name a TOML file"),
-        ({"config": "nowhere.toml"}, "'nowhere.toml', which is neither"),
-        ({"min-nodes": 0}, "'min-nodes' must be an integer of at least 1"),
-        ({"round-timeout": -1.0}, "'round-timeout' must be a number of at least 0"),
+        ({}, "'config' must be a TOML file"),
+        ({"config": "nowhere.toml"}, "a TOML file at the server or in the app; got 'nowhere.toml'"),
+        ({"min-nodes": 0}, "'min-nodes' must be at least 1"),
+        ({"round-timeout": -1.0}, "'round-timeout' must be at least 0"),
     ],
 )
 def test_a_run_that_is_set_wrong_says_so(tmp_path, given, words):

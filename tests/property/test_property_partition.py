@@ -43,10 +43,10 @@ def federation_of(dataset, settings):
 def test_every_example_goes_to_one_part_and_the_property_to_two_clients():
     dataset = images()
     partition = draw_property_partition(dataset, settings(), STREAM)
-    everything = torch.cat([*partition.clients, *partition.holdout, partition.shadow, partition.test])
+    everything = torch.cat([partition.clients.indices, partition.holdout.indices, partition.shadow, partition.test])
     assert len(everything.unique()) == len(everything)
-    assert sum(len(indices) for indices in partition.clients) == 6 * 150
-    with_property = [int(dataset.has_property[indices].sum()) for indices in partition.clients]
+    assert len(partition.clients.indices) == 6 * 150
+    with_property = [int(dataset.has_property[indices].sum()) for indices in partition.clients.by_client()]
     assert with_property[2:] == [0, 0, 0, 0]
     assert abs(with_property[ATTACKER] - with_property[VICTIM]) <= 1
     assert len(partition.test) == 200
@@ -57,13 +57,15 @@ def test_every_example_goes_to_one_part_and_the_property_to_two_clients():
 def test_the_attacker_gets_its_share_of_the_property(share):
     dataset = images()
     partition = draw_property_partition(dataset, settings(attacker_share=share), STREAM)
-    attacker, victim = (int(dataset.has_property[partition.clients[who]].sum()) for who in (ATTACKER, VICTIM))
+    by_client = partition.clients.by_client()
+    attacker, victim = (int(dataset.has_property[by_client[client]].sum()) for client in (ATTACKER, VICTIM))
     assert attacker == round(share * (attacker + victim))
 
 
 def test_skew_leaves_each_client_a_batch_and_no_skew_leaves_equal_parts():
     dataset = images()
-    skewed, even = (draw_property_partition(dataset, settings(alpha=alpha), STREAM).clients for alpha in (0.2, None))
+    drawn = [draw_property_partition(dataset, settings(alpha=alpha), STREAM) for alpha in (0.2, None)]
+    skewed, even = (partition.clients.by_client() for partition in drawn)
 
     def without_property(indices):
         return dataset.labels[indices[~dataset.has_property[indices]]]
@@ -85,7 +87,7 @@ def test_a_natural_victims_labels_are_those_of_all_and_the_others_are_skewed(see
 
     def distance(victim_labels, client):
         asked = settings(examples=700, alpha=0.3, victim_labels=victim_labels)
-        indices = draw_property_partition(dataset, asked, Stream(seed)).clients[client]
+        indices = draw_property_partition(dataset, asked, Stream(seed)).clients.by_client()[client]
         labels = dataset.labels[indices[~dataset.has_property[indices]]]
         return float((torch.bincount(labels, minlength=3).double() / len(labels) - common).abs().max())
 
@@ -96,9 +98,10 @@ def test_a_natural_victims_labels_are_those_of_all_and_the_others_are_skewed(see
 
 def test_a_natural_victim_has_as_many_examples_of_each_kind():
     dataset = images()
-    indices = draw_property_partition(dataset, settings(), STREAM).clients[VICTIM]
+    clients = draw_property_partition(dataset, settings(), STREAM).clients
+    indices = clients.by_client()[VICTIM]
     assert 2 * int(dataset.has_property[indices].sum()) == len(indices)
-    everything = torch.cat(draw_property_partition(dataset, settings(), STREAM).clients)
+    everything = clients.indices
     assert len(everything.unique()) == 6 * 150
 
 
@@ -107,14 +110,14 @@ def test_a_seed_gives_the_same_partition_and_another_seed_another():
         draw_property_partition(images(), settings(), stream) for stream in (STREAM, STREAM, Stream(8, ("data",)))
     )
     assert all(torch.equal(a, b) for a, b in zip(first.clients, again.clients, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first.clients, other.clients, strict=True))
+    assert not torch.equal(first.clients.indices, other.clients.indices)
 
 
 def test_the_federation_has_the_examples_that_were_drawn():
     dataset = images()
     federation = federation_of(dataset, settings())
     partition = draw_property_partition(dataset, settings(), STREAM)
-    indices = torch.cat(partition.clients)
+    indices = partition.clients.indices
     assert torch.equal(federation.clients.y, dataset.labels[indices])
     assert torch.equal((federation.clients.x[:, 0, 0, 0] * 255).round().long(), indices % 256)
     assert torch.equal(federation.schedule.has_property, dataset.has_property[indices])
@@ -127,9 +130,7 @@ def test_texts_are_partitioned_unchanged():
     texts = TextDataset("made", words, 50, dataset.labels, 1_200, 3, dataset.has_property)
     federation = federation_of(texts, settings())
     assert federation.clients.x.dtype == torch.int64
-    assert torch.equal(
-        federation.clients.x, words[torch.cat(draw_property_partition(texts, settings(), STREAM).clients)]
-    )
+    assert torch.equal(federation.clients.x, words[draw_property_partition(texts, settings(), STREAM).clients.indices])
 
 
 def test_only_the_victim_alternates_between_its_examples():

@@ -154,10 +154,10 @@ def test_table_shows_the_metrics_of_all_models_and_of_each() -> None:
     assert shown["Cosine of consecutive updates"][2] == f"{mean:.3f} ± {sd:.3f}"
 
 
-def test_standard_deviation_of_guessing_is_that_of_all_orders() -> None:
+def test_standard_deviation_at_chance_is_that_of_all_orders() -> None:
     updates = updates_of(1, rounds=5).assign(present=[1, 0, 0, 1, 0])
     aucs = [roc_auc_score(np.isin(np.arange(5), held), np.arange(5.0)) for held in combinations(range(5), 2)]
-    assert cells(Summary(), updates, 1)["Standard deviation of guessing"] == (f"{np.std(aucs):.3f}",)
+    assert cells(Summary(), updates, 1)["Standard deviation at chance"] == (f"{np.std(aucs):.3f}",)
 
 
 def test_metrics_that_are_missing_are_dashes() -> None:

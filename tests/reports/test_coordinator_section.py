@@ -109,12 +109,12 @@ def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
     for text in (
         "Risk as told to clients: balanced accuracy of the attack", "Share of the members who are over their limit",
         "Augmentation: share of its full strength", "Price of the model, in nats of loss", "target (10.0 %)",
-        "guessing (0.5)", "cluster 0", "cluster 1", "round",
+        "chance: 0.500", "cluster 0", "cluster 1", "round",
     ):  # fmt: skip
         assert text in figure.image, text
     assert "L2: share" not in figure.image, "a knob that never moved has no panel"
     assert "Never asked for: l2." in figure.caption
-    assert "advantage over guessing times 2" in figure.caption
+    assert "advantage over chance times 2" in figure.caption
     # The estimate 0.55 is told as 0.5 + 2 * 0.05.
     assert "cluster 1, round 4: 0.600" in figure.image
     assert "cluster 1, round 3: 0.900" in figure.image

@@ -50,7 +50,7 @@ def test_a_rate_below_three_non_members_is_a_dash(
     table = by_group(view_of(GROUPS, 2, SUMMARY | non_members(a, b)))
     for name, cells, rate in (("TPR at 1 % FPR", at_1_percent, "1 %"), ("TPR at 0.1 % FPR", at_01_percent, "0.1 %")):
         assert texts_of(table)[name] == cells
-        assert (f"Guessing: {rate}." in meanings_of(table)[name]) == (set(cells) != {DASH})
+        assert (f"Chance: {rate}." in meanings_of(table)[name]) == (set(cells) != {DASH})
         assert ("too few non-members" in meanings_of(table)[name]) == (DASH in cells)
     assert ("3,000 are needed, 299 are there" in meanings_of(table)["TPR at 0.1 % FPR"]) == (a == 299)
 
@@ -108,7 +108,7 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
         page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
     assert "4 reference federations were asked for." in page
     assert "those of 4 reference federations, the whole run again each" in page
-    assert "highest of the groups: b; by offline LiRA; guessing: 0.500" in page
+    assert "highest of the groups: b; by offline LiRA; chance: 0.500" in page
     assert "<td>RMIA</td>" in page
     assert "It is the configured attack, not the one that decides." in page
     assert "reference federation" not in usual_page()

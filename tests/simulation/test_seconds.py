@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     monkeypatch.setattr(simulation, "time", SimpleNamespace(perf_counter=lambda: now["time"]))
     moving("round_metrics", 10.0)
-    moving("measure", 1000.0)
+    moving("measure_models", 1000.0)
     return now
 
 

@@ -170,9 +170,9 @@ class ReferenceAttack(Protocol):
 
     Args:
         name: its key in `audit.json`.
-        title: its name in a report.
-        view: who can carry it out.
-        least: the fewest reference models that it can be computed from.
+        title: its name in a report; begin it with a small letter.
+        view: who can carry it out: an "outsider", a "client" or the "server".
+        least: the fewest reference models that it can be computed from; with fewer an audit does not ask it.
     """
 
     name: ClassVar[str]
@@ -181,7 +181,10 @@ class ReferenceAttack(Protocol):
     least: ClassVar[int]
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Scores (M,) of the M records; higher means more likely a member. Reads everything but ``records.member``.
+        """Finite scores (M,) of the M records; higher means more likely a member.
+
+        It reads everything but ``records.member``. Every reference model may have trained on a record, or none: such a
+        record has a neutral score.
 
         Raises:
             InputError: too few reference models, or reference models that say too little.

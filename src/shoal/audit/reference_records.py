@@ -171,6 +171,8 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
             # Such as an attack that needs models that trained on a record, where none did.
             omitted[attack.name] = str(error)
             continue
+        usable = np.shape(score) == scores.member.shape and bool(np.isfinite(score).all())
+        require(usable, f"attack '{attack.name}': 'scores' must return one finite number per record")
         left_out = leave_one_out_scores(attack, scores)
         thresholds = reference_thresholds(score, left_out, trained, *cells)
         answers[attack.name] = AttackScores(attack.view, score, thresholds)

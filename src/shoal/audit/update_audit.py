@@ -9,10 +9,12 @@ non-members of another mix: with 30 examples of ten labels, how many the client 
 A score that knows no more of a record than its group and label then has an AUC of 0.5, whatever it knows of the client.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -36,6 +38,7 @@ from shoal.attacks import (
     UpdateAttack,
     UpdateScores,
 )
+from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
@@ -63,7 +66,8 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
     """The attacks that an audit asks, with ``further`` ones of the user's own.
 
     Raises:
-        InputError: one of these is neither a `ReferenceAttack` nor an `UpdateAttack`, or has another attack's name.
+        InputError: one of these is neither a `ReferenceAttack` nor an `UpdateAttack`, has another attack's name, a name
+            that is no key, or an unknown view.
     """
     on_scores, on_updates = [*REFERENCE_ATTACKS], [*UPDATE_ATTACKS]
     for attack in further:
@@ -78,8 +82,13 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
         else:
             raise InputError(
                 "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
-                f"'title' and 'view'; got {described(attack)}"
+                "'title' and 'view'; on scores also 'least' and 'scores', on updates also 'threshold' and 'score'; "
+                f"got {described(attack)}"
             )
+        plain = re.fullmatch(r"[\w-]+", str(name)) is not None
+        require(plain, f"an attack's 'name' must be of letters, digits, '-' and '_', since it is a key; got '{name}'")
+        views = ", ".join(get_args(View))
+        require(attack.view in get_args(View), f"attack '{name}': 'view' must be one of {views}; got {attack.view!r}")
     return tuple(on_scores), tuple(on_updates)
 
 

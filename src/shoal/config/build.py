@@ -133,7 +133,7 @@ class Resolved:
         if isinstance(self.data, Federation):
             return int(self.data.clients.sizes.sum())
         assert self.indices is not None
-        return sum(map(len, self.indices.clients))
+        return len(self.indices.clients.indices)
 
     def description(self) -> Iterator[str]:
         """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is, and how many
@@ -382,7 +382,7 @@ def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | 
         even = partition.dirichlet_alpha is None and config.property_attack is None
         sizes = torch.full((partition.clients,), partition.examples_per_client) if even else None
     else:
-        own = [] if indices is None else [len(each) for each in indices.clients]
+        own = [] if indices is None else indices.clients.sizes.tolist()
         sizes = data.clients.sizes if isinstance(data, Federation) else torch.tensor(own)
     if config.canaries is not None and config.canaries.per_client > 0:
         require(config.property_attack is None, "'canaries' do not go together with 'property_attack'")

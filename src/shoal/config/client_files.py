@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-import torch
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit import NEED_HOLDOUT
@@ -154,7 +153,7 @@ def check_sizes(config: Config, data: SourceData, indices: PartitionIndices | No
         held_out = f"hold-out examples of '{section.source}'"
     elif isinstance(data, ClientDataset):
         assert indices is not None
-        clients, shadow, holdout = len(data.client_names), len(indices.shadow), len(torch.cat(indices.holdout))
+        clients, shadow, holdout = len(data.client_names), len(indices.shadow), len(indices.holdout.indices)
         most, share = (
             f"{clients}, the number of clients of {data.name}",
             (section.split or ClientSplit()).shadow_fraction,

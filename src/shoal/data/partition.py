@@ -8,8 +8,9 @@ Wang et al. 2020, arXiv:2002.06440.
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -112,12 +113,32 @@ class Partition:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class PartitionIndices:
-    """Indices into a data set: of each client's training examples and holdout, of shadow set and test set."""
+class ClientIndices(NamedTuple):
+    """Indices into a data set, client after client, and the number of each client's, (N,) int64."""
 
-    clients: list[Tensor]
-    holdout: list[Tensor]
+    indices: Tensor
+    sizes: Tensor
+
+    def by_client(self) -> tuple[Tensor, ...]:
+        """The indices of each client."""
+        return self.indices.split(self.sizes.tolist())
+
+    @staticmethod
+    def joined(by_client: Sequence[Tensor]) -> "ClientIndices":
+        """Those of a list with one tensor per client."""
+        return ClientIndices(torch.cat([*by_client]), torch.tensor([len(indices) for indices in by_client]))
+
+    @staticmethod
+    def equal(indices: Tensor, clients: int) -> "ClientIndices":
+        """``indices`` in equal parts; no tensor per client, which takes long for many."""
+        return ClientIndices(indices, torch.full((clients,), len(indices) // clients))
+
+
+class PartitionIndices(NamedTuple):
+    """Indices into a data set: of the clients' training examples and holdouts, of shadow set and test set."""
+
+    clients: ClientIndices
+    holdout: ClientIndices
     shadow: Tensor
     test: Tensor
 
@@ -160,14 +181,10 @@ def partition_dataset(
     parts = _reused(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, parts)
     if partition.dirichlet_alpha is None:
-        # As one tensor: a tensor for each of many clients takes longer than all else.
-        clients, held_out = (
-            (indices, torch.full((partition.clients,), len(indices) // partition.clients))
-            for indices in (training, holdout)
-        )
+        clients, held_out = (ClientIndices.equal(indices, partition.clients) for indices in (training, holdout))
     else:
-        clients, held_out = map(_joined, _skewed(dataset, partition, training, holdout, stream("skew")))
-    return _federation(dataset, groups, (clients, held_out), (shadow, test), preferences, stream=stream)
+        clients, held_out = map(ClientIndices.joined, _skewed(dataset, partition, training, holdout, stream("skew")))
+    return partitioned(dataset, groups, PartitionIndices(clients, held_out, shadow, test), preferences, stream)
 
 
 def partitioned(
@@ -178,37 +195,15 @@ def partitioned(
     stream: Stream,
 ) -> Federation:
     """The federation of a data set whose partition is drawn already."""
-    owned = (_joined(indices.clients), _joined(indices.holdout))
-    return _federation(dataset, groups, owned, (indices.shadow, indices.test), preferences, stream=stream)
-
-
-_Owned = tuple[Tensor, Tensor]
-"""Indices into a data set, client after client, and the number of each client's (N,)."""
-
-
-def _joined(by_client: list[Tensor]) -> _Owned:
-    return torch.cat(by_client), torch.tensor([len(indices) for indices in by_client])
-
-
-def _federation(
-    dataset: LabelledDataset,
-    groups: Sequence[Group],
-    owned: tuple[_Owned, _Owned],
-    others: tuple[Tensor, Tensor],
-    preferences: Preferences,
-    *,
-    stream: Stream,
-) -> Federation:
-    """The federation of training examples and holdouts, ``owned``, and shadow and test set, ``others``."""
-    (training, holdout), (shadow, test) = owned, others
-    shares, count = [group.share for group in groups], len(training[1])
+    training, holdout, shadow, test = indices
+    shares, count = [group.share for group in groups], len(training.sizes)
     ids, group = torch.arange(count), _by_group(apportion(shares, count))
     name_of = (dataset.name + "[{}]").format
     if dataset.train_count < len(dataset.labels):
         name_of = partial(official_example, dataset.name, dataset.train_count)
     if isinstance(dataset, TableDataset):
         names, rows = tuple(map(str, range(dataset.rows.shape[1]))), dataset.rows.double()
-        dataset = replace(dataset, rows=Standardizer.fit(names, rows[training[0]]).transform(rows))
+        dataset = replace(dataset, rows=Standardizer.fit(names, rows[training.indices]).transform(rows))
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)
@@ -220,7 +215,7 @@ def _federation(
         x = shifted_inputs(dataset, indices, groups, group, stream)
         return GroupedExamples(x, shifted_labels(dataset, indices, groups, group), group)
 
-    rows = {"clients": training[0], "holdout": holdout[0], "test": test}
+    rows = {"clients": training.indices, "holdout": holdout.indices, "test": test}
     return Federation(
         clients=shards(*training),
         holdout=shards(*holdout),

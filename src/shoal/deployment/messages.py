@@ -3,14 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, get_args
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from shoal.algorithms import Algorithms
 from shoal.core.errors import ShoalError, require
 from shoal.core.representation import one_line
+from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
-from shoal.engine import ClientUpdate
+from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, remote_rounds
 
 
 class RejectedReplyError(ShoalError):
@@ -29,7 +33,7 @@ class Offer:
         risks: (K,) float64, the server's estimate of each model's risk.
         directives: what the server asks of each model's clients, by name; (K,) float64 each.
         classes: the names of the classes, by number; none where the data are a named set.
-        scale: by what the columns of tables are standardised, that of the server's own table; None: of other data.
+        scale: the standardization of columns, fitted to the server's table; None: the data are no tables.
     """
 
     round: int
@@ -50,7 +54,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True)
+@settings
 class Limits:
     """What the server takes from a client.
 
@@ -59,38 +63,50 @@ class Limits:
         max_update_norm: the largest L2 norm of an update, in units of parameters; `math.inf`: any.
     """
 
-    max_examples: int = 10_000_000
-    max_update_norm: float = math.inf
-
-    def __post_init__(self) -> None:
-        require(self.max_examples >= 1, f"'max-examples' must be at least 1; got {self.max_examples}")
-        require(self.max_update_norm > 0, f"'max-update-norm' must be above 0; got {self.max_update_norm:g}")
+    max_examples: Positive = 10_000_000
+    max_update_norm: Annotated[float, Field(gt=0, strict=True)] = math.inf
 
 
-def check_update(update: ClientUpdate, offered: Tensor, limits: Limits, *, counts_best: bool) -> None:
+def parts_of(algorithm: Algorithm) -> RemoteRounds:
+    """The parts of an algorithm on clients and on the server.
+
+    Raises:
+        InputError: the algorithm, or how it is set, needs more of clients in a round than one reply.
+    """
+    names = ", ".join(kind.title for kind in get_args(Algorithms) if hasattr(kind, "remote_rounds"))
+    require(
+        isinstance(algorithm, RunsRemotely),
+        f"'algorithm.name': {type(algorithm).__name__} does not run on several machines, since it has no method "
+        f"'remote_rounds'; those that do are {names}",
+    )
+    return remote_rounds(algorithm)
+
+
+def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts_best: bool) -> None:
     """Raise `RejectedReplyError` unless ``update`` can be merged.
 
     Args:
         update: a client's, whose ``end`` is (P,) float32 already.
-        offered: (K, P), the models that it was sent.
+        models: (K, P), those of its offer.
         limits: of the server.
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
-    clusters = len(offered)
+    clusters, examples = len(models), update.examples
     reject_unless(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
-    known = 1 <= update.examples <= limits.max_examples
-    reject_unless(known, f"{update.examples} examples are not in [1, {limits.max_examples}]")
-    shape, wanted = tuple(update.end.shape), tuple(offered.shape[1:])
-    reject_unless(shape == wanted, f"a model of shape {shape}, not {wanted}")
+    reject_unless(
+        1 <= examples <= limits.max_examples, f"{examples} examples, which must be in [1, {limits.max_examples}]"
+    )
+    shape, required = tuple(update.end.shape), tuple(models.shape[1:])
+    reject_unless(shape == required, f"a model of shape {shape}, not {required}")
     reject_unless(bool(torch.isfinite(update.end).all()), "the model has numbers that are NaN or infinite")
-    norm = float((update.end - offered[update.cluster]).double().norm())
+    norm = float((update.end - models[update.cluster]).double().norm())
     reject_unless(norm <= limits.max_update_norm, f"an update of norm {norm:.4g}, above {limits.max_update_norm:g}")
     if counts_best:
         best = [] if update.best is None else update.best.tolist()
         reject_unless(len(best) == clusters, f"{len(best)} counts of examples for {clusters} models")
         reject_unless(
-            min(best) >= 0 and sum(best) == update.examples,
-            f"counts by model {best} that are not of {update.examples} examples",
+            min(best) >= 0 and sum(best) == examples,
+            f"counts by model {best}, which must be at least 0 and sum to {examples} examples",
         )
 
 

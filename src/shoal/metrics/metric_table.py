@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from shoal.core.errors import require
 from shoal.core.formats import ACCURACY, DASH, count, decimal, format_duration, number, percent
 
 Format = Literal["percent", "decimal", "count", "seconds", "number"]
@@ -28,15 +29,19 @@ class Metric:
     """A number that a run reports.
 
     Args:
-        key: in `summary.json`, without the group or the model that it is of.
+        key: in `summary.json`, without the group or the model that it is of. A key of one of Shoal's
+            metrics would show that metric by this name and format.
         name: within a sentence; a page begins it with a capital letter.
         meaning: in one or two sentences.
-        format: how a value is written.
+        format: how a value is written: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
         better: which values are better; None: neither.
-        scopes: separated by spaces, as in `Scope`.
+        scopes: separated by spaces: "run", "group", "model" or "round".
         of_model: the meaning of a model's, where that is another one.
         decimals: of a mean over seeds; None: as many as the format has.
         interval: whether the ends of its 95 % interval are reported beside it.
+
+    Raises:
+        InputError: a key with spaces, or an unknown format or scope.
 
     Example:
         >>> from shoal.metrics import Metric
@@ -54,6 +59,15 @@ class Metric:
     of_model: str = ""
     decimals: int | None = None
     interval: bool = False
+
+    def __post_init__(self) -> None:
+        require(bool(self.key) and not set(" \t\n") & set(self.key), f"a metric's key has no spaces; got '{self.key}'")
+        self._require("format", {self.format}, get_args(Format))
+        self._require("scopes", set(self.scopes.split()), get_args(Scope))
+
+    def _require(self, name: str, words: set[str], choices: tuple[str, ...]) -> None:
+        wrong = ", ".join(sorted(words - set(choices)))
+        require(not wrong, f"metric '{self.key}': '{name}' must be of {', '.join(choices)}; got {wrong}")
 
     @property
     def label(self) -> str:

@@ -1,11 +1,11 @@
 """Models: networks as values, the papers' architectures, and the catalog of their names.
 
-May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `catalog.py`.
+May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `named_models.py`.
 """
 
-from shoal.models.catalog import MODELS, Network, Shape, TextShape, VectorShape, create_model
 from shoal.models.layers import SeededDropout
 from shoal.models.model import Loss, Metric, Model, NegativeLoss, accuracy, cross_entropy, metric_name, squared_error
+from shoal.models.named_models import MODELS, Network, Shape, TextShape, VectorShape, create_model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
 

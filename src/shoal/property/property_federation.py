@@ -20,6 +20,7 @@ from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
 from shoal.data.partition import (
     DEFAULT_STREAM,
+    ClientIndices,
     Partition,
     PartitionIndices,
     disjoint,
@@ -163,9 +164,8 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
     holdout, shadow, test = map(torch.from_numpy, parts)
-    # Hold-outs in as many parts of one length as there are clients.
-    holdouts = list(holdout.reshape(partition.clients, -1))
-    return PartitionIndices([torch.from_numpy(indices) for indices in clients], holdouts, shadow, test)
+    training_indices = ClientIndices.joined([torch.from_numpy(indices) for indices in clients])
+    return PartitionIndices(training_indices, ClientIndices.equal(holdout, partition.clients), shadow, test)
 
 
 def partition_by_property(
@@ -200,7 +200,7 @@ def partitioned_federation(
 ) -> Federation:
     """The federation of a data set whose partition by property is ``drawn`` already."""
     has_property = _has_property(dataset)
-    of_clients, of_test = has_property[torch.cat(drawn.clients)], has_property[drawn.test]
+    of_clients, of_test = has_property[drawn.clients.indices], has_property[drawn.test]
     schedule = PropertySchedule(of_clients, of_test, victim=VICTIM, attacker=ATTACKER, period=plan.period)
     federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
     return replace(federation, schedule=schedule)

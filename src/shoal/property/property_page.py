@@ -17,7 +17,7 @@ from shoal.core.formats import DASH, capitalized, count
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
-from shoal.reports.curves import Curve, fit_rounds, guess_key, round_axes, round_panels
+from shoal.reports.curves import Curve, chance_key, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
 from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, LineStyle, cluster_style, draw_figure, legend
 from shoal.reports.table import Cell, Row, Table, metric_table, row
@@ -96,7 +96,7 @@ def _attacker(section: "PropertyAttackSection") -> str:
 def _reading(clusters: int) -> str:
     text = (
         "AUC, the area under the ROC curve, is how often the attacker is surer of an update with the property than of "
-        "one without it: 0.5 is guessing, 1 always right."
+        "one without it: 0.5 is chance, 1 always right."
     )
     several = (
         " Where the victim trains only some of the models, merely telling models apart can give a high AUC over all of "
@@ -120,7 +120,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
         return row(Cell(capitalized(metric.name.removeprefix("property ")), metric.meaning + remark), *texts)
 
     control, auc = METRICS["property.auc_control"].text, METRICS["property_auc"].text
-    guessing = "Of the AUC of random scores, by the counts above: of few updates it is large."
+    random = "Of the AUC of random scores, by the counts above: of few updates it is large."
     spreads = [
         _spread(overall, "cosine.mean", "cosine.sd"),
         *(_spread(model, "cosine", "cosine_sd") for model in models),
@@ -132,7 +132,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
                                *(auc(of_model.get("property_auc")) for of_model in models)]),
         named("property.auc_control", [control(overall.get("property.auc_control")),
                                        *(control(control_auc(frame)) for frame in frames[1:])]),
-        row(Cell("Standard deviation of guessing", guessing), *(control(_sd_of_guessing(*size)) for size in sizes)),
+        row(Cell("Standard deviation at chance", random), *(control(_sd_at_chance(*size)) for size in sizes)),
         named("property.auc_within"),
         named("property.auc_rounds"),
         named("property.auc_counterfactual", remark=f" Of {count(overall.get('property.pairs', 0))} pairs."),
@@ -144,10 +144,10 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
     return metric_table("Property inference", columns, rows)
 
 
-def _sd_of_guessing(total: int, held: int) -> float:
+def _sd_at_chance(total: int, held: int) -> float:
     """The standard deviation of the AUC of random scores (Mann and Whitney 1947); NaN where one kind is missing.
 
-    >>> round(_sd_of_guessing(180, 12), 4)
+    >>> round(_sd_at_chance(180, 12), 4)
     0.0865
     """
     without = total - held
@@ -177,7 +177,7 @@ def auc_over_rounds(updates: pd.DataFrame) -> Figure | None:
             curve.draw(axes)
         axes.set_ylim(-0.02, 1.02)
         fit_rounds(axes, updates["round"])
-        legend(figure, [*(curve.key() for curve in curves), guess_key()])
+        legend(figure, [*(curve.key() for curve in curves), chance_key()])
 
     caption = (
         "How often the attacker is surer of an update with the property than of one without it, among all updates up "

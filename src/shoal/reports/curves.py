@@ -74,7 +74,7 @@ class Curve:
         add_named_points(axes, values.index.to_list(), values.to_list(), texts)
 
 
-def guess_key(label: str = "guessing (0.5)") -> Line2D:
+def chance_key(label: str = "chance: 0.500") -> Line2D:
     """The entry of `CHANCE_LINE` in a legend."""
     return Line2D([], [], **CHANCE_LINE, label=label)
 

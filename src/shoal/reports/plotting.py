@@ -44,7 +44,7 @@ _DASHES: tuple[Dashes, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 CHANCE_LINE: Any = {"color": "#777777", "linewidth": 1.2, "linestyle": ":"}
-"""The line of an attacker who guesses."""
+"""The line of chance."""
 
 OVER, UNSURE, WITHIN = _VERMILLION, _ORANGE, _BLUE
 """The colours of clients whose limit is exceeded, of those for whom that is not certain, and of the others."""

@@ -283,19 +283,6 @@ def load(directory: str | Path) -> Result:
 
     Raises:
         InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=1)
-        >>> with TemporaryDirectory() as folder:
-        ...     loaded = shoal.load(result.save(f"{folder}/run"))
-        ...
-        >>> loaded.clients["cluster"].tolist(), loaded.models[1]["output.bias"].equal(result.models[1]["output.bias"])
-        ([0, 0, 1, 1], True)
     """
     out = path_of("directory", directory)
     return replace(read_tables(out), models=read_models(out / "models.safetensors"))

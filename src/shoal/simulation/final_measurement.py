@@ -21,6 +21,7 @@ from shoal.audit.measurement import (
 from shoal.audit.model_scores import Membership
 from shoal.audit.red_team import RedTeam
 from shoal.audit.reference_records import AttackedRecords
+from shoal.core.errors import require_instance
 from shoal.core.randomness import Stream
 from shoal.data import Canaries
 from shoal.engine import State, Training
@@ -81,7 +82,9 @@ def measure_models(
     if canaries is not None and len(canaries):
         measurements = (CanaryExposure(canaries, summary.overall.get("delta", DELTA)), *measurements)
     for measurement in measurements:
-        summary |= measurement.measure(finished)
+        measured = measurement.measure(finished)
+        require_instance(f"metric {measurement.name}", measured, Summary, "as Summary(overall={...}) gives")
+        summary |= measured
     return Outcome(
         summary=summary,
         clients=finished.clients,

@@ -175,10 +175,10 @@ def spoil(path, how):
 @pytest.mark.parametrize(
     ("how", "phrases"),
     [
-        ("empty", "damaged or no JPEG"),
-        ("cut", "damaged or no JPEG"),
-        ("text", "damaged or no JPEG"),
-        ("png", "damaged or no JPEG"),
+        ("empty", "cannot be read as a picture"),
+        ("cut", "cannot be read as a picture"),
+        ("text", "cannot be read as a picture"),
+        ("png", "cannot be read as a picture"),
         ("another size", "64x64 pixels; LFW's images have 250x250"),
     ],
 )

@@ -4,8 +4,8 @@ Source: Krizhevsky, "The CIFAR-10 dataset" (2009). A batch is a sequence of reco
 green and the blue plane of the image, each 32 rows of 32 pixels.
 """
 
+import io
 import tarfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, quoted, require
 from shoal.data.datasets import ImageDataset
-from shoal.data.sources.idx import opened
+from shoal.data.sources.file_contents import opened
 
 BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _RECORD = np.dtype([("label", "u1"), ("pixels", "u1", (3, 32, 32))])
@@ -41,7 +41,10 @@ def load_cifar10(path: Path) -> ImageDataset:
     """
     if path.is_dir():
         path = find_cifar10(path) or path
-    contents = _extracted(path) if path.is_dir() else _archived(path)
+    if path.is_dir():
+        contents = {name: _read(path / name) for name in BATCHES if (path / name).is_file()}
+    else:
+        contents = _archived(path)
     missing = [name for name in BATCHES if name not in contents]
     require(
         not missing, f"'{path}' lacks {quoted(missing)}; the binary version of CIFAR-10 has the files {quoted(BATCHES)}"
@@ -51,31 +54,20 @@ def load_cifar10(path: Path) -> ImageDataset:
     return ImageDataset("cifar10", pixels, 255, labels, len(labels) - len(batches[-1][1]), 10)
 
 
-def _extracted(folder: Path) -> dict[str, bytes]:
-    contents: dict[str, bytes] = {}
-    for name in BATCHES:
-        if (folder / name).is_file():
-            with opened(folder / name) as file:
-                contents[name] = file.read()
-    return contents
+def _read(path: Path) -> bytes:
+    with opened(path) as file:
+        return file.read()
 
 
 def _archived(path: Path) -> dict[str, bytes]:
     """The batches in an archive, by their names without folders; nothing is extracted to disk."""
-    contents: dict[str, bytes] = {}
-    with opened(path) as file:
-        try:
-            with tarfile.open(fileobj=file, mode="r:") as archive:
-                for member in archive:
-                    name = member.name.rpartition("/")[2]
-                    part = archive.extractfile(member) if member.isfile() and name in BATCHES else None
-                    if part is not None:  # in blocks, so that a wrong size in its header cannot exhaust the memory
-                        contents[name] = b"".join(iter(partial(part.read, 1 << 20), b""))
-            while file.read(1 << 24):  # to the end, where gzip keeps its checksum
-                pass
-        except tarfile.TarError as error:
-            raise InputError(f"'{path}' is truncated or not a tar archive ({error}); fetch it again") from error
-    return contents
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_read(path)), mode="r:") as archive:
+            files = {file.name.rpartition("/")[2]: file for file in archive if file.isfile()}
+            parts = {name: archive.extractfile(files[name]) for name in BATCHES if name in files}
+            return {name: part.read() for name, part in parts.items() if part is not None}
+    except tarfile.TarError as error:
+        raise InputError(f"'{path}' is truncated or not a tar archive ({error}); fetch it again") from error
 
 
 def _batch(content: bytes, name: str) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,9 @@ an element (0x08: unsigned byte), one for the number of dimensions, each dimensi
 the elements, last dimension fastest. EMNIST (Cohen et al. 2017) keeps the format but stores each image transposed.
 """
 
-import contextlib
-import gzip
 import io
 import math
-import zlib
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -20,17 +17,18 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import ImageDataset
+from shoal.data.sources.file_contents import opened
 
 _What = Literal["images", "labels"]
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
 _DIMENSIONS = {"images": 3, "labels": 1}
-_FILES: list[tuple[tuple[str, ...], _What]] = [
-    (("train",), "images"),
-    (("train",), "labels"),
-    (("t10k", "test"), "images"),
-    (("t10k", "test"), "labels"),
+_FILES: list[tuple[str, _What]] = [
+    ("train", "images"),
+    ("train", "labels"),
+    ("t10k|test", "images"),
+    ("t10k|test", "labels"),
 ]
-_BLOCK = 1 << 24  # bytes read at a time, so that a wrong size in a header cannot exhaust the memory
+_PREFIX = "emnist-byclass-"
 
 
 def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bool) -> ImageDataset:
@@ -92,32 +90,6 @@ def count_idx_images(folder: Path, prefixed: bool = False) -> str:
     return f"{sum(shape[0] for shape in shapes):,} of {shapes[0][1]}x{shapes[0][2]}"
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """A file open for reading, decompressed if its first bytes are gzip's, whatever its name.
-
-    Raises:
-        InputError: the file cannot be read, or proves truncated or damaged while it is read.
-    """
-    try:
-        with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            if zipped:
-                with gzip.GzipFile(fileobj=file, mode="rb") as unzipped:
-                    yield unzipped
-            else:
-                yield file
-    except FileNotFoundError as error:
-        raise InputError(f"'{path}' is missing") from error
-    except EOFError as error:
-        raise InputError(f"'{path}' is truncated: its gzip stream ends too early; fetch the file again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"'{path}' is damaged: its gzip stream is corrupt ({error}); fetch the file again") from error
-    except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {error.strerror or error}; a readable file is needed") from error
-
-
 def read_idx(path: Path, what: _What) -> Tensor:
     """The elements of an IDX file: images (M, H, W) or labels (M,), uint8; M may be 0.
 
@@ -125,18 +97,19 @@ def read_idx(path: Path, what: _What) -> Tensor:
         InputError: the file is missing, damaged, or not of that many dimensions of unsigned bytes.
     """
     with opened(path) as file:
-        shape = _shape(file, path, what)
-        size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
-        content = _exactly(file, size, path, described)
-        require(
-            not file.read(1), f"'{path}' has trailing bytes after the {size:,} that its header ({described}) allows"
-        )
+        shape, content = _shape(file, path, what), bytearray(file.read())
+    size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
+    _require_whole(content, size, path, described)
+    require(
+        len(content) == size, f"'{path}' has trailing bytes after the {size:,} that its header ({described}) allows"
+    )
     return torch.from_numpy(np.frombuffer(content, np.uint8)).reshape(shape)
 
 
 def _shape(file: io.BufferedIOBase, path: Path, what: _What) -> list[int]:
     """The shape that a file's header says."""
-    magic, dimensions = _exactly(file, 4, path, "header"), _DIMENSIONS[what]
+    magic, dimensions = file.read(4), _DIMENSIONS[what]
+    _require_whole(magic, 4, path, "header")
     if magic[:2] != b"\0\0" or magic[2] not in _TYPES:
         expected = bytes([0, 0, 0x08, dimensions]).hex()
         raise InputError(f"'{path}' has the wrong magic number 0x{magic.hex()}; IDX {what} begin with 0x{expected}")
@@ -146,18 +119,13 @@ def _shape(file: io.BufferedIOBase, path: Path, what: _What) -> list[int]:
         f"(0x{magic[2]:02x}); only unsigned byte (0x08) is allowed",
     )
     require(magic[3] == dimensions, f"'{path}' has {magic[3]} dimensions; {what} have {dimensions}")
-    return np.frombuffer(_exactly(file, 4 * dimensions, path, "header"), ">u4").tolist()
+    shape = file.read(4 * dimensions)
+    _require_whole(shape, 4 * dimensions, path, "header")
+    return np.frombuffer(shape, ">u4").tolist()
 
 
-def _exactly(file: io.BufferedIOBase, size: int, path: Path, what: str) -> bytearray:
-    """The next ``size`` bytes of a file; ``what`` names them in the error sentence."""
-    content = bytearray()
-    while len(content) < size:
-        block = file.read(min(_BLOCK, size - len(content)))
-        if not block:
-            raise InputError(f"'{path}' is truncated: it has {len(content):,} of the {size:,} bytes of its {what}")
-        content += block
-    return content
+def _require_whole(content: bytes | bytearray, size: int, path: Path, what: str) -> None:
+    require(len(content) >= size, f"'{path}' is truncated: it has {len(content):,} of the {size:,} bytes of its {what}")
 
 
 def _pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
@@ -179,22 +147,17 @@ def size_of(images: Tensor) -> str:
     return f"{images.shape[-2]}x{images.shape[-1]}"
 
 
-def _names(parts: tuple[str, ...], what: _What, prefixed: bool) -> list[str]:
-    """The accepted names of a file, in the order in which they are tried."""
-    prefix = "emnist-byclass-" if prefixed else ""
-    stems = [f"{prefix}{part}-{what}{separator}idx{_DIMENSIONS[what]}-ubyte" for part in parts for separator in "-."]
-    return [stem + suffix for stem in stems for suffix in ("", ".gz")]
-
-
-def _find(folder: Path, parts: tuple[str, ...], what: _What, prefixed: bool) -> Path | None:
-    return next((path for name in _names(parts, what, prefixed) if (path := folder / name).is_file()), None)
+def _find(folder: Path, part: str, what: _What, prefixed: bool) -> Path | None:
+    """A file by its accepted names; of several the first in alphabetical order."""
+    name = re.compile(rf"{_PREFIX * prefixed}({part})-{what}[-.]idx{_DIMENSIONS[what]}-ubyte(\.gz)?")
+    return min((path for path in folder.glob("*-ubyte*") if name.fullmatch(path.name) and path.is_file()), default=None)
 
 
 def _first_missing(folder: Path, transposed: bool) -> str:
     """The usual name of the first file that a folder lacks; it lacks one."""
     if not folder.is_dir():
         return "every file"
-    prefixed = transposed and any(folder.glob("emnist-byclass-*"))
-    parts, what = next(file for file in _FILES if _find(folder, *file, prefixed) is None)
-    usual = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
-    return f"'{_names(usual, what, prefixed)[0]}' (plain or .gz)"
+    prefixed = transposed and any(folder.glob(f"{_PREFIX}*"))
+    part, what = next(file for file in _FILES if _find(folder, *file, prefixed) is None)
+    usual = part.split("|")[-1 if prefixed else 0]  # EMNIST says test, MNIST t10k
+    return f"'{_PREFIX * prefixed}{usual}-{what}-idx{_DIMENSIONS[what]}-ubyte' (plain or .gz)"

@@ -6,16 +6,19 @@ per attribute, above 0 where it is likely present. The labels are those of Melis
 "Exploiting unintended feature leakage in collaborative learning" (S&P 2019), the crops scikit-learn's.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shoal.core.errors import InputError, quoted, require
 from shoal.data.datasets import ImageDataset
+from shoal.data.sources.file_contents import read_pictures
 from shoal.data.sources.tasks import read_task
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FILE = "lfw_attributes.txt"
 FOLDERS = ("lfw_funneled", "lfw", "lfw-deepfunneled")
@@ -73,7 +76,9 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
         clear &= also_clear
         has_property = torch.from_numpy((classes == _PROPERTIES[name][1])[clear])
     require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
-    pixels = _decode([folder / file for file, taken in zip(files, clear, strict=True) if taken], path / FILE)
+    images = [folder / file for file, taken in zip(files, clear, strict=True) if taken]
+    _require_images(images, path / FILE)
+    pixels = torch.from_numpy(np.stack(read_pictures(images, ("JPEG",), _face)))
     labels = torch.from_numpy(labels[clear])
     return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, has_property)
 
@@ -150,27 +155,8 @@ def _require_images(paths: list[Path], attributes: Path) -> None:
         )
 
 
-def _decode(paths: list[Path], attributes: Path) -> Tensor:
-    """The images (M, 3, 62, 47) uint8, decoded by several threads, in the order of the paths."""
-    _require_images(paths, attributes)
-    try:
-        from PIL import Image  # noqa: F401, PLC0415 - Pillow is an extra
-    except ImportError as error:
-        raise InputError("images of 'lfw' need Pillow: pip install 'shoal[images]'") from error
-    with ThreadPoolExecutor() as threads:
-        return torch.from_numpy(np.stack(list(threads.map(_face, paths))))
-
-
-def _face(path: Path) -> np.ndarray:
+def _face(image: "Image") -> np.ndarray:
     """One image (3, 62, 47), cropped and resized as scikit-learn's fetch_lfw_people does (Pillow's bicubic)."""
-    from PIL import Image  # noqa: PLC0415 - Pillow is an extra
-
-    try:
-        with Image.open(path, formats=["JPEG"]) as image:
-            size = image.size
-            face = np.asarray(image.convert("RGB").crop(_BOX).resize(_SMALL)) if size == _SIZE else None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"'{path}' is damaged or no JPEG ({error}); unpack it again") from error
-    if face is None:
-        raise InputError(f"'{path}' has {size[0]}x{size[1]} pixels; LFW's images have {_SIZE[0]}x{_SIZE[1]}")
-    return np.ascontiguousarray(face.transpose(2, 0, 1))
+    if image.size != _SIZE:
+        raise ValueError(f"{image.size[0]}x{image.size[1]} pixels; LFW's images have {_SIZE[0]}x{_SIZE[1]}")
+    return np.asarray(image.convert("RGB").crop(_BOX).resize(_SMALL)).transpose(2, 0, 1)

@@ -2,7 +2,7 @@
 
 A review is sampled word by word. Its score shows in words of praise and blame, its topic in the words of that topic,
 and its author in favourite words and punctuation marks, in its length, and in whether it judges first or last. Score
-and author are independent. The set is the same in every run.
+and author are independent. Words are numbers without a spelling. The set is the same in every run.
 """
 
 from functools import cache
@@ -22,30 +22,8 @@ _TOPICS, _TOPIC_WORDS, _AUTHOR_WORDS = 8, 50, 45
 # The standard deviation of the score that a word of praise or blame expresses: it limits how well scores can be told.
 _JUDGEMENT_SD = 0.65
 
-_MARKS, _COMMON = (
-    words.split()
-    for words in (
-        ", . ! ... ? - ; :) () &",
-        "the a i we it was and to of in for with on at but my our this that they had have is are be not so as just "
-        "from there here when then very too also again all some one two more about after before because would will "
-        "can could get got go went came come back only even still really quite if or no you your their them he she "
-        "who what which where how other than over out up down first last time day place",
-    )
-)
-_JUDGEMENTS = tuple(
-    words.split()
-    for words in (
-        "terrible awful horrible worst disgusting rude dirty never avoid refund broken stale burnt scam ruined "
-        "appalling",
-        "bad poor slow bland cold disappointing overpriced mediocre noisy careless wrong greasy dull cramped wait "
-        "sorry",
-        "okay fine average decent plain usual fair mixed ordinary alright middling acceptable standard passable "
-        "so-so meh",
-        "good nice tasty friendly fresh pleasant solid clean helpful cozy enjoyed quick warm generous neat liked",
-        "amazing excellent perfect best wonderful delicious fantastic loved outstanding superb favorite incredible "
-        "heavenly flawless stunning brilliant",
-    )
-)
+_MARKS, _COMMON = 10, 88  # punctuation marks, and words that all authors use
+_JUDGEMENTS = 16  # words of praise or blame for each score
 
 
 def generate_reviews(task: str | None = None) -> TextDataset:
@@ -58,24 +36,14 @@ def generate_reviews(task: str | None = None) -> TextDataset:
         InputError: an unknown task.
     """
     author = read_author_task(task, "reviews")
-    words, labels, authors, vocabulary = _reviews()
+    words, labels, authors = _reviews()
     has_property = None if author is None else authors == author
-    return TextDataset("reviews", words, len(vocabulary), labels, len(labels), len(_SCORES), has_property)
-
-
-def text_of(words: Tensor) -> str:
-    """The text of one of these reviews, words (L,) int64.
-
-    >>> text_of(generate_reviews().words[4])[:46]
-    'scam your place ? this careless meh was ! rule'
-    """
-    *_, vocabulary = _reviews()
-    return " ".join(vocabulary[number - 1] for number in words.tolist() if number)
+    return TextDataset("reviews", words, int(words.max()), labels, len(labels), len(_SCORES), has_property)
 
 
 @cache
-def _reviews() -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-    """Words (M, L) by number, scores (M,), authors (M,), and the vocabulary by falling frequency."""
+def _reviews() -> tuple[Tensor, Tensor, Tensor]:
+    """Words (M, L), numbered by falling frequency, scores (M,) and authors (M,)."""
     rng = Stream(0, ("synthetic reviews",)).numpy()
     authors = rng.permutation(np.repeat(np.arange(AUTHORS), COUNTS))
     total = len(authors)
@@ -87,16 +55,16 @@ def _reviews() -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
 
     shape = (total, MAX_WORDS)
     rank = rng.random(shape) ** 2  # squared: small ranks are frequent, as in natural language
-    mark = (len(_MARKS) * rank).astype(int) + authors[:, None]
+    mark = (_MARKS * rank).astype(int) + authors[:, None]
     topic = rng.integers(_TOPICS, size=total)[:, None]
     level = np.clip(np.rint(scores[:, None] + rng.normal(0, _JUDGEMENT_SD, shape)), 0, len(_SCORES) - 1).astype(int)
     # One favourite word in three is that of a random author.
     favourite = np.where(rng.random(shape) < 1 / 3, rng.integers(AUTHORS, size=shape), authors[:, None])
-    starts = np.cumsum([0, len(_MARKS), len(_COMMON), 16 * len(_JUDGEMENTS), _TOPICS * _TOPIC_WORDS])
+    starts = np.cumsum([0, _MARKS, _COMMON, _JUDGEMENTS * len(_SCORES), _TOPICS * _TOPIC_WORDS])
     candidates = (
-        mark % len(_MARKS),
-        starts[1] + (len(_COMMON) * rank).astype(int),
-        starts[2] + 16 * level + (16 * rank).astype(int),
+        mark % _MARKS,
+        starts[1] + (_COMMON * rank).astype(int),
+        starts[2] + _JUDGEMENTS * level + (_JUDGEMENTS * rank).astype(int),
         starts[3] + _TOPIC_WORDS * topic + (_TOPIC_WORDS * rank).astype(int),
         starts[4] + _AUTHOR_WORDS * favourite + (_AUTHOR_WORDS * rank).astype(int),
     )
@@ -106,14 +74,8 @@ def _reviews() -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
     order = np.argsort(-count, kind="stable")[: np.count_nonzero(count)]
     number = np.zeros(len(count), dtype=np.int64)
     number[order] = np.arange(1, len(order) + 1)
-    judgements = (word for level in _JUDGEMENTS for word in level)
-    spelling = [*_MARKS, *_COMMON, *judgements, *_coined_words(len(count) - starts[3])]
-    return (
-        torch.from_numpy(np.where(inside, number[words], 0)),
-        torch.from_numpy(scores),
-        torch.from_numpy(authors),
-        tuple(spelling[word] for word in order),
-    )
+    words = np.where(inside, number[words], 0)
+    return torch.from_numpy(words), torch.from_numpy(scores), torch.from_numpy(authors)
 
 
 def _kinds(rng: np.random.Generator, authors: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -129,12 +91,3 @@ def _kinds(rng: np.random.Generator, authors: np.ndarray, position: np.ndarray) 
     uniform = rng.random(position.shape)
     edges = np.broadcast_arrays(marks, marks + 0.32, marks + 0.32 + judgements, 1 - favourites)
     return (uniform > np.stack(edges)).sum(axis=0)
-
-
-def _coined_words(count: int) -> list[str]:
-    """Different invented words of three syllables, for topics and favourites."""
-    syllables = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
-    size = len(syllables)
-    # 7,919 shares no factor with 70 to the third, so the first 343,000 multiples differ.
-    codes = [7919 * (index + 1) % size**3 for index in range(count)]
-    return [syllables[code // size**2] + syllables[code // size % size] + syllables[code % size] for code in codes]

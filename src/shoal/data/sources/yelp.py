@@ -6,19 +6,20 @@ capitalised words vanish, while here both are in lower case; and it pads every t
 are cut at `MAX_WORDS` words.
 """
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch.nn.utils.rnn import pad_sequence
 
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import TextDataset
-from shoal.data.sources.idx import opened
+from shoal.data.sources.file_contents import opened
 from shoal.data.sources.tasks import AUTHORS, read_author_task
 
 VOCABULARY = 3000
@@ -30,7 +31,16 @@ MAX_WORDS = 200
 STARS = 5
 
 _FILE = "yelp_academic_dataset_review.json"
-_KEYS = ("user_id", "stars", "text")
+
+
+@dataclass(frozen=True)
+class _Review:
+    user_id: str
+    stars: Annotated[float, Field(strict=True, ge=1, le=STARS, multiple_of=1)]
+    text: str
+
+
+_REVIEW = TypeAdapter(_Review)
 
 
 def find_yelp(folder: Path) -> Path | None:
@@ -105,34 +115,26 @@ def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
     with opened(path) as file:
         parsed = (_parsed(line, path, number) for number, line in enumerate(file, 1))
         # Interned: there are several times as many lines as users.
-        users = [sys.intern(review["user_id"]) if review else None for review in parsed]
+        users = [sys.intern(review.user_id) if review else None for review in parsed]
     counts = Counter(user for user in users if user is not None)
     require(len(counts) >= AUTHORS, f"'{path}' has reviews by {len(counts)} users; at least {AUTHORS} are needed")
     rank = {user: rank for rank, user in enumerate(_by_falling_count(counts)[:AUTHORS])}
     with opened(path) as file:
         for number, (line, user) in enumerate(zip(file, users, strict=True), 1):
-            if user in rank:
-                review = _parsed(line, path, number)
-                yield review["text"], int(review["stars"]), rank[user]
+            if user in rank and (review := _parsed(line, path, number)):
+                yield review.text, int(review.stars), rank[user]
 
 
-def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    """The review on a line, checked; empty for an empty line."""
+def _parsed(line: bytes, path: Path, number: int) -> _Review | None:
+    """The review on a line, checked; None for an empty line."""
     if not line.strip():
-        return {}
+        return None
     try:
-        review = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"'{path}' is not JSON at line {number:,} ({error}); fetch the file again") from error
-    require(isinstance(review, dict), f"'{path}' has no JSON object at line {number:,}; each line must be a review")
-    missing = ", ".join(key for key in _KEYS if key not in review)
-    require(not missing, f"'{path}' lacks '{missing}' at line {number:,}; a review of Yelp's has {', '.join(_KEYS)}")
-    user, stars, text = (review[key] for key in _KEYS)
-    strings = isinstance(user, str) and isinstance(text, str)
-    require(strings, f"'{path}' has a 'user_id' or 'text' that is not a string at line {number:,}")
-    allowed = not isinstance(stars, bool) and stars in range(1, STARS + 1)
-    require(allowed, f"'{path}' has the stars {stars!r} at line {number:,}; 1 to {STARS} allowed")
-    return review
+        return _REVIEW.validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = "".join(f"'{key}': " for key in first["loc"]) + first["msg"].replace(" line 1", "")
+        raise InputError(f"'{path}' has no review at line {number:,} ({reason}); fetch the file again") from error
 
 
 def _by_falling_count(counts: Counter[str]) -> list[str]:

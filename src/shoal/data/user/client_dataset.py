@@ -16,7 +16,7 @@ from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
 from shoal.data.memory_format import gather, to_channels_first
 from shoal.data.names import EVERYBODY, groups_of_clients, numbered, require_group_names, similar_names
-from shoal.data.partition import PartitionIndices
+from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Impute
@@ -162,7 +162,7 @@ class ClientDataset:
         """The standardizer of all clients' training rows; None for pictures."""
         if self.x.dim() == 4:
             return None
-        return Standardizer.fit(self.inputs, self.x[torch.cat(indices.clients)], self.words, self.impute)
+        return Standardizer.fit(self.inputs, self.x[indices.clients.indices], self.words, self.impute)
 
     def description(self) -> Iterator[str]:
         """The meaning of the numbers in results, in lines."""
@@ -252,7 +252,8 @@ class ClientSplit:
             f"{data.name} has no test example of the group {without}, whose clients have one example each; it needs a "
             "client with two",
         )
-        return PartitionIndices(training, holdout, torch.cat(shadow), torch.cat(test))
+        clients, held_out = map(ClientIndices.joined, (training, holdout))
+        return PartitionIndices(clients, held_out, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:
         """The sizes of test, holdout and shadow set of a client, which keeps at least one example."""
@@ -286,18 +287,17 @@ def federation_of_clients(
     """
     x = _scaled(data, data.standardizer(indices) if scale is None else scale)
 
-    def shards(parts: list[Tensor]) -> Shards:
-        rows, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
+    def shards(rows: Tensor, sizes: Tensor) -> Shards:
         return Shards.from_contiguous(gather(x, rows), data.labels[rows], sizes)
 
     def examples(rows: Tensor) -> GroupedExamples:
         client = data.client[rows]
         return GroupedExamples(gather(x, rows), data.labels[rows], data.group[client], client)
 
-    rows = {"clients": torch.cat(indices.clients), "holdout": torch.cat(indices.holdout), "test": indices.test}
+    rows = {"clients": indices.clients.indices, "holdout": indices.holdout.indices, "test": indices.test}
     return Federation(
-        clients=shards(indices.clients),
-        holdout=shards(indices.holdout),
+        clients=shards(*indices.clients),
+        holdout=shards(*indices.holdout),
         shadow=examples(indices.shadow),
         test=examples(indices.test),
         ids=torch.arange(len(data.client_names)),

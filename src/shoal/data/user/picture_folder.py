@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import getitem
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +14,17 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.settings import settings
+from shoal.data.sources.file_contents import read_pictures
 from shoal.data.user.client_dataset import ClientDataset
 from shoal.data.user.table_file import read_csv
 from shoal.data.user.table_rows import require_columns, require_named
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_GREY = ("1", "L", "LA")  # Pillow's modes
+_GREY, _BILINEAR = ("1", "L", "LA"), 2  # Pillow's modes and filter
 
 
 def _height_and_width(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -148,13 +151,8 @@ def _in_csv(path: Path) -> Iterator[_Picture]:
 
 
 def _decoded(paths: Sequence[Path], form: PictureFormat) -> Tensor:
-    """The pictures (M, C, H, W) uint8, decoded by several threads, in the order of the paths."""
-    try:
-        from PIL import Image  # noqa: F401, PLC0415 - Pillow is an extra
-    except ImportError as error:
-        raise InputError("data source 'folder' reads pictures with Pillow: pip install 'shoal[images]'") from error
-    with ThreadPoolExecutor() as threads:
-        images = list(threads.map(partial(_picture, form=form), paths))
+    """The pictures (M, C, H, W) uint8, in the order of the paths."""
+    images = read_pictures(paths, _FORMATS, partial(_pixels, form))
     sizes: dict[tuple[int, ...], Path] = {}
     for path, image in zip(paths, images, strict=True):
         sizes.setdefault(image.shape[:2], path)
@@ -168,22 +166,16 @@ def _decoded(paths: Sequence[Path], form: PictureFormat) -> Tensor:
     return torch.from_numpy(np.stack(images).transpose(0, 3, 1, 2).copy())
 
 
-def _picture(path: Path, form: PictureFormat) -> np.ndarray:
+def _pixels(form: PictureFormat, picture: "Image") -> np.ndarray:
     """One picture (H, W, C) uint8, upright as its camera says, without transparency."""
-    from PIL import Image, ImageOps  # noqa: PLC0415 - Pillow is an extra
+    from PIL import ImageOps  # noqa: PLC0415 - Pillow is an extra
 
-    try:
-        with Image.open(path, formats=_FORMATS) as opened:
-            mode = opened.mode
-            channels = form.channels or (1 if mode in _GREY else 3)
-            image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
-            if form.size is not None:
-                height, width = form.size
-                image = image.resize((width, height), Image.Resampling.BILINEAR)
-            pixels = np.atleast_3d(np.asarray(image))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise InputError(f"'{path}' cannot be read as a picture ({reason}); replace it, or leave it out") from error
-    deep = mode.startswith(("I", "F"))
-    require(not deep, f"'{path}' has more than 8 bits a pixel (Pillow's mode {mode}); convert it to 8 bits")
-    return pixels
+    mode = picture.mode
+    if mode.startswith(("I", "F")):
+        raise ValueError(f"more than 8 bits a pixel, Pillow's mode {mode}; 8 bits are allowed")
+    channels = form.channels or (1 if mode in _GREY else 3)
+    upright = ImageOps.exif_transpose(picture).convert("L" if channels == 1 else "RGB")
+    if form.size is not None:
+        height, width = form.size
+        upright = upright.resize((width, height), _BILINEAR)
+    return np.atleast_3d(np.asarray(upright))

@@ -4,7 +4,6 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse, save as serialize
 
@@ -17,7 +16,7 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class ClientMemory:
-    """The folder of one client in one run."""
+    """The folder of one client in one run; its states have one client (N = 1)."""
 
     folder: Path
 
@@ -26,41 +25,40 @@ class ClientMemory:
         """The folder under ``state_dir`` of the run with this configuration."""
         return ClientMemory(state_dir / f"run-{hashlib.sha256(config.encode()).hexdigest()[:16]}")
 
-    def before(self, number: int) -> Tensors | None:
-        """What was saved last before the round ``number``; None: nothing. Damaged files are passed over."""
-        for path in sorted(self.folder.glob("round-*.safetensors"), reverse=True):
-            if int(path.stem.rpartition("-")[2]) < number:
+    def restore(self, state: State) -> State:
+        """``state`` with the client's own tensors as they were last saved in an earlier or the same round."""
+        tensors = self._last(state.round)
+        clients = {name: tensors.get(f"clients/{name}", value) for name, value in state.clients.items()}
+        personal = {
+            name: ClientVectors.same(tensors[f"personal/{name}"][0], 1) if f"personal/{name}" in tensors else rows
+            for name, rows in state.personal.items()
+        }
+        return replace(
+            state, clients=clients, personal=personal, assignment=tensors.get("assignment", state.assignment)
+        )
+
+    def save(self, state: State) -> None:
+        """Save the client's own tensors after a round, and remove those of older rounds."""
+        tensors = {f"clients/{name}": tensor.contiguous() for name, tensor in state.clients.items()}
+        tensors |= {f"personal/{name}": rows.tensor().contiguous() for name, rows in state.personal.items()}
+        if not tensors:
+            return
+        tensors["assignment"] = state.assignment.contiguous()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(self.folder / f"round-{state.round:06d}.safetensors", serialize(tensors))
+        for path in self._files()[_KEPT:]:
+            path.unlink()
+
+    def _files(self) -> list[Path]:
+        """The files of the client's tensors, those of the last round first."""
+        return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
+
+    def _last(self, number: int) -> Tensors:
+        """The tensors of the last round until ``number`` whose file is not damaged; none where there is no such."""
+        for path in self._files():
+            if int(path.stem.rpartition("-")[2]) <= number:
                 try:
                     return parse(path.read_bytes())
                 except (SafetensorError, ValueError):
                     continue
-        return None
-
-    def save(self, number: int, state: State) -> None:
-        """Save the client's tensors of ``state`` (N = 1) after the round ``number``, and forget what is older."""
-        tensors = tensors_of(state)
-        if not set(tensors) - {"assignment"}:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.folder / f"round-{number:06d}.safetensors", serialize(tensors))
-        for path in sorted(self.folder.glob("round-*.safetensors"), reverse=True)[_KEPT:]:
-            path.unlink()
-
-
-def tensors_of(state: State) -> dict[str, torch.Tensor]:
-    """The client's own tensors in a state of one client."""
-    own = {f"clients/{name}": tensor.contiguous() for name, tensor in state.clients.items()}
-    own |= {f"personal/{name}": rows.tensor().contiguous() for name, rows in state.personal.items()}
-    return own | {"assignment": state.assignment.contiguous()}
-
-
-def remembered(state: State, tensors: Tensors | None) -> State:
-    """``state`` of one client with its own tensors as they were saved."""
-    if tensors is None:
-        return state
-    clients = {name: tensors.get(f"clients/{name}", value) for name, value in state.clients.items()}
-    personal = {
-        name: ClientVectors.same(tensors[f"personal/{name}"][0], 1) if f"personal/{name}" in tensors else rows
-        for name, rows in state.personal.items()
-    }
-    return replace(state, clients=clients, personal=personal, assignment=tensors.get("assignment", state.assignment))
+        return {}

@@ -5,8 +5,6 @@ seed, and could subtract what it says. Whatever protects the client is drawn fro
 anew for each answer, so that an offer that is made twice is not answered with the same noise (`NodeSettings.noise`).
 """
 
-import csv
-import io
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
@@ -15,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from filelock import FileLock
 
@@ -25,19 +24,18 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD
-from shoal.deployment.client.client_memory import ClientMemory, remembered
+from shoal.deployment.client.client_memory import ClientMemory
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import Client, open_client
-from shoal.deployment.client.node_settings import NodeSettings
-from shoal.deployment.messages import Offer, Refusal
-from shoal.deployment.supported import at_client, choice_of
+from shoal.deployment.flower_config import NodeSettings
+from shoal.deployment.messages import Offer, Refusal, parts_of
 from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
 
 LOG = logging.getLogger("shoal")
 
 
-def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
-    """What a client replies to an offer: its model, its cluster and its number of examples, or why it does not train.
+def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
+    """A client's reply to an offer: its model, its cluster and its number of examples, or why it does not train.
 
     One round at a time: a node may be given the next one before it has ended one that the server waits for no more, and
     what both spend must be in the ledger.
@@ -45,24 +43,23 @@ def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
     Raises:
         InputError: data that cannot be used, or training that diverged.
     """
-    with _opened(offer, settings) as (client, training), FileLock(settings.state_dir / "lock"):
-        ledger_path = settings.state_dir / "ledger.json"
+    with _opened(offer, settings) as (client, training), FileLock(settings.folder / "lock"):
+        ledger_path = settings.folder / "ledger.json"
         ledger = Ledger.load(ledger_path)
-        memory = ClientMemory.of(settings.state_dir, offer.config)
-        state = _state(training, offer, memory, client.config.seed)
+        memory = ClientMemory.of(settings.folder, offer.config)
+        state = memory.restore(_state(training, offer, client.config.seed))
         if settings.risk == "client":
             risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
-            _write_risks(settings.state_dir, offer, risks.tolist())
+            _write_risks(settings.folder, offer, risks.tolist())
             state = replace(state, risks=risks)
-        algorithm = client.config.algorithm.value
         # Before training, and so before it is known which model is trained: the dearest is charged.
         examples = int(training.federation.clients.sizes[0])
-        trained = client_trainings(training.algorithm, training.local).rounds
+        phases = client_trainings(training.algorithm, training.local).rounds
         costs = [
-            ledger.after_round([training.local_of(state, k, each) for each in trained], examples)
+            ledger.after([training.local_of(state, k, phase) for phase in phases], examples)
             for k in range(len(state.models))
         ]
-        charged = max(costs, key=lambda each: each.epsilon)
+        charged = max(costs, key=lambda cost: cost.epsilon)
         if charged.epsilon > settings.epsilon_budget:
             LOG.warning(
                 "the privacy budget is spent: epsilon %.3f of %g, and %.3f after round %d",
@@ -70,12 +67,13 @@ def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
             )  # fmt: skip
             return Refusal("the client's privacy budget is spent")
         charged.save(ledger_path)
-        update, after = client_round(training, state, count_best=choice_of(algorithm) == "shares")
-        memory.save(offer.round, after)
+        choice = parts_of(client.config.algorithm.value).choice
+        update, after = client_round(training, state, count_best=choice == "shares")
+        memory.save(after)
         return update
 
 
-def respond_histograms(offer: Offer, settings: NodeSettings) -> np.ndarray:
+def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
     """A client's histograms (2, B) of the loss of the one model that is offered, with the run's noise.
 
     Raises:
@@ -93,7 +91,7 @@ def respond_histograms(offer: Offer, settings: NodeSettings) -> np.ndarray:
         return counts
 
 
-def respond_vote(offer: Offer, settings: NodeSettings) -> bool:
+def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
     """Whether the risk of ``offer`` is above what the client tolerates; by randomised response if the run says so."""
     client = open_client(offer.config, settings, offer.classes, offer.scale)
     section = client.config.coordinator
@@ -110,27 +108,24 @@ def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Trai
     """The node's client, and its training on an engine that is closed afterwards."""
     client = open_client(offer.config, settings, offer.classes, offer.scale)
     config, setup = client.config, client.setup
-    choice_of(config.algorithm.value)
+    algorithm = parts_of(config.algorithm.value).client
     backend = None if config.engine.backend == "auto" else config.engine.backend
+    steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
     with Engine(setup.model, threads=settings.threads, precision=config.engine.precision, backend=backend) as engine:
-        federation = replace(engine.prepare(client.federation), ids=torch.tensor([offer.client]))
         require(
             offer.models.dim() == 2 and offer.models.shape[1] == setup.model.parameters,
             f"the server's models have {offer.models.shape[-1]} numbers, this network {setup.model.parameters}",
         )
-        steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
-        yield (
-            client,
-            Training(
-                federation=federation,
-                algorithm=at_client(config.algorithm.value),
-                local=setup.local,
-                engine=engine,
-                stream=_protecting(config, settings) if _noisy(client) else Stream(config.seed),
-                client_filter=setup.client_filter,
-                defenses=(*setup.defenses, *steered),
-            ),
+        training = Training(
+            federation=replace(engine.prepare(client.federation), ids=torch.tensor([offer.client])),
+            algorithm=algorithm,
+            local=setup.local,
+            engine=engine,
+            stream=_protecting(config, settings) if _noisy(client) else Stream(config.seed),
+            client_filter=setup.client_filter,
+            defenses=(*setup.defenses, *steered),
         )
+        yield client, training
 
 
 def _protecting(config: Config, settings: NodeSettings) -> Stream:
@@ -139,21 +134,21 @@ def _protecting(config: Config, settings: NodeSettings) -> Stream:
 
 
 def _noisy(client: Client) -> bool:
-    """Whether the client's training or its update has noise, or may be told to; batches are then its secret too."""
-    steered, setup = client.config.coordinator, client.setup
-    told = steered is not None and steered.dp_sgd is not None
-    return told or setup.client_filter is not None or any(isinstance(each, DPSGD) for each in setup.defenses)
+    """Whether the client's training or its update has noise, or may be given some; batches are then its secret too."""
+    coordinator, setup = client.config.coordinator, client.setup
+    steered = coordinator is not None and coordinator.dp_sgd is not None
+    return steered or setup.client_filter is not None or any(isinstance(rule, DPSGD) for rule in setup.defenses)
 
 
-def _state(training: Training, offer: Offer, memory: ClientMemory, seed: int) -> State:
-    """The state of a federation of this client alone before the round: what was offered, and what it remembers."""
+def _state(training: Training, offer: Offer, seed: int) -> State:
+    """The state of a federation of this client alone before the round, as a client begins that remembers nothing."""
     clusters = len(offer.models)
     # As many clients as models, all of them this one, since algorithms refuse to begin with fewer.
     crowd = training.federation.take(torch.zeros(clusters, dtype=torch.int64))
     # By the run's seed, as all clients: a stream of the client's own is for its batches and noise.
     first = replace(training, federation=crowd, stream=Stream(seed)).start()
     one = torch.zeros(1, dtype=torch.int64)
-    state = replace(
+    return replace(
         first,
         round=offer.round - 1,
         models=offer.models,
@@ -164,20 +159,15 @@ def _state(training: Training, offer: Offer, memory: ClientMemory, seed: int) ->
         personal={name: type(rows).same(rows[one][0], 1) for name, rows in first.personal.items()},
         trained=torch.zeros(1, clusters, dtype=torch.int64),
     )
-    return remembered(state, memory.before(offer.round))
 
 
-def _write_risks(folder: Path, offer: Offer, own: Sequence[float]) -> None:
-    """Add a round's own estimates beside the server's to the client's ``risks.csv``, each round once."""
+def _write_risks(folder: Path, offer: Offer, risks: Sequence[float]) -> None:
+    """Add the client's estimates and the server's to the client's ``risks.csv``, where each round stands once."""
     path = folder / "risks.csv"
-    kept: list[list[str]] = []
+    rows = pd.DataFrame(
+        {"round": offer.round, "model": range(len(risks)), "own": risks, "server": offer.risks.tolist()}
+    )
     if path.exists():
-        kept = [row for row in csv.reader(path.read_text().splitlines()[1:]) if int(row[0]) < offer.round]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["round", "model", "own", "server"])
-    writer.writerows(kept)
-    for k, (mine, server) in enumerate(zip(own, offer.risks.tolist(), strict=True)):
-        writer.writerow([offer.round, k, f"{mine:.6f}", f"{server:.6f}"])
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, out.getvalue())
+        earlier = pd.read_csv(path)
+        rows = pd.concat([earlier[earlier["round"] < offer.round], rows])
+    write_text(path, rows.to_csv(index=False, float_format="%.6f"))

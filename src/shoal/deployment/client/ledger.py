@@ -4,38 +4,42 @@ A round is written down before it is trained, so that a client that dies in it h
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError
+from shoal.core.settings import Count, NonNegativeFloat, OpenFraction, settings
 from shoal.defenses.accounting import composed, private_rule
 from shoal.defenses.dp_sgd import Accountant
 from shoal.engine import LocalSGD
 
-Steps = tuple[float, float, int]
-"""A noise multiplier (0: no differential privacy), a sampling rate, and how many such steps were taken."""
+Steps = tuple[NonNegativeFloat, Annotated[float, Field(gt=0, le=1, strict=True)], Count]
+"""A noise multiplier (0: no differential privacy), a sampling rate, and the number of such steps."""
 
 
-@dataclass(frozen=True)
+@settings
 class Ledger:
     """The local steps that a client has taken on its data, over all runs.
 
     Args:
         steps: without two of the same noise and rate.
-        rounds: how many rounds they were.
+        rounds: in which they were taken.
         delta: of the epsilon that is reported: the largest that any run asked for.
         accountant: of the last run.
 
-    >>> ledger = Ledger().after(((1.0, 0.1, 10),), 1e-5, "rdp")
-    >>> ledger.after(((1.0, 0.1, 10),), 1e-5, "rdp").steps, ledger.rounds
-    (((1.0, 0.1, 20),), 1)
+    >>> ledger = Ledger().after([LocalSGD(epochs=1, batch_size=10)], examples=100)
+    >>> ledger.after([LocalSGD(epochs=1, batch_size=10)], examples=100).steps, ledger.rounds
+    (((0.0, 0.1, 20),), 1)
     """
 
     steps: tuple[Steps, ...] = ()
-    rounds: int = 0
-    delta: float = 1e-5
+    rounds: Count = 0
+    delta: OpenFraction = 1e-5
     accountant: Accountant = "rdp"
 
     @property
@@ -43,26 +47,20 @@ class Ledger:
         """What has been spent; infinite once a round was trained without differential privacy."""
         return composed(self.steps, self.delta, self.accountant)
 
-    def after(self, steps: tuple[Steps, ...], delta: float, accountant: Accountant) -> "Ledger":
-        """The ledger with one round of these steps more."""
-        total = {(noise, rate): count for noise, rate, count in self.steps}
-        for noise, rate, count in steps:
-            total[noise, rate] = total.get((noise, rate), 0) + count
-        together = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
-        largest = delta if self.rounds == 0 else max(delta, self.delta)
-        return replace(self, steps=together, rounds=self.rounds + 1, delta=largest, accountant=accountant)
-
-    def after_round(self, trained: Sequence[LocalSGD], examples: int) -> "Ledger":
-        """The ledger with one round more, of these local trainings on so many examples."""
-        rules = [private_rule(each) for each in trained]
-        steps = tuple(
-            (0.0 if rule is None else rule.noise_multiplier, each.batch(examples) / examples, each.steps_of(examples))
-            for each, rule in zip(trained, rules, strict=True)
+    def after(self, trainings: Sequence[LocalSGD], examples: int) -> "Ledger":
+        """The ledger with one round more, of these local ``trainings`` on so many examples."""
+        rules = [private_rule(local) for local in trainings]
+        total = Counter({(noise, rate): count for noise, rate, count in self.steps})
+        for local, rule in zip(trainings, rules, strict=True):
+            noise = 0.0 if rule is None else rule.noise_multiplier
+            total[noise, local.batch(examples) / examples] += local.steps_of(examples)
+        private = next((rule for rule in rules if rule is not None), self)
+        return Ledger(
+            steps=tuple((noise, rate, count) for (noise, rate), count in sorted(total.items())),
+            rounds=self.rounds + 1,
+            delta=private.delta if self.rounds == 0 else max(private.delta, self.delta),
+            accountant=private.accountant,
         )
-        known = next((rule for rule in rules if rule is not None), None)
-        if known is None:
-            return self.after(steps, self.delta, self.accountant)
-        return self.after(steps, known.delta, known.accountant)
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -80,11 +78,8 @@ class Ledger:
             return Ledger()
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
-            steps = tuple((float(noise), float(rate), int(count)) for noise, rate, count in table["steps"])
-            accountant: Accountant = "prv" if table["accountant"] == "prv" else "rdp"
-            ledger = Ledger(steps, int(table["rounds"]), float(table["delta"]), accountant)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if table.keys() != vars(Ledger()).keys():
+                raise ValueError(f"its keys are {sorted(table)}")
+            return Ledger(**table)
+        except (OSError, ValueError, AttributeError) as error:
             raise InputError(f"{path}: is no privacy ledger: {error}; restore it from a copy") from error
-        valid = all(noise >= 0 and 0 < rate <= 1 and count >= 0 for noise, rate, count in ledger.steps)
-        require(valid and 0 < ledger.delta < 1, f"{path}: is no privacy ledger; restore it from a copy")
-        return ledger

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
@@ -16,8 +17,8 @@ from shoal.data import ClientDataset, Federation, Preferences, Standardizer, dra
 from shoal.data.memory_format import gather
 from shoal.data.shards import Shards
 from shoal.defenses import TrainingSetup, defended
-from shoal.deployment.client.node_settings import NodeSettings
-from shoal.models import Model, Shape, VectorShape
+from shoal.deployment.flower_config import NodeSettings
+from shoal.models import Shape, VectorShape
 from shoal.simulation.coordination import check_coordinator
 
 
@@ -47,7 +48,8 @@ def run_config(text: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the server's configuration is not TOML: {error}") from error
     code = sorted({value for value in _names(table) if ":" in value})
-    require(not code, f"the server's configuration names Python code of its own, {quoted(code)}; a node runs none")
+    told = f"the server's configuration names Python code of its own, {quoted(code)}"
+    require(not code, f"{told}; a node runs none, so what it names must be in the package")
     return parse_config(table, "the server's configuration")
 
 
@@ -73,59 +75,57 @@ def open_client(
         text: a configuration, as TOML.
         settings: of the node.
         classes: names by number, as the server has them; none where the data are a named set.
-        scale: by what the columns of the node's table are standardised; None: of pictures and named sets.
+        scale: the standardization of the columns of the node's table; None: the data are no table.
 
     Raises:
         InputError: data that are missing or do not fit the configuration.
     """
     config = run_config(text)
-    own_data = settings.data_path is not None
-    client = _with_own_data(config, settings, classes, scale) if own_data else _with_partition(config, settings)
-    given = client.federation.preferences
-    own = Preferences(
-        given.threshold if settings.threshold is None else torch.tensor([settings.threshold], dtype=torch.float64),
-        given.beta if settings.beta is None else torch.tensor([settings.beta], dtype=torch.float64),
+    if settings.data_path is None:
+        client = _simulated_client(config, settings)
+    else:
+        client = _client_with_data(config, settings.name, settings.data_path, classes, scale)
+    threshold, beta = client.federation.preferences.threshold, client.federation.preferences.beta
+    preferences = Preferences(
+        threshold if settings.threshold is None else torch.full_like(threshold, settings.threshold),
+        beta if settings.risk_weight is None else torch.full_like(beta, settings.risk_weight),
     )
-    return replace(client, federation=replace(client.federation, preferences=own))
+    return replace(client, federation=replace(client.federation, preferences=preferences))
 
 
-def _with_partition(config: Config, settings: NodeSettings) -> Client:
+def _simulated_client(config: Config, settings: NodeSettings) -> Client:
     """The client that the simulation of ``config`` has at the partition's place."""
     require(
         config.data.partition is not None,
         f"'partition-id' needs a set that is dealt out, and '{config.data.source}' has clients; give 'data-path'",
     )
     decided, simulation = build(config, settings.data_dir)
-    clients, partition = len(simulation.federation), settings.partition
+    clients, partition = len(simulation.federation), settings.partition_id
     assert partition is not None
     require(
         partition < clients, f"--node-config: 'partition-id' must be below 'data.clients' = {clients}; got {partition}"
     )
-    whole = simulation.federation.take(torch.tensor([partition]))
-    return Client(decided, _alone(whole), simulation.setup)
+    federation = simulation.federation.take(torch.tensor([partition]))
+    federation = replace(federation, clients=_copied(federation.clients), holdout=_copied(federation.holdout))
+    return Client(decided, federation, simulation.setup)
 
 
-def _alone(federation: Federation) -> Federation:
-    """``federation`` of one client without the other clients' examples, which the simulation's tensors have."""
-
-    def own(shards: Shards) -> Shards:
-        indices = shards.indices
-        return Shards.from_contiguous(gather(shards.x, indices), shards.y[indices], shards.sizes)
-
-    return replace(federation, clients=own(federation.clients), holdout=own(federation.holdout))
+def _copied(shards: Shards) -> Shards:
+    """``shards`` of one client without the other clients' examples, which the simulation's tensors have."""
+    return Shards.from_contiguous(gather(shards.x, shards.indices), shards.y[shards.indices], shards.sizes)
 
 
-def _with_own_data(
-    config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None
+def _client_with_data(
+    config: Config, name: str, path: Path, classes: tuple[str, ...], scale: Standardizer | None
 ) -> Client:
-    """The client whose examples are in a folder or table of the node."""
+    """The client of this ``name`` whose examples are in a folder or table of the node."""
     section, reading = config.data, reading_of(config.data)
     require(
         reading is not None and section.split is not None,
         f"'data-path' needs 'data.source' to be 'folder' or 'table'; the run's is '{section.source}'",
     )
     assert section.split is not None
-    data = load_source(section.source, str(settings.data_path), reading=reading)
+    data = load_source(section.source, str(path), reading=reading)
     assert isinstance(data, ClientDataset)
     require(
         len(data.client_names) == 1,
@@ -133,16 +133,16 @@ def _with_own_data(
     )
     unknown = sorted(set(data.class_names) - set(classes))
     require(not unknown, f"{data.name} has the classes {quoted(unknown)}, which the server's data have not")
-    number = torch.tensor([classes.index(name) for name in data.class_names])
+    number = torch.tensor([classes.index(label) for label in data.class_names])
     # What is held out for a test or as a shadow set would be lost to the client: the server has these.
     least = 1 / max(2, len(data.labels))
     split = replace(section.split, shadow_fraction=0.0, test_fraction=min(section.split.test_fraction, least))
-    own = replace(config, data=replace(section, path=str(settings.data_path), split=split))
-    numbered = replace(data, labels=number[data.labels], class_names=classes)
+    indices = draw_split(replace(config, data=replace(section, path=str(path), split=split)), data)
     preferences = draw_preferences(
-        1, config.privacy.thresholds, config.privacy.beta, Stream(config.seed, ("client", settings.client))
+        1, config.privacy.thresholds, config.privacy.beta, Stream(config.seed, ("client", name))
     )
-    federation = federation_of_clients(numbered, draw_split(own, data), preferences, scale)
+    numbered = replace(data, labels=number[data.labels], class_names=classes)
+    federation = federation_of_clients(numbered, indices, preferences, scale)
     network = config.model.sized(config.model.classes or len(classes))
     assert network.classes is not None
     if data.inputs:
@@ -150,10 +150,10 @@ def _with_own_data(
     else:
         _, channels, height, width = data.x.shape
         shape = Shape(channels, height, width, network.classes)
-    model: Model = network.model(shape)
-    setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
+    setup = defended(TrainingSetup(network.model(shape), config.local, kind=data.kind), config.defenses.all())
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
-    config.algorithm.value.check(setup.first_local(), config.red_team.every)
+    algorithm, every = config.algorithm.value, config.red_team.every
+    algorithm.check(setup.first_local(), every)
     if config.coordinator is not None:
-        check_coordinator(config.coordinator.coordinator(), setup, config.algorithm.value, config.red_team.every)
+        check_coordinator(config.coordinator.coordinator(), setup, algorithm, every)
     return Client(replace(config, model=network), federation, setup)

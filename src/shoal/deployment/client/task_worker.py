@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import time
-from types import FrameType
 
 # What the forks share.
 import opacus.accountants  # noqa: F401
@@ -33,7 +32,7 @@ _POLL = 0.1
 
 
 def work(address: str) -> None:
-    """Run what the SuperNode at ``address``, HOST:PORT on this machine, has to do, until this process is ended."""
+    """Run the tasks of the SuperNode at ``address``, HOST:PORT on this machine, until this process is ended."""
     client = RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,
@@ -42,46 +41,33 @@ def work(address: str) -> None:
         retry_invoker=make_simple_http_retry_invoker(),
     )
     while True:
-        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        if found.HasField("task") and found.token:
-            if os.fork() == 0:
-                _run(address, found.token)
-        else:
+        task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        if not task.HasField("task") or not task.token:
             time.sleep(_POLL)
-        _reap()
-
-
-def _reap() -> None:
-    """Let go of the forks that have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        elif os.fork() == 0:
+            _run(address, task.token)
+        # Forks that have ended are let go.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _run(address: str, token: str) -> None:
     """The fork's part: one message, and then the end of the process, whatever came of it."""
-    parent = os.getppid()
+    code: object = 1
     try:
-        run_clientapp(runtime_api_address=address, token=token, insecure=True, parent_pid=parent)
-    except SystemExit as done:
-        code = done.code if isinstance(done.code, int) else 1
-    except BaseException:
-        code = 1
-    else:
+        run_clientapp(runtime_api_address=address, token=token, insecure=True, parent_pid=os.getppid())
         code = 0
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    os._exit(0)
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address", metavar="HOST:PORT", help="of the SuperNode's Runtime API")
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, _end)
-    work(given.address)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    work(parser.parse_args().address)

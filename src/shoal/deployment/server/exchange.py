@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
@@ -32,12 +32,26 @@ class Answer:
     gone: bool = False
 
 
-class Exchange(Protocol):
-    """Sends messages to nodes and brings their answers."""
+_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+
+_POLL = 0.25
+"""Seconds from one look for replies to the next. Flower's own loop takes three."""
+
+
+@dataclass
+class Exchange:
+    """Sends messages to nodes and brings their answers; it remembers what is unanswered, to know late replies as such.
+
+    Args:
+        grid: that a ServerApp is given.
+    """
+
+    grid: Grid
+    _pending: dict[str, int] = field(default_factory=dict)
 
     def connected(self) -> list[int]:
         """The nodes that are connected now, as far as is known."""
-        ...
+        return sorted(self.grid.get_node_ids())
 
     def ask(
         self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
@@ -48,49 +62,11 @@ class Exchange(Protocol):
             question: of all messages.
             messages: by node.
             awaited: the nodes for which this waits.
-            seconds: after which it does no longer.
+            seconds: after which it waits no longer; a message that is not read by then is never delivered.
             group: names the round in logs.
         """
-        ...
-
-    def pause(self) -> None:
-        """Wait a moment before looking for nodes again."""
-        ...
-
-
-_KINDS: Mapping[Question, str] = {
-    "identify": f"{MessageType.QUERY}.identify",
-    "train": MessageType.TRAIN,
-    "histograms": f"{MessageType.QUERY}.histograms",
-    "votes": f"{MessageType.QUERY}.votes",
-}
-
-_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-
-_POLL = 0.25
-"""Seconds from one look for replies to the next. Flower's own loop takes three."""
-
-
-@dataclass
-class FlowerExchange:
-    """An `Exchange` over a grid, which remembers what is unanswered, so that late replies are known as such.
-
-    Args:
-        grid: that a ServerApp is given.
-    """
-
-    grid: Grid
-    _pending: dict[str, int] = field(default_factory=dict)
-
-    def connected(self) -> list[int]:
-        """See `Exchange.connected`."""
-        return sorted(self.grid.get_node_ids())
-
-    def ask(
-        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
-    ) -> Iterator[Answer]:
-        """See `Exchange.ask`; a message that is not read within ``seconds`` is never delivered."""
-        current, kind = dict[str, int](), _KINDS[question]
+        kind = MessageType.TRAIN if question == "train" else f"{MessageType.QUERY}.{question}"
+        current = dict[str, int]()
         for node, content in messages.items():
             # One at a time, so that no request is larger than a client's offer.
             message = Message(
@@ -102,23 +78,22 @@ class FlowerExchange:
         end, left = time.monotonic() + seconds, set(awaited) & set(current.values())
         while left and time.monotonic() < end:
             for reply in self.grid.pull_messages([*current, *self._pending]):
-                answered = reply.metadata.reply_to_message_id
-                node, late = current.pop(answered, None), False
+                message_id = reply.metadata.reply_to_message_id
+                late = message_id not in current
+                node = (self._pending if late else current).pop(message_id, None)
                 if node is None:
-                    node, late = self._pending.pop(answered, None), True
-                if node is not None:
-                    left -= set() if late else {node}
-                    yield _answer(node, reply, late=late)
+                    continue
+                if not late:
+                    left.discard(node)
+                if reply.has_error():
+                    gone = reply.error.code in _GONE
+                    yield Answer(node, None, f"{reply.error.reason}"[:500], late, gone)
+                else:
+                    yield Answer(node, reply.content, late=late)
             if left:
                 time.sleep(_POLL)
         self._pending.update(current)
 
     def pause(self) -> None:
-        """See `Exchange.pause`."""
+        """Wait a moment before looking for nodes again."""
         time.sleep(1.0)
-
-
-def _answer(node: int, reply: Message, *, late: bool) -> Answer:
-    if reply.has_error():
-        return Answer(node, None, f"{reply.error.reason}"[:500], late, gone=reply.error.code in _GONE)
-    return Answer(node, reply.content, late=late)

@@ -1,7 +1,9 @@
 """What the server asks of clients beside training: histograms of losses, and whether a risk is over their limit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +17,12 @@ from shoal.control import Coordinator
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.flower_records import pack_offer, unpack_answer, unpack_counts
+from shoal.deployment.flower_records import pack_offer, unpack_histograms, unpack_vote
 from shoal.deployment.messages import RejectedReplyError
-from shoal.deployment.server.exchange import Question
 from shoal.deployment.server.server_rounds import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
+
+_Reply = TypeVar("_Reply")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +45,15 @@ class RemoteHistograms:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """See `RedTeam.estimate`; a client that does not answer counts as one without histograms."""
+        """The estimate as `RedTeam.estimate` makes it; a client that does not answer is one without histograms."""
         del local, engine
-        counts = np.zeros((len(federation), 2, len(EDGES) + 1))
-        for i, records in _replies(self.server, "histograms", state, state.risks):
-            try:
-                counts[i] = unpack_counts(records, len(EDGES) + 1)
-            except RejectedReplyError as error:
-                self.server.reject(state.round, self.server.roster.members[i], f"histograms: {error}")
-        found = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
-        return of_known(found, state)
+        bins = len(EDGES) + 1
+        counts = np.zeros((len(federation), 2, bins))
+        unpack = partial(unpack_histograms, bins=bins)
+        for i, histograms in _replies(self.server, "histograms", state, state.risks, unpack):
+            counts[i] = histograms
+        estimates = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
+        return of_known(estimates, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,40 +72,38 @@ class RemoteCoordinator:
     law: Coordinator
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """See `Coordinator.start`; nobody is asked, so there are no answers to be randomised."""
+        """The state before the first round; nobody is asked, so there are no answers to be randomised."""
         return replace(self.law, vote_epsilon=None).start(state, federation, engine, stream)
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """See `Coordinator.update`; a client that does not answer says nothing."""
+        """The state with new directives; a client that does not answer says nothing."""
         del stream
-        answers, models = list[bool](), list[int]()
-        for i, records in _replies(self.server, "votes", state, self.law.reported_risks(state.risks)):
-            try:
-                answers.append(unpack_answer(records))
-                models.append(int(state.assignment[i]))
-            except RejectedReplyError as error:
-                self.server.reject(state.round, self.server.roster.members[i], f"vote: {error}")
-        said, model = torch.tensor(answers, dtype=torch.bool), torch.tensor(models, dtype=torch.int64)
-        shares = shares_of_answers(said, model, len(state.models), self.law.vote_epsilon)
+        votes = dict(_replies(self.server, "votes", state, self.law.reported_risks(state.risks), unpack_vote))
+        answers = torch.tensor([*votes.values()], dtype=torch.bool)
+        model = state.assignment[torch.tensor([*votes], dtype=torch.int64)]
+        shares = shares_of_answers(answers, model, len(state.models), self.law.vote_epsilon)
         return self.law.steered(state, shares, shares, *utilities(state, federation, engine))
 
 
-def _replies(server: Server, question: Question, state: State, risks: Tensor) -> Iterator[tuple[int, RecordDict]]:
+def _replies(
+    server: Server,
+    question: Literal["histograms", "votes"],
+    state: State,
+    risks: Tensor,
+    unpack: Callable[[RecordDict], _Reply],
+) -> Iterator[tuple[int, _Reply]]:
     """The replies of all clients that are there and have a model, each asked about its own; by position."""
-    messages, at, members = dict[int, RecordDict](), dict[int, int](), server.roster.members
-    for i, (member, cluster) in enumerate(zip(members, state.assignment.tolist(), strict=True)):
+    messages, attendance = dict[int, RecordDict](), server.attendance
+    for i, (member, cluster) in enumerate(zip(server.members, state.assignment.tolist(), strict=True)):
         if member.node is not None and cluster >= 0:
             one = torch.tensor([cluster])
             # A vote is about a number; the model stays at the server.
             models = state.models[one] if question == "histograms" else state.models[:0]
-            offer = server.offer(state.round, member, models, risks[one], {})
-            messages[member.node], at[member.node] = pack_offer(offer), i
-    awaited = {node for node, i in at.items() if members[i].waits}
-    seconds, group = server.settings.round_timeout, f"{state.round}-{question}"
-    for answer in server.exchange.ask(question, messages, awaited, seconds, group):
-        if answer.late or answer.gone:
-            continue
-        if answer.content is None:
-            server.reject(state.round, members[at[answer.node]], f"{question}: {answer.error}")
-        else:
-            yield at[answer.node], answer.content
+            messages[i] = pack_offer(server.offer(state.round, member, models, risks[one], {}))
+    for i, answer in attendance.ask(question, messages, state.round):
+        try:
+            if answer.content is None:
+                raise RejectedReplyError(answer.error)
+            yield i, unpack(answer.content)
+        except RejectedReplyError as error:
+            attendance.reject(state.round, server.members[i], f"{question}: {error}")

@@ -1,9 +1,11 @@
 """Who takes part: the clients that have ever joined a run, by name, and the nodes that they are at now."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from shoal.core.atomic_files import write_text
@@ -45,25 +47,23 @@ class Roster:
 
     members: list[Member] = field(default_factory=list)
 
-    def by_name(self, name: str) -> int | None:
-        """The position of the client of that name; None: it has never joined."""
-        return next((i for i, each in enumerate(self.members) if each.name == name), None)
+    def by_name(self, name: str) -> Member | None:
+        """The client of that name; None: it has never joined."""
+        return next((member for member in self.members if member.name == name), None)
 
-    def by_node(self, node: int) -> int | None:
-        """The position of the client at that node."""
-        return next((i for i, each in enumerate(self.members) if each.node == node), None)
+    def by_node(self, node: int) -> Member | None:
+        """The client at that node."""
+        return next((member for member in self.members if member.node == node), None)
 
-    def join(self, name: str, node: int, partition: int | None) -> Member:
-        """Add a client, or move one that is known to its new node."""
-        known = self.by_name(name)
-        if known is None:
-            taken = {each.id for each in self.members}
+    def join(self, name: str, node: int, partition: int | None) -> None:
+        """Add a client, or move one that has joined before to its new node."""
+        member = self.by_name(name)
+        if member is None:
+            taken = {member.id for member in self.members}
             free = next(i for i in range(len(taken) + 1) if i not in taken)
-            self.members.append(Member(name, free if partition is None or partition in taken else partition))
-            known = len(self.members) - 1
-        member = self.members[known]
+            member = Member(name, free if partition is None or partition in taken else partition)
+            self.members.append(member)
         member.node, member.waits = node, True
-        return member
 
     def federation(self, of_server: Federation) -> Federation:
         """The federation as the server sees it: numbers of examples, and none of them.
@@ -72,7 +72,7 @@ class Roster:
             of_server: has the server's shadow and test set.
         """
         count, clients = len(self.members), of_server.clients
-        sizes = torch.tensor([each.examples for each in self.members], dtype=torch.int64)
+        sizes = torch.tensor([member.examples for member in self.members], dtype=torch.int64)
         nobody = torch.zeros(count, dtype=torch.int64)
         x, y = clients.x[:0], clients.y[:0]
         return Federation(
@@ -85,12 +85,18 @@ class Roster:
             test=of_server.test,
             shadow=of_server.shadow,
             classes=of_server.classes,
-            names=tuple(each.name for each in self.members),
+            names=tuple(member.name for member in self.members),
         )
+
+    def frame(self, assignment: Sequence[int]) -> pd.DataFrame:
+        """The columns of ``clients.csv``: one row per client that ever joined, with its cluster."""
+        renamed = {"id": "client", "trained": "rounds"}
+        frame = pd.DataFrame(map(asdict, self.members)).rename(columns=renamed).assign(cluster=assignment)
+        return frame[["client", "name", "cluster", "examples", "rounds", "rejected", "missed", "refused"]]
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all; where clients are now is not written."""
-        rows = [{name: value for name, value in asdict(each).items() if name != "node"} for each in self.members]
+        rows = [{name: value for name, value in asdict(member).items() if name != "node"} for member in self.members]
         write_text(path, json.dumps(rows, indent=1) + "\n")
 
     @staticmethod

@@ -1,13 +1,9 @@
-"""Rows of a run on several machines: of ``rounds.csv`` what the server knows, and of ``clients.csv`` who did what."""
+"""The rows of ``rounds.csv`` and the keys of ``summary.json`` that a server knows without its clients' data."""
 
-from collections.abc import Iterator
 from math import isnan, nan
 
-import pandas as pd
 import torch
-from torch import Tensor
 
-from shoal.deployment.server.roster import Roster
 from shoal.engine import RoundPlan, State, Training
 from shoal.simulation.round_metrics import Row, directive_columns, group_means, metric_values, risk_columns
 
@@ -15,8 +11,8 @@ from shoal.simulation.round_metrics import Row, directive_columns, group_means, 
 def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: bool) -> tuple[Row, ...]:
     """One row per cluster: its clients in this round, and its model's risk and accuracy on the server's test set.
 
-    The server does not know which group a client is of: ``accuracy.<group>`` is of the model, on each group's test
-    examples, and ``accuracy`` on all of them.
+    The server does not know the clients' groups: ``accuracy.<group>`` is of the model, on each group's test examples,
+    and ``accuracy`` on all of them.
 
     Args:
         training: of the server.
@@ -24,54 +20,27 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
         plan: what its clients did.
         evaluated: whether accuracies are computed; they are NaN otherwise.
     """
-    sizes = training.federation.clients.sizes
-    rows = []
+    federation, rows = training.federation, []
     present = torch.nonzero(state.trained == state.round)
     for k, model in enumerate(state.models):
         inside = present[:, 0][present[:, 1] == k] if len(plan.assignment) else present[:0, 0]
+        values = metric_values(model, federation, training.engine) if evaluated else torch.empty(0)
+        means = group_means(values, federation) if evaluated else [nan] * len(federation.groups)
         row: dict[str, float] = {
             "round": state.round,
             "cluster": k,
             "clients": int((plan.assignment == k).sum()),
-            "examples": int(sizes[inside].sum()),
+            "examples": int(federation.clients.sizes[inside].sum()),
             **risk_columns(state, k),
-            **_accuracies(training, model, evaluated=evaluated),
+            "accuracy": float(values.mean()) if len(values) else nan,
+            **{f"accuracy.{name}": mean for name, mean in zip(federation.groups, means, strict=True)},
         }
         rows.append(row | directive_columns(state, k))
     return tuple(rows)
 
 
-def _accuracies(training: Training, model: Tensor, *, evaluated: bool) -> dict[str, float]:
-    federation = training.federation
-    overall, by_group = nan, [nan] * len(federation.groups)
-    if evaluated:
-        values = metric_values(model, federation, training.engine)
-        by_group = group_means(values, federation)
-        overall = float(values.mean()) if len(values) else nan
-    return {"accuracy": overall} | {f"accuracy.{g}": v for g, v in zip(federation.groups, by_group, strict=True)}
-
-
-def client_frame(roster: Roster, state: State) -> pd.DataFrame:
-    """A row for each client that ever joined, as far as the server knows it."""
-    return pd.DataFrame(list(_client_rows(roster, state)))
-
-
-def _client_rows(roster: Roster, state: State) -> Iterator[dict[str, object]]:
-    for member, cluster in zip(roster.members, state.assignment.tolist(), strict=True):
-        yield {
-            "client": member.id,
-            "name": member.name,
-            "cluster": cluster,
-            "examples": member.examples,
-            "rounds": member.trained,
-            "rejected": member.rejected,
-            "missed": member.missed,
-            "refused": member.refused,
-        }
-
-
 def summary_of(training: Training, state: State, rows: tuple[Row, ...], counts: dict[str, int]) -> dict[str, float]:
-    """The keys of ``summary.json`` that are measured: of clusters, and how often what happened to clients.
+    """The keys of ``summary.json`` that are measured: of clusters, and the number of events of each kind.
 
     Args:
         training: of the server.
@@ -79,13 +48,13 @@ def summary_of(training: Training, state: State, rows: tuple[Row, ...], counts: 
         rows: of the run.
         counts: of events, by kind.
     """
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     last = {row["cluster"]: row for row in rows if row["round"] == state.round}
     for k in range(len(state.models)):
-        found[f"clusters.{k}.clients"] = int((state.assignment == k).sum())
-        found[f"clusters.{k}.risk"] = float(state.risks[k])
+        summary[f"clusters.{k}.clients"] = int((state.assignment == k).sum())
+        summary[f"clusters.{k}.risk"] = float(state.risks[k])
         for name in training.federation.groups:
             value = last.get(k, {}).get(f"accuracy.{name}", nan)
             if not isnan(value):  # which a summary does not hold
-                found[f"clusters.{k}.accuracy.{name}"] = value
-    return found | {f"events.{kind}": count for kind, count in sorted(counts.items())}
+                summary[f"clusters.{k}.accuracy.{name}"] = value
+    return summary | {f"events.{kind}": count for kind, count in sorted(counts.items())}

@@ -1,19 +1,44 @@
-"""The ServerApp: Flower's grid and run configuration to `shoal.deployment.server.server_run`."""
+"""The ServerApp: a run on several machines from its first round to its files, in a directory as `shoal run` makes."""
 
 import json
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import pandas as pd
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import save as serialize
 
-from shoal.core.atomic_files import write_text
-from shoal.deployment.server.exchange import FlowerExchange
-from shoal.deployment.server.run_settings import RunSettings
-from shoal.deployment.server.server_rounds import Progress
-from shoal.deployment.server.server_run import serve
+from shoal.config.build import load_data, resolve
+from shoal.config.schema import Config, read_config
+from shoal.config.toml_files import read_toml
+from shoal.core.atomic_files import write_bytes, write_text
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.data import ClientDataset, Federation
+from shoal.deployment.flower_config import RunSettings
+from shoal.deployment.messages import parts_of
+from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.server.events import Events
+from shoal.deployment.server.exchange import Exchange
+from shoal.deployment.server.remote_feedback import RemoteCoordinator, RemoteHistograms
+from shoal.deployment.server.roster import Roster
+from shoal.deployment.server.round_rows import round_rows, summary_of
+from shoal.deployment.server.server_rounds import Progress, Server
+from shoal.engine import Engine, Training
+from shoal.reports.deployment_page import deployment_page
+from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
+from shoal.runs.directory import is_begun, is_finished, logged, opened
+from shoal.runs.hashes import differences
+from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")
 app = ServerApp()
+
+_TIMED = ("train", "red_team", "total")
+"""What a server can time: clients choose elsewhere, and nothing is attacked in the end."""
 
 
 @app.main()
@@ -21,14 +46,170 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configured federation with the nodes of ``grid``."""
     settings = RunSettings.read(context.run_config)
 
-    def show(progress: Progress) -> None:
+    def show(progress: object) -> None:
         if settings.out.is_dir():
-            write_text(settings.out / "progress.json", json.dumps(vars(progress)) + "\n")
+            write_text(settings.out / "progress.json", json.dumps(progress) + "\n")
 
     try:
-        serve(FlowerExchange(grid), settings, show)
+        serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
         LOG.error("%s", error)
-        if settings.out.is_dir():
-            write_text(settings.out / "progress.json", json.dumps({"error": str(error)}) + "\n")
+        show({"error": str(error)})
         raise
+
+
+def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress], object] = lambda _: None) -> None:
+    """Run what ``settings`` names with the nodes of ``exchange``, from its last round if it has begun.
+
+    Raises:
+        InputError: a configuration that cannot be run on several machines, another run's directory, or too few clients.
+    """
+    config = read_config(settings.config)
+    choice = parts_of(config.algorithm.value).choice
+    _require_supported(config)
+    resolved = resolve(config, load_data(config.data, settings.data_dir))
+    decided, simulation = resolved.config, resolved.simulation()
+    classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
+    # Paths are the server's own.
+    sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
+    out = settings.out
+    if out.exists() and is_begun(out) and is_finished(out):
+        LOG.info("%s is finished", out)
+        return
+    engine = decided.engine.engine(simulation.setup.model)
+    same = lambda: _require_same(settings, decided)  # noqa: E731
+    with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
+        attendance = Attendance(exchange, settings, Roster.load(out / "nodes.json"), Events.open(out / "events.csv"))
+        server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, watch)
+        run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine)
+        progress = load_checkpoint(checkpoints)
+        done = 0 if progress is None else progress.state.round
+        LOG.info("begin after round %d: %s", done, decided.algorithm.name)
+        while progress is None or progress.state.round < decided.algorithm.rounds:
+            began = time.perf_counter()
+            progress = run.round(progress)
+            progress.seconds["total"] += time.perf_counter() - began
+            attendance.roster.save(out / "nodes.json")
+            save_checkpoint(checkpoints, progress)
+            write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
+        run.finish(progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A run in progress.
+
+    Args:
+        server: its server.
+        config: its configuration, with everything decided.
+        simulation: what the configuration describes.
+        federation: of the simulation, on the engine; of it only the server's shadow and test set are used.
+        engine: of the server.
+    """
+
+    server: Server
+    config: Config
+    simulation: Simulation
+    federation: Federation
+    engine: Engine
+
+    def round(self, progress: SimulationState | None) -> SimulationState:
+        """The run after one round more."""
+        self.server.attendance.gather(1 if progress is None else progress.state.round + 1)
+        training = self._training()
+        if progress is None:
+            progress = SimulationState(training.start())
+        state, seconds = training.with_newcomers(progress.state), dict(progress.seconds)
+        began = time.perf_counter()
+        state, plan = self.server.round(training, state)
+        trained = time.perf_counter()
+        training = self._training()
+        state, due = training.with_risks(state)
+        seconds["train"] += trained - began
+        seconds["red_team"] += time.perf_counter() - trained if due else 0.0
+        evaluated = state.round == self.config.algorithm.rounds or state.round % self.config.evaluation.every == 0
+        rows = round_rows(training, state, plan, evaluated=evaluated)
+        clients = [int(row["clients"]) for row in rows]
+        risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist())
+        LOG.info("round %d: clients by cluster %s; risks %s", state.round, clients, risks if due else "not estimated")
+        return replace(progress, state=state, rows=progress.rows + rows, seconds=seconds)
+
+    def finish(self, progress: SimulationState) -> None:
+        """Write the run's files; the summary last, since it marks the run as finished."""
+        attendance, config, state = self.server.attendance, self.config, progress.state
+        out, members = attendance.settings.out, len(attendance.roster.members)
+        clients = attendance.roster.frame(state.assignment.tolist())
+        write_text(out / "clients.csv", clients.to_csv(index=False))
+        layout = self.simulation.setup.model
+        tensors = {
+            f"{k}.{name}": tensor.contiguous()
+            for k, model in enumerate(state.models)
+            for name, tensor in layout.state_dict(model).items()
+        }
+        write_bytes(out / "models.safetensors", serialize(tensors))
+        events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
+        title = f"{config.algorithm.name} on {config.data.source}, {members} machines"
+        page = deployment_page(pd.DataFrame(list(progress.rows)), clients, events, config.toml(), title)
+        write_text(out / "report.html", page)
+        summary = {
+            "algorithm": config.algorithm.name,
+            "dataset": config.data.source,
+            "seed": config.seed,
+            "rounds": state.round,
+            "clients": members,
+            **summary_of(self._training(), state, progress.rows, dict(attendance.events.counts)),
+            **{f"seconds.{name}": value for name, value in progress.seconds.items() if name in _TIMED},
+        }
+        write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        LOG.info("done after %d rounds", state.round)
+
+    def _training(self) -> Training:
+        """The training of the server with the clients that it knows now."""
+        server, simulation = self.server, self.simulation
+        team, law, defenses = simulation.red_team, simulation.coordinator, simulation.setup.defenses
+        return Training(
+            federation=server.attendance.roster.federation(self.federation),
+            algorithm=parts_of(simulation.algorithm).server,
+            local=simulation.setup.local,
+            engine=self.engine,
+            stream=Stream(simulation.seed),
+            participation=simulation.participation,
+            risk_estimator=RemoteHistograms(server, team) if team.estimator == "histogram" else team,
+            update_filter=simulation.setup.update_filter,
+            defenses=defenses if law is None else (*defenses, law),
+            coordinator=None if law is None else RemoteCoordinator(server, law),
+        )
+
+
+def _require_same(settings: RunSettings, config: Config) -> None:
+    """Raise `InputError` where the run's directory holds another run."""
+    out = settings.out
+    if is_begun(out):
+        for key, (old, new) in differences(read_toml(out / "config.toml"), config.table()).items():
+            require(
+                False, f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another 'out'"
+            )
+
+
+def _require_supported(config: Config) -> None:
+    """Raise `InputError` where the configuration asks for what a server without its clients' data cannot do."""
+    team, coordinator = config.red_team, config.coordinator
+    require(
+        team.every == 0 or team.estimator in ("shadow", "histogram"),
+        f"'red_team.estimator' must be 'shadow' or 'histogram' on several machines; got '{team.estimator}'",
+    )
+    if coordinator is not None:
+        require(
+            not coordinator.law.min_clients,
+            "'coordinator.min_clients' sets prices, which choices on several machines do not know; leave it out",
+        )
+        require(
+            coordinator.pooling is None,
+            "'coordinator.pooling' is steered in simulations alone; leave it out on several machines",
+        )
+        require(
+            coordinator.law.release_on == "estimate",
+            "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
+        )
+    for name in ("property_attack", "canaries", "record"):
+        require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")

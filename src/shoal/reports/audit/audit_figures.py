@@ -11,7 +11,7 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.core.formats import decimal, percent
 from shoal.reports.audit.findings import Finding, measured
-from shoal.reports.curves import evenly, guess_key
+from shoal.reports.curves import chance_key, evenly
 from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, group_style, legend, log_percent, short
 from shoal.reports.svg import add_named_points, name_points
 
@@ -63,7 +63,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
             Line2D([], [], linestyle="", marker=group_style(g).marker, color=group_style(g).color, label=short(name))
             for g, name in enumerate(shown)
         ]
-        legend(figure, [*(handles if len(groups) > 1 else []), guess_key("guessing")])
+        legend(figure, [*(handles if len(groups) > 1 else []), chance_key()])
 
     caption = (
         f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval."
@@ -148,7 +148,7 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
             )
             for name in of_group
         ]
-        legend(figure, [*handles, guess_key("at most, if none were exposed")], columns=2)
+        legend(figure, [*handles, chance_key("at most, if none were exposed")], columns=2)
 
     whose = {name: f"{name}: " if len(names) > 1 else "" for name in of_group}
     means = "; ".join(

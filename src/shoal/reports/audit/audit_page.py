@@ -117,7 +117,7 @@ def _key_metrics(
     interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
     return (
         ("Attack that decides", worst.head, whose),
-        ("Balanced accuracy", worst.accuracy.text, f"{interval}guessing: 0.500{null_size(worst.null_high)}"),
+        ("Balanced accuracy", worst.accuracy.text, f"{interval}chance: 0.500{null_size(worst.null_high)}"),
         ("TPR at 1 % FPR", worst.tpr[0.01].percent, _rate_remark(worst, groups[worst.name])),
         *last,
     )
@@ -131,7 +131,7 @@ def _rate_remark(worst: Finding, found: Sequence[Finding]) -> str:
     interval = f"95 % interval {tpr.percent_interval}; " if tpr.percent_interval else ""
     highest = max((each for each in found if each.tpr[0.01].known), key=lambda each: each.tpr[0.01].value)
     more = f"; more by {highest.title}: {highest.tpr[0.01].percent}" if highest.tpr[0.01].value > tpr.value else ""
-    return f"{interval}guessing: 1.0 %{more}"
+    return f"{interval}chance: 1.0 %{more}"
 
 
 def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str) -> Section:

@@ -26,9 +26,9 @@ GUESSED: Mapping[str, str] = {
 }
 """What the server guesses beside membership, by the keys in audit.json; in the order of the table."""
 
-_ACCURACY = Column("balanced accuracy", "guessing: 0.500")
-_RATE = Column("TPR at 1 % FPR", "guessing: 1.0 %")
-_METRICS = (Column("AUC", "guessing: 0.500"), _ACCURACY, _RATE, Column("TPR at 0.1 % FPR", "guessing: 0.1 %"))
+_ACCURACY = Column("balanced accuracy", "chance: 0.500")
+_RATE = Column("TPR at 1 % FPR", "chance: 1.0 %")
+_METRICS = (Column("AUC", "chance: 0.500"), _ACCURACY, _RATE, Column("TPR at 0.1 % FPR", "chance: 0.1 %"))
 _COUNTS = (Column("members"), Column("non-members"))
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from shoal.control import COLUMN, Coordinator
 from shoal.core.formats import capitalized, decimal, percent
-from shoal.reports.curves import Curve, fit_rounds, guess_key, over_rounds
+from shoal.reports.curves import Curve, chance_key, fit_rounds, over_rounds
 from shoal.reports.page import Section
 from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, legend
 from shoal.reports.run.run_curves import curves_by_cluster
@@ -164,10 +164,10 @@ def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str]
         over_rounds(cells[-1])
         figure.align_ylabels(cells)
         target = Line2D([], [], **TARGET_LINE, label=f"target ({percent(coordinator.target)})")
-        legend(figure, [*(curve.key() for curve in panels[0][2]), guess_key(), target], columns=2)
+        legend(figure, [*(curve.key() for curve in panels[0][2]), chance_key(), target], columns=2)
 
     factor = coordinator.audit_factor
-    times = "" if factor == 1 else f", its advantage over guessing times {factor:g}"
+    times = "" if factor == 1 else f", its advantage over chance times {factor:g}"
     caption = (
         f"Top: the red team's estimate{times}. Below: the share of the members who say that it is too high; the line "
         "is the target. Then what each cluster was asked for, which holds from the next round on; 1 is the strength "

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 
 from shoal.core.formats import decimal, percent
-from shoal.reports.curves import evenly, guess_key
+from shoal.reports.curves import chance_key, evenly
 from shoal.reports.plotting import (
     CHANCE_LINE,
     OVER,
@@ -131,7 +131,7 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
         handles = [Line2D([], [], color=group_style(groups.index(each)).color, label=short(each)) for each in measured]
         handles += [Line2D([], [], color=_DARK, label=f"others: {kind}", **line) for kind, line in KINDS.items()]
-        legend(figure, [*handles, guess_key("guessing")], columns=2)
+        legend(figure, [*handles, chance_key("chance")], columns=2)
 
     caption = (
         "Of the training examples, the share that the attack recognises (up), where it takes only so many of the "

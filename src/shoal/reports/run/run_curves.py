@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shoal.core.formats import ACCURACY, capitalized, decimal, name_examples
 from shoal.metrics.summary import Summary
-from shoal.reports.curves import Curve, fit_rounds, guess_key, over_rounds, round_axes, round_panels
+from shoal.reports.curves import Curve, chance_key, fit_rounds, over_rounds, round_axes, round_panels
 from shoal.reports.plotting import (
     CHANCE_LINE,
     WIDTH,
@@ -137,7 +137,7 @@ def risk(
         axes.set_ylim(min(low, 0.45), max(high, 0.6))
         keys = [curve.key() if estimated else curve.key("D") for curve in curves]
         diamond = Line2D([], [], **_CHOSEN, marker="D", linestyle="", label="measured at the end")
-        legend(figure, [*keys, diamond, guess_key()], columns=2)
+        legend(figure, [*keys, diamond, chance_key()], columns=2)
 
     ends = [curve.end for curve in curves if estimated]
     ends += [f"cluster {k} measured {decimal(value)}" for k, value in enumerate(measured) if not np.isnan(value)]
@@ -252,7 +252,7 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) 
             axes[0].set_ylabel(metric)
             axes[0].set_title("mean over held-out examples; higher is better", loc="left")
         axes[1].set_ylabel("exposure (balanced accuracy)")
-        axes[1].set_title("membership attack; 0.5: guessing; diamonds: measured at the end", loc="left")
+        axes[1].set_title("membership attack; chance: 0.500; diamonds: measured at the end", loc="left")
         axes[2].set_ylabel("size (clients)")
         axes[2].set_title("clients that trained the cluster's model", loc="left")
         axes[2].yaxis.set_major_locator(MaxNLocator(integer=True))

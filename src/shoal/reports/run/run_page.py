@@ -138,7 +138,7 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     attack = strongest_attacks(summary).get(worst)
     whose = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
     whose += f"by {attack}; " if attack else ""
-    whose += f"guessing: 0.500{null_size(summary.by_group.get(worst, {}).get('mia_null_high', nan))}"
+    whose += f"chance: 0.500{null_size(summary.by_group.get(worst, {}).get('mia_null_high', nan))}"
     everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
     limits = f"{everyone}, at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
     limits += "; limits drawn at random" if overall.get("thresholds_drawn") else ""

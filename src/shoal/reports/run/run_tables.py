@@ -139,11 +139,11 @@ def _row(
 
 
 def _at_fpr(rate: float, name: str, meaning: str, texts: Sequence[str], non_members: Sequence[float]) -> Row:
-    """A true positive rate with that of guessing; a dash, and why, where it would hang on one or two non-members."""
+    """A true positive rate with that of chance; a dash, and why, where it would hang on one or two non-members."""
     needed = least_non_members(rate)
     too_few = [number < needed * (1 - 1e-9) for number in non_members]
     if not all(too_few):
-        meaning += f" Guessing: {100 * rate:g} %."
+        meaning += f" Chance: {100 * rate:g} %."
     if any(too_few):
         least = min(number for number, few in zip(non_members, too_few, strict=True) if few)
         meaning += (

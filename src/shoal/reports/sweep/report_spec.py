@@ -68,7 +68,7 @@ class FigureSpec(Selection):
     """The name of all panels' y axes, which then have one scale."""
     y_range: Range | None = None
     level: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """A dotted line for comparison, such as 0.5 for guessing."""
+    """A dotted line for comparison, such as 0.5 for chance."""
 
     @property
     def displayed(self) -> tuple[str, ...]:

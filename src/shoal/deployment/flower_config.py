@@ -1,0 +1,168 @@
+"""The keys of Flower's configurations that Shoal reads: ``--node-config`` of a client, ``--run-config`` of the server.
+
+A key has "-" where the field of the settings has "_".
+"""
+
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field
+
+from shoal.core.errors import InputError, nearest, require
+from shoal.core.settings import Count, Fraction, Positive, checked, settings
+from shoal.deployment.messages import Limits
+from shoal.engine.engine import MAX_THREADS
+
+CLIENT_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+"""The form of a client's name, which its folder has too."""
+
+_Settings = TypeVar("_Settings")
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("a path")
+    return Path(value).expanduser()
+
+
+def _toml_file(value: object) -> Path:
+    """The file ``value`` as the server finds it: from where it was started, or in the app that was sent."""
+    if isinstance(value, str | Path) and str(value):
+        for folder in (Path.cwd(), *map(Path, sys.path)):
+            if (path := folder / _path(value)).is_file():
+                return path
+    raise ValueError("a TOML file at the server or in the app")
+
+
+_OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value in ("", None) else _path(value))]
+_NonNegative = Annotated[float, Field(ge=0, strict=True)]
+
+
+@settings
+class NodeSettings:
+    """The configuration of a node: whose data it has, where they are, and what their client tolerates.
+
+    Only the client's name and its partition are sent.
+
+    Args:
+        partition_id: the client's partition of a named set, for trials; None: the client has data of its own.
+        num_partitions: given by Flower's own simulation; not used.
+        client: the client's name; "": ``partition-N``.
+        data_path: the client's own folder or table.
+        data_dir: where to look for a named set first; None: the usual places.
+        alpha: weight of the loss in the client's choice, 1 - ``beta``.
+        beta: weight of the risk in the client's choice; None, as ``alpha``: that of the run's configuration.
+        threshold: tolerated accuracy of membership inference; None: that of the run's configuration.
+        epsilon_budget: the client refuses a round after which it would have spent more.
+        state_dir: the client's own folder, of its privacy ledger and its personal model; None: beside Flower's files.
+        risk: whose estimates of risk the client chooses by: the server's, or its own.
+        noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
+            answer; or "seed", the run's seed, which the server knows and could subtract them by: for trials alone.
+        threads: of the processor.
+    """
+
+    partition_id: Count | None = None
+    num_partitions: Count | None = None
+    client: str = ""
+    data_path: _OptionalPath = None
+    data_dir: _OptionalPath = None
+    alpha: Fraction | None = None
+    beta: Fraction | None = None
+    threshold: Annotated[float, Field(ge=0.5, le=1, strict=True)] | None = None
+    epsilon_budget: _NonNegative = math.inf
+    state_dir: _OptionalPath = None
+    risk: Literal["server", "client"] = "server"
+    noise: Literal["secret", "seed"] = "secret"
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)] = 1
+
+    def __post_init__(self) -> None:
+        one = (self.data_path is None) != (self.partition_id is None)
+        require(one, "give either 'data-path' or 'partition-id'")
+        require(bool(self.name), "a client with data of its own needs a name; give 'client'")
+        plain = re.fullmatch(CLIENT_NAME, self.name) is not None
+        require(plain, f"'client' must be of letters, digits, '-', '_' and '.'; got {self.name!r}")
+        alpha, beta = self.alpha, self.beta
+        complementary = alpha is None or beta is None or abs(alpha + beta - 1) < 1e-9
+        require(complementary, f"'alpha' and 'beta' must sum to 1; got {alpha} and {beta}")
+
+    @staticmethod
+    def read(config: Mapping[str, object]) -> "NodeSettings":
+        """The settings in a node's configuration.
+
+        Raises:
+            InputError: an unknown key, a value that is not allowed, or neither data nor a partition.
+        """
+        keys = [field.name.replace("_", "-") for field in fields(NodeSettings)]
+        for key in config:
+            require(key in keys, f"--node-config: unknown key '{key}'; {nearest(key, keys)}")
+        return _read(NodeSettings, config, "--node-config")
+
+    @property
+    def name(self) -> str:
+        """The client's name; "" where it has data of its own and no name was given."""
+        return self.client or ("" if self.partition_id is None else f"partition-{self.partition_id}")
+
+    @property
+    def folder(self) -> Path:
+        """The client's own folder."""
+        home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
+        return self.state_dir or home / "shoal" / self.name
+
+    @property
+    def risk_weight(self) -> float | None:
+        """``beta``, or what ``alpha`` leaves for it."""
+        return self.beta if self.beta is not None or self.alpha is None else 1 - self.alpha
+
+
+@settings
+class RunSettings:
+    """The configuration of a run, ``[tool.flwr.app.config]``.
+
+    Args:
+        config: of the run, a TOML file as `shoal run` takes.
+        out: the run's directory at the server; a run in an existing one resumes after its last round.
+        data_dir: where the server looks for data first.
+        min_nodes: clients without which no round begins.
+        round_timeout: seconds that a round waits for replies.
+        wait_timeout: seconds that the server waits for enough clients before it gives up.
+        max_examples: the largest number of examples that is believed of a client.
+        max_update_norm: the largest L2 norm of an update; 0: any.
+    """
+
+    config: Annotated[Path, BeforeValidator(_toml_file)]
+    out: Annotated[Path, BeforeValidator(lambda value: _path(value).absolute())] = Path("runs/flower")
+    data_dir: _OptionalPath = None
+    min_nodes: Positive = 2
+    round_timeout: _NonNegative = 600.0
+    wait_timeout: _NonNegative = 600.0
+    max_examples: Positive = 10_000_000
+    max_update_norm: _NonNegative = 0.0
+
+    @staticmethod
+    def read(config: Mapping[str, object]) -> "RunSettings":
+        """The settings in a run configuration, whose other keys are of the app.
+
+        Raises:
+            InputError: a value that is not allowed, or no such file.
+        """
+        return _read(RunSettings, {"config": "", **config}, "run config")
+
+    @property
+    def limits(self) -> Limits:
+        """What is merged."""
+        return Limits(self.max_examples, self.max_update_norm or math.inf)
+
+
+def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _Settings:
+    """The settings of this ``kind`` in a configuration; ``where`` begins each sentence of an `InputError`."""
+    keys = {name: name.replace("_", "-") for name in kind.__dataclass_fields__}  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return kind(**{name: checked(kind, name, config[key], key) for name, key in keys.items() if key in config})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

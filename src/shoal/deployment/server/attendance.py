@@ -1,0 +1,129 @@
+"""The clients that are there: the server asks nodes which client they have, and waits for those that answer."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flwr.app import RecordDict
+
+from shoal.core.errors import InputError
+from shoal.deployment.flower_config import RunSettings
+from shoal.deployment.flower_records import unpack_identity
+from shoal.deployment.messages import RejectedReplyError
+from shoal.deployment.server.events import Events
+from shoal.deployment.server.exchange import Answer, Exchange, Question
+from shoal.deployment.server.roster import Member, Roster
+
+
+@dataclass
+class Attendance:
+    """The attendance of a run.
+
+    Args:
+        exchange: brings messages to nodes.
+        settings: of the run configuration.
+        roster: the clients.
+        events: what happens to them.
+    """
+
+    exchange: Exchange
+    settings: RunSettings
+    roster: Roster
+    events: Events
+    _strangers: set[int] = field(default_factory=set)
+    _silent: set[int] = field(default_factory=set)
+
+    def gather(self, number: int) -> None:
+        """Wait until enough clients are there for the round ``number``; those that are new join.
+
+        Raises:
+            InputError: too few came in time.
+        """
+        began, settings = time.monotonic(), self.settings
+        while True:
+            self._look(number)
+            there = sum(member.node is not None for member in self.roster.members)
+            if there >= settings.min_nodes:
+                return
+            if time.monotonic() - began > settings.wait_timeout:
+                raise InputError(
+                    f"round {number}: only {there} of 'min-nodes' = {settings.min_nodes} clients came within "
+                    f"'wait-timeout' = {settings.wait_timeout:g} seconds"
+                )
+            # Too few are there: those that have not answered are waited for again.
+            self._silent.clear()
+            self.exchange.pause()
+
+    def ask(self, question: Question, messages: Mapping[int, RecordDict], number: int) -> Iterator[tuple[int, Answer]]:
+        """The answers to ``messages``, both by the client's position, within the time of a round."""
+        members = self.roster.members
+        positions = {node: i for i in messages if (node := members[i].node) is not None}
+        awaited = {node for node, i in positions.items() if members[i].waits}
+        contents = {node: messages[i] for node, i in positions.items()}
+        for answer in self._answers(question, contents, awaited, self.settings.round_timeout, number):
+            yield positions[answer.node], answer
+
+    def reject(
+        self, number: int, member: Member, reason: str, kind: Literal["rejected", "failed"] = "rejected"
+    ) -> None:
+        """Count a reply of round ``number`` that is not taken, and say why."""
+        member.rejected += 1
+        self.events.add(number, kind, member.name, member.node, reason)
+
+    def _answers(
+        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
+    ) -> Iterator[Answer]:
+        """The answers that come in time; a node that answers, if late, is waited for again."""
+        for answer in self.exchange.ask(question, messages, awaited, seconds, str(number)):
+            if answer.gone:
+                continue
+            self._silent.discard(answer.node)
+            member = self.roster.by_node(answer.node)
+            if member is not None:
+                member.waits = True
+            if not answer.late:
+                yield answer
+
+    def _look(self, number: int) -> None:
+        """Find out who is there: nodes that are new say which client they have."""
+        nodes = set(self.exchange.connected())
+        # A node that was turned away may come back mended.
+        self._strangers &= nodes
+        self._silent &= nodes
+        for member in self.roster.members:
+            if member.node is not None and member.node not in nodes:
+                self.events.add(number, "left", member.name, member.node)
+                member.node = None
+        new = [node for node in sorted(nodes) if self.roster.by_node(node) is None and node not in self._strangers]
+        if not new:
+            return
+        # One that does not answer is waited for once, and not in each round.
+        awaited = set(new) - self._silent
+        self._silent.update(new)
+        identities = list[tuple[int, str, int]]()
+        messages, seconds = {node: RecordDict() for node in new}, min(60.0, self.settings.round_timeout)
+        for answer in self._answers("identify", messages, awaited, seconds, number):
+            try:
+                if answer.content is None:
+                    raise RejectedReplyError(answer.error)
+                name, partition = unpack_identity(answer.content)
+                identities.append((-1 if partition is None else partition, name, answer.node))
+            except RejectedReplyError as error:
+                self._turn_away(number, answer.node, str(error))
+        # Whoever answers first: a run that is done once more has its clients in the same order.
+        for partition, name, node in sorted(identities):
+            self._join(number, name, node, None if partition < 0 else partition)
+
+    def _join(self, number: int, name: str, node: int, partition: int | None) -> None:
+        member = self.roster.by_name(name)
+        if member is not None and member.node is not None and member.waits:
+            self._turn_away(number, node, f"the client '{name}' is at node {member.node} already")
+            return
+        self.roster.join(name, node, partition)
+        self.events.add(number, "joined" if member is None else "returned", name, node)
+
+    def _turn_away(self, number: int, node: int, reason: str) -> None:
+        """Ask a node no more that is nobody's, or says that it is somebody who is elsewhere."""
+        self._strangers.add(node)
+        self.events.add(number, "rejected", "unknown", node, reason)
