@@ -166,13 +166,13 @@ def test_members_are_found_and_the_two_kinds_of_non_members_told_apart(attack):
     audit = audit_updates(attack, scores)
     members, nobody = (scores.client >= 0).sum(), (scores.client == -1).sum()
     assert (audit.unused.members, audit.unused.non_members) == (members, 8 * nobody)
-    assert (audit.others.members, audit.others.non_members) == (members, 7 * members)
+    assert (audit.other_clients.members, audit.other_clients.non_members) == (members, 7 * members)
     assert list(audit.by_client) == scores.clients.tolist()
     assert sum(client.members for client in audit.by_client.values()) == members
     if isinstance(attack, FedMIALoss | FedMIACosine):
         assert audit.unused.auc > 0.75
         # The owner's low loss is in the null of the others' records, which so look even less like members.
-        assert audit.others.auc > audit.unused.auc + 0.005
+        assert audit.other_clients.auc > audit.unused.auc + 0.005
 
 
 def test_nobody_finds_members_where_training_left_no_trace():
@@ -199,7 +199,7 @@ def test_a_group_is_compared_with_its_own_non_members():
 def test_scores_of_client_group_and_label_alone_are_at_chance(seed):
     scores = made_up(clients=8, records=400, clusters=2, labels=10, seed=seed)
     audit = audit_updates(OfKind(np.random.default_rng(seed).standard_normal((8, 2, 10))), scores)
-    for metrics in (audit.unused, audit.others, *audit.by_client.values()):
+    for metrics in (audit.unused, audit.other_clients, *audit.by_client.values()):
         assert metrics.auc == pytest.approx(0.5, abs=1e-9)
         assert metrics.accuracy == pytest.approx(0.5, abs=1e-9)
 
@@ -225,11 +225,11 @@ def test_members_whose_labels_nobody_s_record_has_are_left_out():
     scores = made_up(clients=4, records=80, labels=4, absent=())
     audit = audit_updates(GradCosine(), replace(scores, label=np.where(scores.client == -1, 1, scores.label)))
     assert audit.unused.members == ((scores.client >= 0) & (scores.label == 1)).sum()
-    assert audit.others.members == (scores.client >= 0).sum()
+    assert audit.other_clients.members == (scores.client >= 0).sum()
     none = audit_updates(GradCosine(), replace(scores, label=np.where(scores.client == -1, 4, scores.label)))
     assert (none.unused.members, none.unused.non_members) == (0, 0)
     assert np.isnan(none.unused.auc)
-    assert none.others.auc == audit.others.auc
+    assert none.other_clients.auc == audit.other_clients.auc
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)

@@ -290,9 +290,9 @@ def test_members_are_found_from_their_client_s_updates(digits_scores, attack):
     assert audit.unused.auc > 0.62
     assert audit.unused.auc_low > 0.5
     # Not all labels are among all clients' own, so not all 5 x 400 and 5 x 80 are asked.
-    assert audit.unused.members == audit.others.members == 100
+    assert audit.unused.members == audit.other_clients.members == 100
     assert 1500 < audit.unused.non_members < 2000
-    assert 300 < audit.others.non_members < 400
+    assert 300 < audit.other_clients.non_members < 400
 
 
 def test_a_client_s_own_labels_do_not_tell_its_members(digits_scores, digits_table):
@@ -300,7 +300,7 @@ def test_a_client_s_own_labels_do_not_tell_its_members(digits_scores, digits_tab
     federation = simulation.federation
     labels = torch.cat([federation.clients.y[federation.clients.indices], federation.test.y]).numpy()
     audit = audit_updates(OwnLabels(labels), digits_scores)
-    for found in (audit.unused, audit.others, *audit.by_client.values()):
+    for found in (audit.unused, audit.other_clients, *audit.by_client.values()):
         assert found.auc == pytest.approx(0.5, abs=1e-9)
         assert found.accuracy == pytest.approx(0.5, abs=1e-9)
 

@@ -39,7 +39,7 @@ RECORD_COLUMNS = ("record", "client", "group", "member", "score", "exposure", "e
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What attackers find.
+    """The findings of all attackers.
 
     Args:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
@@ -171,7 +171,7 @@ def audit_records(
         rows.append(attack_row("client", str(name), decisive, views[decisive], client, chosen=chosen, strongest=True))
     beforehand, member = attacked.attacks[attacked.chosen], records.scores.member
     return Audit(
-        attacks=attack_table(rows, {each.name: each.title for each in attacks}),
+        attacks=attack_table(rows, {attack.name: attack.title for attack in attacks}),
         records=_records(records, attacked.attacks[decisive], stream("records")),
         references=attacked.references,
         members=int(member.sum()),
@@ -230,7 +230,7 @@ LOWER_BOUND = "empirical_epsilon"
 """The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
 
 LIMITED = (*METRICS, LOWER_BOUND)
-"""What a gate can limit."""
+"""The figures that a gate can limit."""
 
 _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 

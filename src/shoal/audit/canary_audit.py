@@ -37,7 +37,7 @@ CLIENT_CANARY_COLUMNS = ("canaries", "canaries_found")
 """The columns of `clients.csv` with canaries: how many each client trained on, and how many of them are found."""
 
 DELTA = 1e-5
-"""Of the audit, where nothing else says one."""
+"""The delta of an audit where nothing else says one."""
 
 _STEPS = 128
 """Epsilons at which the probability is computed before the first crossing is refined."""
@@ -175,12 +175,13 @@ def default_guesses(canaries: int) -> list[tuple[int, int]]:
     Not a half, since coins do not include exactly a half, and the guesses in the middle would be wrong.
     """
     ends = [max(1, canaries * part // 20) for part in (8, 4, 1)]
-    return list(dict.fromkeys((each, min(each, canaries - each)) for each in ends))
+    return list(dict.fromkeys((end, min(end, canaries - end)) for end in ends))
 
 
 def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int:
-    """How many are right of guessing the ``high`` highest of scores (m,) in and the ``low`` lowest out; where fewer are
-    not NaN, of guessing all of those in the same proportion.
+    """The number of right guesses of the ``high`` highest scores (m,) in and the ``low`` lowest out.
+
+    Where fewer are not NaN, all of those are guessed, in the same proportion.
     """
     scored = ~np.isnan(scores)
     score, member = scores[scored], included[scored]

@@ -1,4 +1,4 @@
-"""The membership-inference attacks at the end of a run, and how exposed they find models, groups and clients.
+"""The membership-inference attacks at the end of a run, and the exposure of models, groups and clients.
 
 The configured attack is fitted as often as the red team says; the gap attack and a threshold on the loss stand beside
 it. With reference models, attacks on records join them.
@@ -10,6 +10,8 @@ as much. It may understate the exposure of personal models.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
+from operator import methodcaller
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAttack, Records, ShadowModelAttack
 from shoal.audit.model_scores import Margins, Membership, ModelScores, is_personal, margins_of
 from shoal.audit.predictions import ModelOutputs, Predictions, evaluate_models, predictions_of, with_references
-from shoal.audit.records import Bools, Floats, mean_metrics, measure, strongest
+from shoal.audit.records import Bools, Floats, RecordTable, mean_metrics, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.audit.reference_records import AttackedRecords
 from shoal.core.randomness import Stream
@@ -39,7 +41,7 @@ ByAttack = dict[str, MembershipMetrics]
 
 @dataclass(frozen=True, eq=False)
 class FinalAttacks:
-    """What attacks say of the final models.
+    """The outcome of all attacks on the final models.
 
     Args:
         predictions: of the deployed models.
@@ -68,38 +70,31 @@ class FinalAttacks:
     def by_model(self) -> list[ByAttack]:
         """Metrics of all attacks on each of the S deployed models."""
         models = range(len(self.configured[0].margins))
-        by_fits = [
-            {name: mean_metrics([measure(fit.of_model(s)) for fit in fits]) for name, fits in self.fits.items()}
-            for s in models
-        ]
-        return self._with_references(by_fits, "model", list(models))
+        return self._with_references([self._measured(methodcaller("of_model", s)) for s in models], "model", models)
 
     @cached_property
     def by_group(self) -> dict[int, ByAttack]:
         """Metrics of all attacks on each group with clients, against non-members of the group."""
         federation = self.configured[0].federation
         groups = federation.groups_with_clients
-        by_fits = [
-            {name: mean_metrics([measure(fit.of_group(g)) for fit in fits]) for name, fits in self.fits.items()}
-            for g in groups
-        ]
-        names = [federation.groups[g] for g in groups]
-        return dict(zip(groups, self._with_references(by_fits, "group", names), strict=True))
+        by_fits, names = [self._measured(methodcaller("of_group", g)) for g in groups], federation.groups
+        return dict(zip(groups, self._with_references(by_fits, "group", [names[g] for g in groups]), strict=True))
 
-    def _with_references(self, own: list[ByAttack], column: str, values: Sequence[int | str]) -> list[ByAttack]:
-        """Attacks on records with reference models `joined` with the run's ``own``."""
+    def _measured(self, records_of: Callable[[ModelScores], RecordTable]) -> ByAttack:
+        return {name: mean_metrics([measure(records_of(fit)) for fit in fits]) for name, fits in self.fits.items()}
+
+    def _with_references(self, by_fits: list[ByAttack], column: str, values: Sequence[int | str]) -> list[ByAttack]:
+        """Attacks on records with reference models `joined` with the run's fitted ones."""
         if self.references is None:
-            return [{self.titles.get(name, name): metrics for name, metrics in each.items()} for each in own]
+            return [{self.titles.get(name, name): fit for name, fit in attacks.items()} for attacks in by_fits]
         by_records = self.references.measured(column)
-        return [joined(by_records.get(value, {}), attacks) for value, attacks in zip(values, own, strict=True)]
+        return [joined(by_records.get(value, {}), attacks) for value, attacks in zip(values, by_fits, strict=True)]
 
 
-def joined(by_records: ByAttack, own: ByAttack) -> ByAttack:
-    """Attacks on records, or on all examples where no record is asked about; then ``own`` that are not among them."""
-    merged = {
-        name: own.get(name, metrics) if np.isnan(metrics.accuracy) else metrics for name, metrics in by_records.items()
-    }
-    return {**merged, **{name: metrics for name, metrics in own.items() if name not in merged}}
+def joined(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
+    """Attacks on records, or on all examples where no record is attacked; then other fitted attacks."""
+    measured = {name: metrics for name, metrics in by_records.items() if not np.isnan(metrics.accuracy)}
+    return {**by_records, **by_fits, **measured}
 
 
 def attack_final_models(
@@ -170,7 +165,7 @@ def attack_name(attack: MembershipAttack) -> str:
 
 
 def attack_title(attack: MembershipAttack) -> str:
-    """What an attack is called in tables."""
+    """The attack's title in tables."""
     return str(getattr(attack, "title", type(attack).__name__))
 
 
@@ -205,8 +200,8 @@ class _Attacked:
         size = max(1, OUTPUTS_AT_ONCE // max(1, outputs_of_model))
         parts = [self._margins(slice(k, k + size), fits, watch) for k in range(0, len(self.models), size)]
         return [
-            ModelScores([each for part in of_fit for each in part], self.members, self.federation, fit.attack)
-            for fit, of_fit in zip(fits, zip(*parts, strict=True), strict=True)
+            ModelScores([*chain.from_iterable(margins)], self.members, self.federation, fit.attack)
+            for fit, margins in zip(fits, zip(*parts, strict=True), strict=True)
         ]
 
     def _margins(

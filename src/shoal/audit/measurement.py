@@ -44,7 +44,7 @@ ROC_POINTS = 400
 
 @dataclass(frozen=True, eq=False)
 class FinishedTraining:
-    """A finished training, the models that clients use at its end, and what attacks say of these.
+    """A finished training, the models that clients use at its end, and the attacks on these.
 
     Members of a model are the clients that trained it, not those that choose it at the end.
 
@@ -76,12 +76,12 @@ class FinishedTraining:
 
     @property
     def predictions(self) -> Predictions:
-        """What the deployed models say of test and training examples."""
+        """Those of the deployed models on test and training examples."""
         return self.attacks.predictions
 
     @property
     def metric(self) -> ModelMetric:
-        """What is reported as accuracy."""
+        """The metric that is reported as accuracy."""
         return self.training.engine.model.metric_for(self.federation.classes)
 
     @cached_property
@@ -179,7 +179,7 @@ def measurement(
 
 
 def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
-    """What tables show of measurements: their ``metrics``, or one of a measurement's name and title."""
+    """The metrics of measurements in tables: their ``metrics``, or one of a measurement's name and title."""
     shown: list[Metric] = []
     for measurement in measurements:
         alone = (Metric(measurement.name, measurement.title),) if isinstance(measurement, Measurement) else ()

@@ -22,7 +22,7 @@ from shoal.engine import Deployed, PersonalModels, State
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """Which clients trained which of S models.
+    """The clients that trained each of S models.
 
     Args:
         trainers: (N, S) bool, the clients whose examples are members of each model.
@@ -94,7 +94,7 @@ def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[M
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """What one attack says of each model's members and non-members.
+    """One attack's margins of each model's members and non-members.
 
     Non-members are test examples, weighted to the members' mix of labels; in a regression to their mix of groups alone.
 
@@ -151,10 +151,9 @@ class ModelScores:
             scored, weight = self.margins[k], matching_weights(wanted.ravel(), self._test_stratum)
             examples, rows = scored.training[inside], np.flatnonzero(weight)
             client = self.federation.ids.numpy()[self._owner[examples]]
-            members.append(self._rows(k, scored.members[inside], True, examples, self._stratum[examples], client))
-            non_members.append(
-                self._rows(k, scored.non_members[rows], False, rows, self._test_stratum[rows], weight=weight[rows])
-            )
+            strata = self._stratum[examples], self._test_stratum[rows]
+            members.append(self._rows(k, scored.members[inside], True, examples, strata[0], client))
+            non_members.append(self._rows(k, scored.non_members[rows], False, rows, strata[1], weight=weight[rows]))
         return RecordTable.join([*members, *non_members])
 
     def _rows(
@@ -167,24 +166,24 @@ class ModelScores:
         client: Ints | int = NOBODY,
         weight: Floats | float = 1.0,
     ) -> RecordTable:
-        """Rows of model k; with many clients' models they are many, so integers are short."""
+        """Rows of model k."""
         return RecordTable.from_columns(
             score,
             member,
             weight=weight,
-            record=record.astype(np.int32),
-            client=client,
-            group=(stratum // self._labels).astype(np.int32),
-            model=np.int32(k),
+            record=_short(record),
+            client=_short(np.asarray(client)),
+            group=_short(stratum // self._labels),
+            model=_short(np.asarray(k)),
             attack=self.attack,
         )
 
     def _is_comparable(self, examples: Ints, groups: Bools) -> Bools:
-        """Whether each of some training examples has a label of which all ``groups`` (G,) have test examples."""
+        """Mask of the training examples that have a label of which all ``groups`` (G,) have test examples."""
         return np.all(self._test_counts[groups] > 0, axis=0)[self._stratum[examples] % self._labels]
 
     def _count(self, examples: Ints) -> Floats:
-        """(G, labels) how many of some training examples are of each group and label."""
+        """(G, labels) numbers of training examples by group and label."""
         counts = np.bincount(self._stratum[examples], minlength=self._test_counts.size)
         return counts.reshape(self._test_counts.shape).astype(np.float64)
 
@@ -213,6 +212,11 @@ class ModelScores:
 
     @cached_property
     def _test_counts(self) -> Floats:
-        """(G, labels) how many test examples are of each group and label."""
+        """(G, labels) numbers of test examples by group and label."""
         shape = len(self.federation.groups), self._labels
         return np.bincount(self._test_stratum, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
+
+
+def _short(values: Ints) -> Ints:
+    """Integers in the fewest bytes that hold them: with a model for each client, rows are many."""
+    return values.astype(np.min_scalar_type(-1 - values.max(initial=0)))

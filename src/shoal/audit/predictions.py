@@ -1,4 +1,4 @@
-"""The outputs of models on training and on test examples, and what a run keeps of them.
+"""The outputs of models on training and on test examples, and the predictions that a run keeps.
 
 Attacks are measured on the outputs, which are in memory for some models at a time; metrics on `Predictions`.
 """
@@ -79,22 +79,22 @@ def evaluate_models(
         outputs = engine.outputs(model, test.x).cpu()
         if k == 0:
             kept = _kept(evaluated, owner, members, outputs[0].numel())
-            sizes = [int(each.sum()) for each in kept]
+            sizes = [int(mask.sum()) for mask in kept]
             of_kept = outputs.new_empty(sum(sizes), *outputs.shape[1:]).split(sizes)
             of_test = outputs.new_empty(len(models), *outputs.shape)
         # Copied to where there is room for all: outputs that stay would keep apart the memory that each evaluation
         # takes and frees, several megabytes a model.
         of_test[k] = outputs
-        begin, of_each = 0, torch.empty(len(evaluated[k]), dtype=torch.float64)
+        begin, of_examples = 0, torch.empty(len(evaluated[k]), dtype=torch.float64)
         for where, part in engine.outputs_in_parts(model, shards.x, _rows(shards, evaluated[k])):
             on_cpu = part.cpu()
-            of_each[where] = metric(on_cpu, labels[evaluated[k][where]]).double()
+            of_examples[where] = metric(on_cpu, labels[evaluated[k][where]]).double()
             end = begin + int(kept[k][where].sum())
             of_kept[k][begin:end] = on_cpu[kept[k][where]]
             begin = end
-        values.append(of_each)
+        values.append(of_examples)
     outputs = ModelOutputs(
-        training=tuple(each[mask] for each, mask in zip(evaluated, kept, strict=True)),
+        training=tuple(examples[mask] for examples, mask in zip(evaluated, kept, strict=True)),
         members=tuple(of_kept),
         evaluated=tuple(evaluated),
         values=tuple(values),
@@ -145,7 +145,7 @@ def _rows(shards: Shards, examples: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What S deployed models say of the test examples and of their clients' training examples.
+    """Metrics and classes of S deployed models on the test examples and on their clients' training examples.
 
     Outputs are kept only where somebody asks for them: for N clients with personal models they are N M C numbers.
 
@@ -181,7 +181,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 def predictions_of(
     outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: Metric
 ) -> Predictions:
-    """What the deployed models from number ``first`` on, with these ``outputs``, say."""
+    """Those of the deployed models from number ``first`` on, which have these ``outputs``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
     by_group = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
     total = torch.zeros(len(federation), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How exposed each single record is, over all models that did and did not train on it."""
+"""The exposure of single records, over all models that did and did not train on them."""
 
 from math import nan
 
@@ -25,7 +25,7 @@ def record_exposure(
     pair: NDArray[np.int64] | None = None,
     confidence: float = 0.95,
 ) -> tuple[Floats, Floats]:
-    """How well each record's membership can be told from the scores of models that did and did not train on it.
+    """Measure the exposure of every record from the scores of models that did and did not train on it.
 
     The balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
     deviations apart: the record's mean IN and mean OUT score over all models, the attacked one too, in units of the

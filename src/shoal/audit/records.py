@@ -1,4 +1,4 @@
-"""The one table of attacked records, and the one function that measures how well attacks tell members from others.
+"""The table of attacked records, and the one function that measures how well attacks tell members from non-members.
 
 Everything that measures membership comes through here: the attacks at the end of a run, audits with reference models,
 audits of clients' updates, canaries, and property inference, whose "members" are the updates with the property.
@@ -79,8 +79,8 @@ class RecordTable:
         pair: Ints | None = None,
     ) -> "RecordTable":
         """The table of columns (M,); a single value is that of all rows, and takes no memory."""
-        given = [score, member, threshold, weight, record, client, group, model, attack, view]
-        return RecordTable(*(np.broadcast_to(np.asarray(each), np.shape(score)) for each in given), pair=pair)
+        columns = [score, member, threshold, weight, record, client, group, model, attack, view]
+        return RecordTable(*(np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns), pair=pair)
 
     def __len__(self) -> int:
         return len(self.score)
@@ -92,7 +92,7 @@ class RecordTable:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The columns by name."""
-        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return {name: column for name, column in columns.items() if column is not None}
 
     @staticmethod
@@ -100,7 +100,7 @@ class RecordTable:
         """The rows of several tables, one after another; without pairs."""
         tables = tables or [RecordTable.from_columns(np.empty(0), np.empty(0, dtype=bool))]
         names = [name for name in tables[0].columns() if name != "pair"]
-        return RecordTable(**{name: _joined([getattr(each, name) for each in tables]) for name in names})
+        return RecordTable(**{name: _joined([getattr(table, name) for table in tables]) for name in names})
 
 
 def _taken(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
@@ -154,7 +154,7 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
     The intervals are of the same members, so their mean is no narrower than that of the mean accuracy.
     """
     averaged = ("accuracy", "low", "high", "null_high")
-    return replace(fits[0], **{name: float(np.mean([getattr(each, name) for each in fits])) for name in averaged})
+    return replace(fits[0], **{name: float(np.mean([getattr(fit, name) for fit in fits])) for name in averaged})
 
 
 def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
@@ -182,8 +182,8 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
         return next(iter(attacks)), np.nan
     quantile = NormalDist().inv_cdf
     wider = quantile(1 - 0.025 / len(measured)) / quantile(0.975)
-    first, *others = measured
-    low = {name: attacks[name].accuracy - wider * (attacks[name].accuracy - attacks[name].low) for name in others}
-    certain = [name for name in others if low[name] > max(0.5, attacks[first].accuracy)]
+    first, *further = measured
+    low = {name: attacks[name].accuracy - wider * (attacks[name].accuracy - attacks[name].low) for name in further}
+    certain = [name for name in further if low[name] > max(0.5, attacks[first].accuracy)]
     best = max(certain, key=lambda name: low[name], default=first)
     return best, low.get(best, attacks[first].low)

@@ -22,14 +22,13 @@ from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.audit.model_scores import Membership, ModelScores, margins_of
 from shoal.audit.predictions import evaluate_models
-from shoal.audit.records import measure
+from shoal.audit.records import RecordTable, measure
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Inline, Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
-from shoal.metrics import balanced_accuracy
-from shoal.metrics.intervals import RateEstimate, mean_interval, mean_rate_interval
+from shoal.metrics.intervals import RateEstimate, mean_interval
 
 Estimator = Literal["shadow", "federated", "histogram", "audit"]
 
@@ -108,8 +107,7 @@ class RedTeam:
             members = state.assignment[:, None] == torch.arange(len(attacks))
             outputs = evaluate_models(state.models, members, federation, engine, records)
             scores = ModelScores(margins_of(outputs, attacks), Membership(members, state.assignment), federation)
-            by_model = [measure(scores.of_model(k)) for k in range(len(attacks))]
-            estimates = [RateEstimate(shadow.accuracy, shadow.low, shadow.high) for shadow in by_model]
+            estimates = [_estimate(scores.of_model(k)) for k in range(len(attacks))]
         return of_known(estimates, state)
 
     def fit(
@@ -140,10 +138,15 @@ class RedTeam:
             return RateEstimate.unknown()
         for model in parts:
             attack = self.attack.fit(records.without(model), stream("left out", model))
-            said_member = attack.score(records.query(model)) > attack.threshold
-            accuracies.append(balanced_accuracy(said_member, records.member[records.shadow == model].numpy()))
+            score, member = attack.score(records.query(model)), records.member[records.shadow == model].numpy()
+            accuracies.append(_estimate(RecordTable.from_columns(score, member, threshold=attack.threshold)).value)
         # Student's t knows no bounds, and a rate has two.
         return RateEstimate(float(np.mean(accuracies)), *np.clip(mean_interval(np.array(accuracies)), 0, 1).tolist())
+
+
+def _estimate(records: RecordTable) -> RateEstimate:
+    metrics = measure(records)
+    return RateEstimate(metrics.accuracy, metrics.low, metrics.high)
 
 
 def of_known(estimates: list[RateEstimate], state: State) -> RiskEstimate:
@@ -164,7 +167,7 @@ def _federated_accuracy(
 ) -> RateEstimate:
     """Balanced accuracy from the counts of all clients of model k; NaN without training or hold-out examples."""
     require_holdout(federation, "federated")
-    rates, sizes = [], []
+    tables = []
     clients = torch.nonzero(state.assignment == k).flatten()
     for shards, members in ((federation.clients, True), (federation.holdout, False)):
         theirs = shards.take(clients)
@@ -174,7 +177,5 @@ def _federated_accuracy(
         outputs = engine.outputs(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
         query = Query.unseen(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
-        said_member = attack.score(query) > attack.threshold
-        rates.append((said_member == members).sum() / len(said_member))
-        sizes.append(len(said_member))
-    return RateEstimate(float(np.mean(rates)), *mean_rate_interval(rates, sizes))
+        tables.append(RecordTable.from_columns(attack.score(query), members, threshold=attack.threshold))
+    return _estimate(RecordTable.join(tables))

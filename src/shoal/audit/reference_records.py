@@ -270,7 +270,7 @@ def best_threshold(scores: Floats, member: Bools) -> float:
     1.5
     """
     values, at = np.unique(scores, return_inverse=True)
-    kinds = np.stack([np.bincount(at[which], minlength=len(values)) for which in (member, ~member)])
+    kinds = np.stack([np.bincount(at[kind], minlength=len(values)) for kind in (member, ~member)])
     # Threshold i lies below value i, the last one above all.
     above = np.concatenate([kinds[:, ::-1].cumsum(axis=1)[:, ::-1], np.zeros((2, 1))], axis=1)
     advantage = above[0] / member.sum() - above[1] / (~member).sum()

@@ -1,4 +1,4 @@
-"""What an honest-but-curious server finds in the updates of single clients.
+"""Attacks of an honest-but-curious server on the updates of single clients.
 
 A client's update says which labels and groups its examples have, and an attack would be right by that alone were its
 non-members of another mix: with 30 examples of ten labels, how many the client has of a record's label has an AUC of
@@ -73,8 +73,8 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
     for attack in further:
         require(not isinstance(attack, type), f"'attacks' must hold values, such as Mine(); got {described(attack)}")
         name = getattr(attack, "name", "")
-        known = [each.name for each in (*on_scores, *on_updates)]
-        require(name not in known, f"'attacks' must have names of their own; '{name}' is another attack's")
+        names = [listed.name for listed in (*on_scores, *on_updates)]
+        require(name not in names, f"'attacks' must have names of their own; '{name}' is another attack's")
         if isinstance(attack, ReferenceAttack):
             on_scores.append(attack)
         elif isinstance(attack, UpdateAttack):
@@ -92,7 +92,7 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
     return tuple(on_scores), tuple(on_updates)
 
 
-OTHERS = "-others"
+AGAINST_CLIENTS = "-others"
 """What follows an attack's name where non-members are other clients' examples, not records that nobody trained on."""
 
 
@@ -102,13 +102,13 @@ class UpdateAudit:
 
     Args:
         unused: members against records that nobody trained on, the comparison that says what is exposed.
-        others: members against other clients' records. In the null of FedMIA these have their owner, a member of its
-            own update, so they look less like members than records that nobody trained on.
+        other_clients: members against other clients' records. In the null of FedMIA these have their owner, a member of
+            its own update, so they look less like members than records that nobody trained on.
         by_client: `unused` of each client, by its id.
     """
 
     unused: MembershipMetrics
-    others: MembershipMetrics
+    other_clients: MembershipMetrics
     by_client: dict[int, MembershipMetrics]
 
 
@@ -134,14 +134,14 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
 def _audits(attack: UpdateAttack, scores: UpdateScores, groups: Sequence[str | None]) -> list[UpdateAudit]:
     """The audits of several groups."""
     score, audits = attack.score(scores), []
-    tables = [_records(attack, score, scores, others=others) for others in (False, True)]
+    tables = [_records(attack, score, scores, other_clients=other_clients) for other_clients in (False, True)]
     for group in groups:
         clients = _clients(scores, group)
-        unused, others = (table.take(np.isin(table.model, clients)) for table in tables)
+        unused, other_clients = (table.take(np.isin(table.model, clients)) for table in tables)
         by_client = measure(unused, by="model")
         nothing = measure(unused.take(np.empty(0, dtype=np.int64)))
         by_client = {client: by_client.get(client, nothing) for client in clients.tolist()}
-        audits.append(UpdateAudit(measure(unused), measure(others), by_client))
+        audits.append(UpdateAudit(measure(unused), measure(other_clients), by_client))
     return audits
 
 
@@ -151,17 +151,17 @@ def _clients(scores: UpdateScores, group: str | None) -> NDArray[np.int64]:
     return scores.clients[np.unique(owner[owner != NOBODY])]
 
 
-def _records(attack: UpdateAttack, score: Floats, scores: UpdateScores, *, others: bool) -> RecordTable:
-    """The records that each client's update is asked about by their ``score`` (N, M): its own, and those of nobody or
-    of ``others``, weighted to the groups and labels of its own.
+def _records(attack: UpdateAttack, score: Floats, scores: UpdateScores, *, other_clients: bool) -> RecordTable:
+    """The members of each client's update, by their ``score`` (N, M), and as non-members the records of other clients
+    or of nobody, weighted to the members' groups and labels.
     """
     kind = scores.group * (scores.label.max() + 1) + scores.label
     owner = np.where(scores.client == NOBODY, NOBODY, scores.clients[scores.client])
     tables = []
     for i, row in enumerate(score):
-        own, seen = scores.client == i, ~np.isnan(row)
-        member = own & seen
-        non_member = (scores.client != NOBODY if others else scores.client == NOBODY) & ~own & seen
+        trained, seen = scores.client == i, ~np.isnan(row)
+        member = trained & seen
+        non_member = (scores.client != NOBODY if other_clients else scores.client == NOBODY) & ~trained & seen
         weight = np.zeros(len(row))
         weight[member] = np.isin(kind[member], kind[non_member])
         weight[non_member] = matching_weights(np.bincount(kind[member], minlength=kind.max() + 1), kind[non_member])
@@ -175,7 +175,7 @@ def _records(attack: UpdateAttack, score: Floats, scores: UpdateScores, *, other
             client=owner[rows],
             group=scores.group[rows],
             model=scores.clients[i],
-            attack=attack.name + (OTHERS if others else ""),
+            attack=attack.name + (AGAINST_CLIENTS if other_clients else ""),
             view=attack.view,
         )
         tables.append(table)
@@ -198,9 +198,9 @@ def audit_server(
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
-    In `Audit.attacks` each attack stands twice: against records that nobody trained on, and, with `OTHERS` in its name,
-    against other clients' examples. `Audit.guesses` has what else the server guesses: whose a record is, of which group
-    a client, which half of its group it is of, the stricter or the laxer, and what clients sent, from models alone.
+    In `Audit.attacks` each attack stands twice: against records that nobody trained on, and, with `AGAINST_CLIENTS` in
+    its name, against other clients' examples. `Audit.guesses` has the server's guesses beside membership: the client of
+    a record, the group of a client, the half of its group, stricter or laxer, and its update, from models alone.
 
     Args:
         scores: of the recorded rounds.
@@ -231,8 +231,10 @@ def audit_server(
         place = ("all", "all") if group is None else ("group", group)
         against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in by_attack.items()}, views)
         for row, (name, audits) in zip(against_nobody, by_attack.items(), strict=True):
-            others = attack_row(*place, name + OTHERS, views[name], audits[i].others, chosen=False, strongest=False)
-            rows += [row, others]
+            by_clients = attack_row(
+                *place, name + AGAINST_CLIENTS, views[name], audits[i].other_clients, chosen=False, strongest=False
+            )
+            rows += [row, by_clients]
     best, _ = strongest({name: audits[0].unused for name, audits in by_attack.items()})
     rows += [
         attack_row(
@@ -246,8 +248,8 @@ def audit_server(
         )
         for client, metrics in by_attack[best][0].by_client.items()
     ]
-    titles = {each.name: each.title for each in attacks}
-    titles |= {name + OTHERS: f"{title}, other clients" for name, title in titles.items()}
+    titles = {attack.name: attack.title for attack in attacks}
+    titles |= {name + AGAINST_CLIENTS: f"{title}, other clients" for name, title in titles.items()}
     guesses, omitted = _guesses(scores, rounds, preferences)
     return Audit(
         attacks=attack_table(rows, titles),
@@ -323,7 +325,7 @@ def _rate(guess: Guesses | IdentityGuesses, **more: float) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class ReconstructionAudit:
-    """How near updates that are reconstructed from released models come to those that N clients sent.
+    """The similarity of updates that are reconstructed from released models to those that N clients sent.
 
     Clients of one federation move alike, so a cosine alone says nothing: the mean move of the models that a client
     trained, which anybody has without solving anything, has one too. The recorded updates are read only to judge both.
@@ -393,7 +395,7 @@ def _explaining(moves: Tensor, assignment: Tensor, clients: Tensor, sizes: Tenso
 
 
 def _reconstruction(scores: UpdateScores, rounds: Iterable[RoundUpdates]) -> dict[str, float]:
-    """How near reconstructed updates come to those that were sent, over all clients and by group.
+    """The similarity of reconstructed updates to those that were sent, over all clients and by group.
 
     Means over clients with intervals over them (Student's t), which take clients as independent: they are of the same
     moves. ``gain`` is the cosine minus that of the mean move, of each client.

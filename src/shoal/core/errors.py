@@ -5,7 +5,8 @@ allowed, and where. The command line prints that sentence and exits with code 2.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral, Number
 from os import PathLike
 from pathlib import Path
@@ -50,6 +51,22 @@ def require(condition: bool, sentence: str) -> None:
     """
     if not condition:
         raise InputError(sentence)
+
+
+@contextmanager
+def located(place: object) -> Iterator[None]:
+    """Errors of the input at a place, such as a file, whose sentences then begin with it.
+
+    >>> with located("records.npz"):
+    ...     require(False, "has no records")
+    Traceback (most recent call last):
+    ...
+    shoal.core.errors.InputError: records.npz: has no records
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
 
 
 def require_instance(name: str, value: object, kind: type, how: str) -> None:

@@ -47,7 +47,7 @@ POPULATION = 1_000
 
 @dataclass(frozen=True, eq=False)
 class FederationScores:
-    """What the models of one trained federation say of 2 Q records and of Z further examples.
+    """Scores of the models of one trained federation on 2 Q records and on Z further examples.
 
     Args:
         score: (2 Q,) float64, the logit-scaled confidence of the model that the record's client trained last; of the
@@ -76,7 +76,7 @@ class FederationScores:
 
 @dataclass(frozen=True, eq=False)
 class AttackedRun:
-    """A run whose members are attacked: what reference federations have in common with it, and where they differ.
+    """A run whose members are attacked, and the records by which its reference federations differ from it.
 
     Args:
         simulation: that was run, with its data where the engine wants them (`move_to_engine`).
@@ -174,7 +174,7 @@ class AttackedRun:
     def snapshot_rounds(self) -> list[int]:
         """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
         first, last = self.stages[0].simulation.first_round, self.simulation.last_round
-        return sorted({round(each) for each in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
+        return sorted({round(after) for after in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
 
     def replay(self, engine: Engine) -> FederationScores:
         """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
@@ -220,7 +220,7 @@ class AttackedRun:
         assert training is not None
         deployed, _ = training.deployed(state)
         scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
-        if scores.personal or {len(each) for each in seen} != {len(state.models)}:
+        if scores.personal or {len(snapshot) for snapshot in seen} != {len(state.models)}:
             return scores
         trained_last = scores.model[self.records.client], torch.arange(2 * len(self.records))
         return replace(scores, trajectory=torch.stack([snapshot[trained_last] for snapshot in seen]))
@@ -237,7 +237,7 @@ class AttackedRun:
         models = () if is_personal(deployed) else deployed.models
         x, y = self.population.x, self.population.y.cpu()
         loss = engine.model.loss
-        population = [logit_confidence(engine.outputs(each, x).cpu(), y, loss) for each in models if len(y)]
+        population = [logit_confidence(engine.outputs(parameters, x).cpu(), y, loss) for parameters in models if len(y)]
         none = torch.empty(len(models), 0, dtype=torch.float64)
         return FederationScores(
             score=score,
@@ -251,10 +251,10 @@ class AttackedRun:
         """(K, 2 Q)."""
         return torch.stack([self._confidence(model, engine) for model in models])
 
-    def _confidence(self, model: Tensor, engine: Engine, which: Tensor | None = None) -> Tensor:
-        which = torch.arange(2 * len(self.records)) if which is None else which
-        outputs = engine.outputs(model, self.records.federation.clients.x, self.records.rows_on_device(which))
-        return logit_confidence(outputs.cpu(), self.records.labels[which], engine.model.loss)
+    def _confidence(self, model: Tensor, engine: Engine, records: Tensor | None = None) -> Tensor:
+        records = torch.arange(2 * len(self.records)) if records is None else records
+        outputs = engine.outputs(model, self.records.federation.clients.x, self.records.rows_on_device(records))
+        return logit_confidence(outputs.cpu(), self.records.labels[records], engine.model.loss)
 
 
 def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
@@ -262,8 +262,8 @@ def join_scores(attacked: FederationScores, references: Sequence[FederationScore
     return ReferenceScores(
         score=attacked.score.numpy(),
         member=attacked.member.numpy(),
-        reference=_columns([each.score for each in references], attacked.score),
-        reference_member=_columns([each.member for each in references], attacked.member),
+        reference=_columns([scores.score for scores in references], attacked.score),
+        reference_member=_columns([scores.member for scores in references], attacked.member),
         model=attacked.model[client].numpy(),
         population=_population(attacked, references),
     )
@@ -284,7 +284,7 @@ def _population(attacked: FederationScores, references: Sequence[FederationScore
     for k in attacked.model.unique().tolist():
         users = attacked.model == k
         score.append(attacked.population[k])
-        same = [each.population[int(each.model[users].mode().values)] for each in references]
+        same = [scores.population[int(scores.model[users].mode().values)] for scores in references]
         reference.append(_columns(same, score[-1]))
         model.append(torch.full_like(score[-1], k, dtype=torch.int64))
     return Population(torch.cat(score).numpy(), np.concatenate(reference), torch.cat(model).numpy())

@@ -103,7 +103,7 @@ def attack_with_references(
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
-    spent = sum(each.seconds for each in stored)
+    spent = sum(scores.seconds for scores in stored)
     LOG.info("reference federations: %d in %.1f s; attacks in %.1f s", len(stored), spent, attacking)
     before = progress.seconds
     seconds = {
@@ -152,7 +152,7 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     """
     state, records = attacked.state, attacked.records
     tensors = (state.models, state.assignment, records.entry, records.test, target.score)
-    content = b"".join(each.contiguous().numpy().tobytes() for each in tensors)
+    content = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
     return hashlib.sha256(content + about.encode()).hexdigest()[:16]
 

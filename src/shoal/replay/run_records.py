@@ -150,10 +150,10 @@ def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_Used]:
 
 def trajectory_attack(attacked: FederationScores, references: Sequence[FederationScores]) -> AttackScores | None:
     """A regression of membership on losses over rounds, fitted on reference federations; None without trajectories."""
-    if not references or not all(len(each.trajectory) == len(attacked.trajectory) > 0 for each in references):
+    if not references or not all(len(scores.trajectory) == len(attacked.trajectory) > 0 for scores in references):
         return None
-    losses = np.concatenate([_losses(each.trajectory) for each in references])
-    fitted = LossTrajectory().fit(losses, np.concatenate([each.member.numpy() for each in references]))
+    losses = np.concatenate([_losses(scores.trajectory) for scores in references])
+    fitted = LossTrajectory().fit(losses, np.concatenate([scores.member.numpy() for scores in references]))
     scores = fitted.score(_losses(attacked.trajectory))
     return AttackScores(CLIENT, scores, np.full(len(scores), fitted.threshold))
 

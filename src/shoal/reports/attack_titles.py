@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference
-from shoal.audit.update_audit import OTHERS
+from shoal.audit.update_audit import AGAINST_CLIENTS
 from shoal.core.formats import capitalized
 
 _DECLARED = [each for each in vars(shoal.attacks).values() if isinstance(each, type) and hasattr(each, "title")]
@@ -32,7 +32,7 @@ ATTACKERS: Mapping[str, str] = {
 def attack_head(name: str) -> str:
     """The title of an attack at the beginning of a line; a name that is no title stays as it is."""
     title = attack_title(name)
-    return capitalized(title) if name.removesuffix(OTHERS) in TITLES else title
+    return capitalized(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
 
 
 def attack_title(name: str) -> str:
@@ -41,5 +41,5 @@ def attack_title(name: str) -> str:
     >>> attack_title("lira-offline"), attack_title("fedmia-i-others"), attack_title("my-attack")
     ('offline LiRA', 'FedMIA-I, other clients', 'my-attack')
     """
-    attack = name.removesuffix(OTHERS)
+    attack = name.removesuffix(AGAINST_CLIENTS)
     return TITLES.get(name) or (f"{TITLES[attack]}, other clients" if attack in TITLES else name)

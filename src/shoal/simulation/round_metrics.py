@@ -61,13 +61,13 @@ def risk_columns(state: State, k: int) -> dict[str, float]:
 
 
 def directive_columns(state: State, k: int) -> dict[str, float]:
-    """What a coordinator asks of cluster ``k``, and what it found there; nothing without a coordinator.
+    """The directives of a coordinator for cluster ``k`` and their outcome there; nothing without a coordinator.
 
     Where an algorithm changed the number of models, they are of others until the next estimate, and NaN here.
     """
     columns = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
     columns |= {name: state.control[name] for name in SHOWN if name in state.control}
-    return {name: float(each[k]) if len(each) == len(state.models) else nan for name, each in columns.items()}
+    return {name: float(values[k]) if len(values) == len(state.models) else nan for name, values in columns.items()}
 
 
 def metric_values(model: Tensor, federation: Federation, engine: Engine) -> Tensor:

@@ -6,7 +6,7 @@ from math import isnan, nan
 import pandas as pd
 
 from shoal.audit.records import SERVER
-from shoal.audit.update_audit import OTHERS
+from shoal.audit.update_audit import AGAINST_CLIENTS
 from shoal.core.formats import DASH, count, decimal
 from shoal.reports.attack_titles import attack_head
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
@@ -52,7 +52,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
             "without such non-members are left out."
         )
-    if any(finding.attack.endswith(OTHERS) for finding in found):
+    if any(finding.attack.endswith(AGAINST_CLIENTS) for finding in found):
         sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
     for rate in FALSE_POSITIVE_RATES:
         missing = [finding for finding in found if not finding.tpr[rate].known]

@@ -28,7 +28,7 @@ from shoal.attacks import Population, ReferenceScores
 from shoal.audit.audit import Audit, Gate
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, located, require
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 
@@ -43,7 +43,7 @@ class AuditFiles:
     """An audit that was written.
 
     Args:
-        audit: what attackers find.
+        audit: the findings.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
     """
@@ -56,7 +56,7 @@ class AuditFiles:
 
 @dataclass(frozen=True, eq=False)
 class AboutAudited:
-    """What an audit's files say of what was audited, beside what attackers find.
+    """Facts that an audit's files state beside the findings.
 
     Args:
         title: of the page.
@@ -105,7 +105,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         stated=about.stated,
         pictures=about.pictures,
         kind_of_data=about.kind,
-        gates=[each.judged(flat) for each in about.gates],
+        gates=[gate.judged(flat) for gate in about.gates],
         run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
     )
     try:
@@ -123,41 +123,30 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
 def write_scores(path: Path, records: AuditRecords) -> None:
     """Write a score file of ``records``, which `read_scores` reads back, whole or not at all."""
     scores, population = records.scores, records.scores.population
-    frame = pd.DataFrame(
-        {
-            "record": records.record,
-            "client": records.client,
-            "group": records.group,
-            "member": scores.member.astype(int),
-            "score": scores.score,
-            "model": scores.model,
-            **({} if records.pair is None else {"pair": records.pair.astype(str)}),
-            **_reference_columns(scores.reference, scores.reference_member),
-        }
-    )
+    names = {"record": records.record, "client": records.client, "group": records.group}
+    pair = None if records.pair is None else records.pair.astype(str)
+    frame = _frame(names, scores.member, scores, scores.reference_member, pair)
     if population is not None:
-        nobody = np.zeros(population.reference.shape, dtype=bool)
-        more = pd.DataFrame(
-            {
-                "record": [f"population-{i}" for i in range(len(population.score))],
-                "client": "",
-                "group": "",
-                "member": 0,
-                "score": population.score,
-                "model": population.model,
-                **({} if records.pair is None else {"pair": ""}),
-                **_reference_columns(population.reference, nobody),
-            }
-        )
+        nobody = np.zeros((len(population.score), scores.references), dtype=bool)
+        names = {"record": [f"population-{i}" for i in range(len(nobody))], "client": "", "group": ""}
+        more = _frame(names, np.zeros(len(nobody), dtype=bool), population, nobody, None if pair is None else "")
         frame = pd.concat([frame, more], ignore_index=True)
     write_text(path, frame.to_csv(index=False))
 
 
-def _reference_columns(score: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str, NDArray]:
-    columns: dict[str, NDArray] = {}
-    for i in range(score.shape[1]):
-        columns |= {f"score_ref_{i}": score[:, i], f"member_ref_{i}": member[:, i].astype(int)}
-    return columns
+def _frame(
+    names: Mapping[str, object],
+    member: NDArray[np.bool_],
+    scores: ReferenceScores | Population,
+    reference_member: NDArray[np.bool_],
+    pair: NDArray | str | None,
+) -> pd.DataFrame:
+    """Rows of a score file."""
+    columns = {**names, "member": member.astype(int), "score": scores.score, "model": scores.model}
+    columns |= {} if pair is None else {"pair": pair}
+    for i in range(reference_member.shape[1]):
+        columns |= {f"score_ref_{i}": scores.reference[:, i], f"member_ref_{i}": reference_member[:, i].astype(int)}
+    return pd.DataFrame(columns)
 
 
 def read_scores(path: Path) -> AuditRecords:
@@ -250,10 +239,8 @@ class _ScoreFile:
         """Refuse records without a group, and those that one model both trained and did not train on."""
         unnamed = owned & (self.frame["group"] == "").to_numpy()
         self.refuse(unnamed, f"'group' is empty; name the client's group, or call the only one '{EVERYBODY}'")
-        try:
+        with located(self.path):
             require_unambiguous(set(self.frame["group"][owned]))
-        except InputError as error:
-            raise InputError(f"{self.path}: {error}") from error
         kinds = self.frame[["client", "record"]].assign(model=model, member=member).drop_duplicates()
         twice = self.frame.index.isin(kinds.index[kinds.duplicated(["client", "record", "model"])])
         self.refuse(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.update_audit import AllAttacks, all_attacks, audit_server, with_server, without_server
+from shoal.audit.update_audit import all_attacks, audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_pixels
@@ -82,12 +82,14 @@ def audit_members(
         elif target.personal:
             reason = "clients use models of their own"
         records = replace(records, omitted={**records.omitted, "trajectory": reason})
-    every = all_attacks(simulation.attacks)
-    audit = audit_records(records, attacked.stream("thresholds"), attacks=every[0])
-    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, every))
+    on_scores, on_updates = all_attacks(simulation.attacks)
+    audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
+    audit = (
+        without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, on_updates))
+    )
     about = replace(
         about,
-        seconds={**about.seconds, "seconds.references": round(sum(each.seconds for each in trained), 3)},
+        seconds={**about.seconds, "seconds.references": round(sum(scores.seconds for scores in trained), 3)},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
     )
@@ -116,9 +118,9 @@ def audit_scores(
         >>> table["score"] = 2.0 * table["member"]
         >>> with TemporaryDirectory() as folder:
         ...     table.to_csv(Path(folder, "scores.csv"), index=False)
-        ...     found = shoal.audit_scores(f"{folder}/scores.csv")
+        ...     files = shoal.audit_scores(f"{folder}/scores.csv")
         ...
-        >>> found.flat["attacks.loss.all.auc"]
+        >>> files.flat["attacks.loss.all.auc"]
         1.0
     """
     path = path_of("path", path)
@@ -158,24 +160,24 @@ def audit_trace(
         >>> table["local"] = {"epochs": 100, "learning_rate": 0.3}
         >>> with TemporaryDirectory() as folder:
         ...     out = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
-        ...     found = shoal.audit_trace(out)
+        ...     files = shoal.audit_trace(out)
         ...
-        >>> found.flat["attacks.grad-cosine.all.auc"] > 0.7
+        >>> files.flat["attacks.grad-cosine.all.auc"] > 0.7
         True
     """
     trace = path_of("trace", trace)
     limits = parse_gates(gates)
     folder = trace if out is None else path_of("out", out)
-    given = read_trace(trace, data_dir)
-    with Engine(given.model) as engine:
-        audit = _audited_trace(given, engine, all_attacks(attacks))
+    recorded = read_trace(trace, data_dir)
+    with Engine(recorded.model) as engine:
+        audit = _audited_trace(recorded, engine, all_attacks(attacks)[1])
     return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))
 
 
-def _audited_trace(trace: Trace, engine: Engine, attacks: AllAttacks) -> Audit:
-    """What the server finds in recorded updates; they are read twice, so that few are in memory."""
+def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]) -> Audit:
+    """The server's audit of recorded updates; they are read twice, so that few are in memory."""
     scores = update_scores_of_trace(trace, engine)
-    return audit_server(scores, trace.rounds(), trace.preferences, attacks=attacks[1])
+    return audit_server(scores, trace.rounds(), trace.preferences, attacks=attacks)
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

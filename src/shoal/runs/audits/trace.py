@@ -1,4 +1,4 @@
-"""A trace: what a server saw of a federation's rounds, recorded by another framework or by a run of Shoal.
+"""A trace: a federation's rounds as its server saw them, recorded by another framework or by a run of Shoal.
 
 docs/trace.md has the format of another framework's. A round's updates are in memory only while they are used.
 """
@@ -26,7 +26,7 @@ from shoal.config.build import build
 from shoal.config.kinds import load
 from shoal.config.schema import read_config
 from shoal.config.toml_files import parse, read_toml
-from shoal.core.errors import InputError, path_of, require
+from shoal.core.errors import InputError, located, path_of, require
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
@@ -69,18 +69,16 @@ class Trace:
         """
         owners = set(self.records.client.tolist())
         for path in self.files:
-            found = self.read(path)
-            try:
-                check_updates(found, self.model.layout.size)
-                without = [client for client in found.clients.tolist() if client not in owners]
+            updates = self.read(path)
+            with located(path):
+                check_updates(updates, self.model.layout.size)
+                without = [client for client in updates.clients.tolist() if client not in owners]
                 require(not without, f"client {(without or [0])[0]} has no records, so nobody is a member of it")
-            except InputError as error:
-                raise InputError(f"{path}: {error}") from error
-            yield found
+            yield updates
 
 
 def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
-    """What the server's attacks are computed from; ``engine`` is of the trace's model. See `attacks.update_scores`."""
+    """The scores that the server's attacks read; ``engine`` is of the trace's model."""
     return update_scores(trace.rounds(), trace.records, engine)
 
 
@@ -107,11 +105,9 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
         f"{folder}: is no trace: it has no trace.toml, nor the folder '{FOLDER}' of a run that records its updates",
     )
     about = parse(TraceSettings, read_toml(path), str(path))
-    try:
+    with located(path):
         model = about.network()
         network = model.network()
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
     records = read_records(folder / "records.npz", about, model)
     files = round_files(folder, ".npz", ".safetensors")
     _require_no_gaps(files, about.every)
@@ -137,8 +133,8 @@ def trace_of(out: str | Path, federation: Federation, model: Model, every: int |
 
 
 def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
-    found = [round_of(path) for path in files]
-    missing = [] if every is None else sorted({*range(every, max(found) + 1, every)} - {*found})
+    rounds = [round_of(path) for path in files]
+    missing = [] if every is None else sorted({*range(every, max(rounds) + 1, every)} - {*rounds})
     require(
         not missing,
         f"{files[0].parent}: has no file of round {(missing or [0])[0]}, although recorded rounds are {every} apart",
@@ -147,7 +143,7 @@ def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
 
 @settings
 class TraceSettings:
-    """What trace.toml says.
+    """The settings in trace.toml.
 
     Args:
         model: the network, as in a run's configuration.
@@ -189,16 +185,14 @@ class TraceSettings:
             assert self.shape is not None
             shape = VectorShape(self.shape[0], self.classes)
         named = self.model.sized(self.classes)
-        own = ":" in named.name
-        model = Model(partial(load(named.name, "model.name"), shape)) if own else named.model(shape)
+        imported = ":" in named.name
+        model = Model(partial(load(named.name, "model.name"), shape)) if imported else named.model(shape)
         return model if self.loss == "cross-entropy" else Model(model.build, load(self.loss, "loss"))
 
 
 def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords:
     """The records in records.npz; `InputError` where it is missing or damaged, or does not fit the model."""
-    arrays = _arrays(path)
-    missing = [name for name in ("x", "y", "client") if name not in arrays]
-    require(not missing, f"{path}: has no array '{(missing or [''])[0]}'; it must have x, y, client and may have group")
+    arrays = _arrays(path, ("x", "y", "client"), "x, y, client and may have group")
     x, y = tensors_of(str(path), (arrays["x"], arrays["y"]))
     require(len(y) > 0, f"{path}: has no records")
     require_finite(str(path), x)
@@ -208,27 +202,23 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
         bool(((y >= 0) & (y < about.classes)).all()),
         f"{path}: 'y' must be labels in 0..{about.classes - 1} (classes); got {int(y.min())} to {int(y.max())}",
     )
-    client = _whole(path, "client", arrays["client"], len(y))
+    client = _integers(path, "client", arrays["client"], len(y))
     require(bool((client >= NOBODY).all()), f"{path}: 'client' must be numbers from 0, or -1 for records of nobody")
     group = arrays.get("group", np.full(len(y), "all"))
     text = group.shape == (len(y),) and group.dtype.kind == "U"
     require(text, f"{path}: 'group' must be {len(y)} texts, the names of the records' groups; got {_kind(group)}")
     names, index = np.unique(group, return_inverse=True)
-    try:
+    with located(path):
         require_unambiguous(names.tolist())
         require_fits(model, x[:2], y[:2], about.classes)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
     return OwnedRecords(x, y, client, torch.from_numpy(index.astype(np.int64)), tuple(map(str, names)))
 
 
 def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
     """The updates in a round's file: numbers in the order of the state_dict of ``network``, which is the model's."""
-    arrays = _arrays(path)
-    missing = [name for name in ("clients", "models", "parameters") if name not in arrays]
-    require(not missing, f"{path}: has no array '{(missing or [''])[0]}'; it must have clients, models and parameters")
-    clients = _whole(path, "clients", arrays["clients"], arrays["clients"].size)
-    assignment = _whole(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))
+    arrays = _arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
+    clients = _integers(path, "clients", arrays["clients"], arrays["clients"].size)
+    assignment = _integers(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))
     models = _vectors(path, "models", np.atleast_2d(arrays["models"]), model, network)
     ends = _vectors(path, "parameters", arrays["parameters"], model, network)
     require(len(ends) == len(clients), f"{path}: has {len(clients)} clients, but 'parameters' of {len(ends)}")
@@ -240,7 +230,7 @@ def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
 def _vectors(path: Path, name: str, rows: NDArray[Any], model: Model, network: nn.Module) -> Tensor:
     """Rows (n, S) of a state_dict's numbers as rows (n, P) of the model's layout."""
     tensors = network.state_dict()
-    size = sum(each.numel() for each in tensors.values())
+    size = sum(tensor.numel() for tensor in tensors.values())
     fits = rows.ndim == 2 and rows.shape[1] == size and rows.dtype.kind == "f"
     require(
         fits,
@@ -248,29 +238,37 @@ def _vectors(path: Path, name: str, rows: NDArray[Any], model: Model, network: n
         f"network's state_dict; got {_kind(rows)}",
     )
     require(bool(np.isfinite(rows).all()), f"{path}: '{name}' must be finite numbers; some are NaN or infinite")
-    given = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
-    packed = [model.layout.pack(_named(row, tensors)) for row in given]
-    return torch.stack(packed) if packed else torch.empty(0, model.layout.size)
+    vectors = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
+    sizes, packed = [tensor.numel() for tensor in tensors.values()], torch.empty(len(rows), model.layout.size)
+    for row, vector in enumerate(vectors):
+        pieces = zip(tensors.items(), vector.split(sizes), strict=True)
+        packed[row] = model.layout.pack({name: piece.view(tensor.shape) for (name, tensor), piece in pieces})
+    return packed
 
 
-def _named(row: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a state_dict, cut from its numbers (S,)."""
-    pieces = row.split([each.numel() for each in tensors.values()])
-    return {name: piece.view(each.shape) for (name, each), piece in zip(tensors.items(), pieces, strict=True)}
-
-
-def _whole(path: Path, name: str, given: NDArray[Any], count: int) -> Tensor:
-    fits = given.shape == (count,) and given.dtype.kind in "iu"
-    require(fits, f"{path}: '{name}' must be {count} integers; got {_kind(given)}")
-    return torch.from_numpy(given.astype(np.int64))
+def _integers(path: Path, name: str, array: NDArray[Any], count: int) -> Tensor:
+    fits = array.shape == (count,) and array.dtype.kind in "iu"
+    require(fits, f"{path}: '{name}' must be {count} integers; got {_kind(array)}")
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def _kind(array: NDArray[Any]) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays in a file, by name; `InputError` where it is missing, damaged, or would have to be unpickled."""
+def _arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str, NDArray[Any]]:
+    """The arrays in a file, by name.
+
+    Raises:
+        InputError: it is missing, damaged, or would have to be unpickled, or lacks one of the ``required`` arrays.
+    """
+    arrays = _parsed(path)
+    missing = [name for name in required if name not in arrays]
+    require(not missing, f"{path}: has no array '{(missing or [''])[0]}'; it must have {allowed}")
+    return arrays
+
+
+def _parsed(path: Path) -> dict[str, NDArray[Any]]:
     try:
         if path.suffix == ".safetensors":
             return parse_tensors(path.read_bytes())
