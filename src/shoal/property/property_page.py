@@ -17,9 +17,9 @@ from shoal.core.formats import DASH, capitalized, count
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
-from shoal.reports.curves import Curve, chance_key, fit_rounds, round_axes, round_panels
+from shoal.reports import plotting as plot
+from shoal.reports.curves import Curve, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
-from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, LineStyle, cluster_style, draw_figure, legend
 from shoal.reports.table import Cell, Row, Table, metric_table, row
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHECKPOINTS = 100
 """Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
 
-WITHOUT, WITH = LineStyle(WITHIN, "", "o"), LineStyle(OVER, "", "^")
+WITHOUT, WITH = plot.LineStyle(plot.WITHIN, "", "o"), plot.LineStyle(plot.OVER, "", "^")
 """Marks of updates without the property and with it, which differ in shape and in colour."""
 
 MOST = 1200
@@ -158,26 +158,25 @@ def _spread(metrics: Metrics, mean: str, deviation: str) -> str:
     return " ± ".join(METRICS[key].text(metrics.get(key)) for key in (mean, deviation))
 
 
-def auc_over_rounds(updates: pd.DataFrame) -> Figure | None:
+def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
     """The attack's AUC on the updates up to each round, of all models and of each; None where it is never defined."""
-    pooled = Curve("all models", running_auc(updates), LineStyle("#000000", "-", ""))
+    pooled = Curve("all models", running_auc(updates), plot.LineStyle("#000000", "-", ""))
     if pooled.values.empty:
         return None
-    of_clusters = [
-        Curve(f"cluster {k}", running_auc(rows), cluster_style(k)) for k, rows in by_cluster(updates).items()
-    ]
-    of_clusters = of_clusters if len(of_clusters) > 1 else []
-    control = Curve("shuffled labels", control_auc_over_rounds(updates), LineStyle("#999999", (0, (5, 2)), ""))
+    inside = by_cluster(updates)
+    aucs = {k: running_auc(frame) for k, frame in inside.items() if len(inside) > 1}
+    of_clusters = [Curve(f"cluster {k}", auc, plot.cluster_style(k)) for k, auc in aucs.items()]
+    control = Curve("shuffled labels", control_auc_over_rounds(updates), plot.LineStyle("#999999", (0, (5, 2)), ""))
     curves = [curve for curve in (pooled, *of_clusters, control) if len(curve.values)]
 
     def draw(figure: MplFigure) -> None:
         axes = round_axes(figure, "AUC up to the round")
-        axes.axhline(0.5, **CHANCE_LINE)
+        axes.axhline(0.5, **plot.CHANCE_LINE)
         for curve in curves:
             curve.draw(axes)
         axes.set_ylim(-0.02, 1.02)
         fit_rounds(axes, updates["round"])
-        legend(figure, [*(curve.key() for curve in curves), chance_key()])
+        plot.legend(figure, [*(curve.key for curve in curves), plot.chance_key()])
 
     caption = (
         "How often the attacker is surer of an update with the property than of one without it, among all updates up "
@@ -188,11 +187,11 @@ def auc_over_rounds(updates: pd.DataFrame) -> Figure | None:
     never = [curve.label for curve in of_clusters if curve.values.empty]
     if never:
         caption += f" The updates of {', '.join(never)} are of one kind alone, which leaves no AUC."
-    alt = f"AUC of the property attack over rounds. At the end: {', '.join(curve.end for curve in curves)}."
-    return draw_figure("property-auc", "Property inference over rounds", caption, alt, draw)
+    alt = f"AUC of the property attack over rounds. At the end: {ends(curves)}."
+    return plot.draw_figure("property-auc", "Property inference over rounds", caption, alt, draw)
 
 
-def cosines(updates: pd.DataFrame) -> Figure | None:
+def cosines(updates: pd.DataFrame) -> plot.Figure | None:
     """Cosines of a model's consecutive updates, one panel per cluster; None where no two follow each other."""
     panels = {k: rows for k, rows in by_cluster(updates).items() if rows["cosine"].notna().any()}
     if not panels:
@@ -202,15 +201,15 @@ def cosines(updates: pd.DataFrame) -> Figure | None:
 
     def draw(figure: MplFigure) -> None:
         titles = [f"{name}: {spread}" for name, spread in spreads.items()]
-        for axes, rows in zip(round_panels(figure, titles, "cosine"), panels.values(), strict=True):
-            draw_points(axes, rows, "round", "cosine")
-            means = rolling_mean(rows.groupby("round")["cosine"].mean(), half)
-            axes.axhline(0, **CHANCE_LINE)
+        for axes, own in zip(round_panels(figure, titles, "cosine"), panels.values(), strict=True):
+            draw_points(axes, own, "round", "cosine")
+            means = rolling_mean(own.groupby("round")["cosine"].mean(), half)
+            axes.axhline(0, **plot.CHANCE_LINE)
             axes.plot(means.index, means, color=MEAN, linewidth=1.5)
             axes.set_ylim(-1.08, 1.08)
             fit_rounds(axes, updates["round"])
         mean = Line2D([], [], color=MEAN, linewidth=1.5, label=f"mean over {2 * half + 1} rounds")
-        legend(figure, [*kind_keys(), mean], columns=2)
+        plot.legend(figure, [*kind_keys(), mean], columns=2)
 
     caption = (
         "A point: the cosine of the angle between a model's aggregated update and the one before. 1: the same "
@@ -220,10 +219,10 @@ def cosines(updates: pd.DataFrame) -> Figure | None:
     )
     ends = "; ".join(f"{name} {spread}" for name, spread in spreads.items())
     alt = f"Cosines of consecutive updates over rounds: {ends}."
-    return draw_figure("property-cosine", "Direction of consecutive updates", caption, alt, draw)
+    return plot.draw_figure("property-cosine", "Direction of consecutive updates", caption, alt, draw)
 
 
-def maps(updates: pd.DataFrame, models: int) -> Figure | None:
+def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
     """t-SNE maps of the updates of the first rounds and of all; None where there were too few."""
     panels = tsne_maps(updates)
     if not panels:
@@ -234,7 +233,7 @@ def maps(updates: pd.DataFrame, models: int) -> Figure | None:
         for axes, (title, points) in zip(cells, panels.items(), strict=True):
             draw_map(axes, points)
             axes.set_title(title)
-        legend(figure, kind_keys())
+        plot.legend(figure, kind_keys())
 
     caption = (
         "A point is an aggregated update; t-SNE puts updates near each other whose features are alike. Only "
@@ -245,8 +244,8 @@ def maps(updates: pd.DataFrame, models: int) -> Figure | None:
         caption += " The first fifth of the rounds has too few updates for a map of its own."
     framework = "FL, one model" if models == 1 else f"CFL, {models} models"
     counts = ", ".join(f"{title}: {len(points)}" for title, points in panels.items())
-    alt = f"Maps of updates by t-SNE ({framework}); {counts}."
-    return draw_figure("property-maps", f"t-SNE maps of updates ({framework})", caption, alt, draw, height=3.2)
+    alt = f"Maps of updates by t-SNE ({whose}); {counts}."
+    return plot.draw_figure("property-maps", f"t-SNE maps of updates ({whose})", caption, alt, draw, height=3.2)
 
 
 def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:
