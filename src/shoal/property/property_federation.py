@@ -1,7 +1,7 @@
 """Federations in which one client, the victim, has examples with a property: their schedule and their partition.
 
 Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, sections 4 and
-4.1.1; label skew as `skew_labels_balanced`.
+4.1.1; label skew as `draw_owners`, balanced.
 """
 
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ from shoal.data.partition import (
     Partition,
     PartitionIndices,
     disjoint,
+    draw_owners,
     partitioned,
     shuffled_indices,
-    skew_labels_balanced,
 )
 from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import Shards
@@ -247,7 +247,7 @@ def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyP
         count = min(max(of_victim, plan.min_examples), len(labels) - (clients - 1) * plan.min_examples)
         skewed, left = clients - 1, stream("victim").numpy().permutation(len(labels))[count:]
     for _ in range(_ATTEMPTS):
-        drawn = skew_labels_balanced(labels[left], skewed, alpha, skew)
+        drawn = draw_owners(labels[left], skewed, alpha, skew, balanced=True)
         if np.bincount(drawn, minlength=skewed).min() >= plan.min_examples:
             # A natural victim is not among the skewed clients.
             owners[left] = drawn if skewed == clients else drawn + (drawn >= VICTIM)

@@ -244,8 +244,8 @@ def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
         caption += " The first fifth of the rounds has too few updates for a map of its own."
     framework = "FL, one model" if models == 1 else f"CFL, {models} models"
     counts = ", ".join(f"{title}: {len(points)}" for title, points in panels.items())
-    alt = f"Maps of updates by t-SNE ({whose}); {counts}."
-    return plot.draw_figure("property-maps", f"t-SNE maps of updates ({whose})", caption, alt, draw, height=3.2)
+    alt = f"Maps of updates by t-SNE ({framework}); {counts}."
+    return plot.draw_figure("property-maps", f"t-SNE maps of updates ({framework})", caption, alt, draw, height=3.2)
 
 
 def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:
