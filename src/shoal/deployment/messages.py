@@ -83,12 +83,10 @@ def parts_of(algorithm: Algorithm) -> RemoteRounds:
 
 
 def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts_best: bool) -> None:
-    """Raise `RejectedReplyError` unless ``update`` can be merged.
+    """Raise `RejectedReplyError` unless ``update`` can be merged, whose ``end`` is float32.
 
     Args:
-        update: a client's, whose ``end`` is (P,) float32 already.
         models: (K, P), those of its offer.
-        limits: of the server.
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters, examples = len(models), update.examples

@@ -1,6 +1,6 @@
 """Curves over rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from shoal.core.formats import decimal
-from shoal.reports.plotting import CHANCE_LINE, LineStyle
+from shoal.reports.plotting import LineStyle, key
 from shoal.reports.svg import add_named_points
 
 NAMED = 60
@@ -39,22 +39,21 @@ class Curve:
     @property
     def end(self) -> str:
         """The last value, in words."""
-        known = self.values.dropna()
-        return f"{self.label} {decimal(known.iloc[-1]) if len(known) else 'unknown'}"
+        values = self.values.dropna()
+        return f"{self.label} {decimal(values.iloc[-1]) if len(values) else 'unknown'}"
 
-    def key(self, marker: str = "") -> Line2D:
-        """The entry of the legend: the line, or ``marker`` alone."""
-        dashes = "" if marker else self.style.dashes
-        return Line2D([], [], color=self.style.color, linestyle=dashes, marker=marker, label=self.label)
+    @property
+    def key(self) -> Line2D:
+        """Its entry in a legend."""
+        return key(self.label, **self.style.line)
 
     def draw(self, axes: Axes) -> Line2D:
         """Draw and return the curve, with a dot for a value without neighbours, of which no line would show any."""
-        known = self.values.notna()
-        alone = known & ~known.shift(1, fill_value=False) & ~known.shift(-1, fill_value=False)
+        valid = self.values.notna()
+        alone = valid & ~valid.shift(1, fill_value=False) & ~valid.shift(-1, fill_value=False)
         (line,) = axes.plot(
-            self.values.index, self.values, color=self.style.color, linestyle=self.style.dashes,
-            marker="o", markersize=4, markevery=alone.tolist(),
-        )  # fmt: skip
+            self.values.index, self.values, **self.style.line, marker="o", markersize=4, markevery=alone.tolist()
+        )
         self._name_values(axes)
         return line
 
@@ -64,7 +63,7 @@ class Curve:
 
     def draw_steps(self, axes: Axes, end: float) -> None:
         """Draw values that hold until the next one, and the last until ``end``."""
-        axes.step(*self.held_until(end), where="post", color=self.style.color, linestyle=self.style.dashes)
+        axes.step(*self.held_until(end), where="post", **self.style.line)
         self._name_values(axes)
 
     def _name_values(self, axes: Axes) -> None:
@@ -74,9 +73,9 @@ class Curve:
         add_named_points(axes, values.index.to_list(), values.to_list(), texts)
 
 
-def chance_key(label: str = "chance: 0.500") -> Line2D:
-    """The entry of `CHANCE_LINE` in a legend."""
-    return Line2D([], [], **CHANCE_LINE, label=label)
+def ends(curves: Iterable[Curve]) -> str:
+    """The last value of each, in words."""
+    return ", ".join(curve.end for curve in curves)
 
 
 def over_rounds(axes: Axes) -> None:

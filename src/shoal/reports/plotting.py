@@ -11,13 +11,15 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.image import imsave
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
-from shoal.reports.svg import inline, with_names
+from shoal.reports.svg import inline, name_points, with_names
 
 WIDTH = 5.2
 """Inches. In this width the text stays legible when a phone shows the figure at two thirds of its size."""
@@ -58,6 +60,16 @@ class LineStyle:
     dashes: Dashes
     marker: str
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Colour and dashes, for matplotlib."""
+        return {"color": self.color, "linestyle": self.dashes}
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        """Colour and marker without a line, for matplotlib."""
+        return {"color": self.color, "marker": self.marker, "linestyle": ""}
+
 
 def cluster_style(k: int, colors: Sequence[str] = _CLUSTERS) -> LineStyle:
     """The style of cluster ``k``."""
@@ -83,6 +95,29 @@ def log_percent(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(10))
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def key(label: str, **style: Any) -> Line2D:  # noqa: ANN401 - settings of matplotlib
+    """An entry of a legend: a line, a mark, or both."""
+    return Line2D([], [], label=label, **style)
+
+
+def chance_key(label: str = "chance: 0.500") -> Line2D:
+    """The entry of `CHANCE_LINE` in a legend."""
+    return key(label, **CHANCE_LINE)
+
+
+def share_axis(axis: Axis, symbol: str = " %") -> None:
+    """Let an axis show shares in percent."""
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
+
+
+def draw_diamond(axes: Axes, x: float, y: float, name: str, color: str) -> None:
+    """A diamond at the right edge, with its name under the pointer."""
+    (diamond,) = axes.plot(
+        [x], [y], marker="D", markersize=7, color=color, markeredgecolor="black", clip_on=False, zorder=7
+    )
+    name_points(diamond, [name])
 
 
 def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:

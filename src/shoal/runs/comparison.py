@@ -71,8 +71,8 @@ class Comparison:
         return shortened(f"Comparison({', '.join(map(str, self.metrics.columns))}; {len(self.metrics)} metrics)")
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return f"{self.settings.to_html() if len(self.settings) else ''}{self.metrics.to_html()}{said}"
+        paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
+        return f"{self.settings.to_html() if len(self.settings) else ''}{self.metrics.to_html()}{paragraphs}"
 
 
 def compare(runs: Sequence[str | Path | Result]) -> Comparison:
@@ -91,9 +91,9 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
         >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> algorithms = shoal.FedAvg(), shoal.IFCA(clusters=2)
-        >>> results = [shoal.simulate(federation, model, each, shoal.LocalSGD(), rounds=2) for each in algorithms]
-        >>> found = shoal.compare(results)
-        >>> found.metrics.loc["train accuracy, all"].to_dict()
+        >>> results = [shoal.simulate(federation, model, choice, shoal.LocalSGD(), rounds=2) for choice in algorithms]
+        >>> comparison = shoal.compare(results)
+        >>> comparison.metrics.loc["train accuracy, all"].to_dict()
         {'FedAvg': '0.500', 'IFCA': '1.000'}
     """
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
@@ -103,8 +103,8 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     names = [f"run {i}" if isinstance(run, Result) else str(run) for i, run in enumerate(runs, 1)]
     summaries, metrics = [result.summary for result in results], [result.description.metric for result in results]
     accuracies = [_accuracy(result) for result in results]
-    first, *others = summaries
-    for name, other in zip(names[1:], others, strict=True):
+    first, *rest = summaries
+    for name, other in zip(names[1:], rest, strict=True):
         same = list(other.by_group) == list(first.by_group) and other.run["dataset"] == first.run["dataset"]
         require(same, f"{name}: is a run on other data or groups than {names[0]}; compare runs of the same federation")
     for name, metric in zip(names, metrics, strict=True):
@@ -112,15 +112,15 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
             metric == metrics[0], f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs of one metric"
         )
     titles = _titles(names, summaries)
-    own = {metric.key: metric for result in results for metric in result.description.metrics}
+    declared = {metric.key: metric for result in results for metric in result.description.metrics}
     asked = _differing([_asked(result.description.settings) for result in results])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
-        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], own), orient="index", columns=titles),
+        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], declared), orient="index", columns=titles),
         sentences=(
             *(
                 describe_difference(first, other, (accuracies[0], accuracy), titles[0], title, metrics[0])
-                for other, accuracy, title in zip(others, accuracies[1:], titles[1:], strict=True)
+                for other, accuracy, title in zip(rest, accuracies[1:], titles[1:], strict=True)
             ),
             ONE_SEED,
         ),
@@ -177,7 +177,7 @@ def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metr
     table: dict[str, list[str]] = {}
     for row in dict.fromkeys([*ROWS, *_further(summaries)]):
         key = row.removeprefix(MODELS)
-        metric = metric_of(key, measured=measured, own=own)
+        metric = metric_of(key, measured=measured, declared=own)
         of_groups = [[summary.by_group[group].get(key) for summary in summaries] for group in summaries[0].by_group]
         if row != key:
             values = [[summary.by_cluster.get(k, {}).get(key) for k in models] for summary in summaries]

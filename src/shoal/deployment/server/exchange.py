@@ -40,11 +40,7 @@ _POLL = 0.25
 
 @dataclass
 class Exchange:
-    """Sends messages to nodes and brings their answers; it remembers what is unanswered, to know late replies as such.
-
-    Args:
-        grid: that a ServerApp is given.
-    """
+    """Sends messages to nodes and brings their answers; it remembers what is unanswered, to know late replies."""
 
     grid: Grid
     _pending: dict[str, int] = field(default_factory=dict)

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.core.formats import decimal, percent
+from shoal.reports import plotting as plot
 from shoal.reports.audit.findings import Finding, measured
-from shoal.reports.curves import chance_key, evenly
-from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, group_style, legend, log_percent, short
+from shoal.reports.curves import evenly
 from shoal.reports.svg import add_named_points, name_points
 
 MOST_GROUPS = 6
@@ -28,7 +27,7 @@ def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
     return [name for name in groups if name in exposed]
 
 
-def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | None:
+def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure | None:
     """The balanced accuracy of each attack on each group, with intervals; None where nothing was measured."""
     shown = drawn_groups(groups)
     if not shown:
@@ -42,28 +41,25 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
-        axes.axvline(0.5, **CHANCE_LINE)
+        axes.axvline(0.5, **plot.CHANCE_LINE)
         beside = np.linspace(0.24, -0.24, len(shown)) if len(shown) > 1 else np.zeros(1)
         for g, name in enumerate(shown):
-            style = group_style(g)
             here = [finding for finding in groups[name] if finding.accuracy.known]
             value, low, high = np.array([(e.accuracy.value, e.accuracy.low, e.accuracy.high) for e in here]).T
             reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
             rows = np.array([attacks.index(finding.attack) for finding in here]) + beside[g]
             drawn = axes.errorbar(
-                value, rows, xerr=reach, linestyle="", marker=style.marker, markersize=6, color=style.color,
-                elinewidth=1.4, capsize=2.5,
-            )  # fmt: skip
+                value, rows, xerr=reach, **plot.group_style(g).mark, markersize=6, elinewidth=1.4, capsize=2.5
+            )
             name_points(drawn.lines[0], [_words(finding) for finding in here])
-        axes.set_yticks(range(len(attacks)), [short(heads[attack], 24) for attack in attacks])
+        axes.set_yticks(range(len(attacks)), [plot.short(heads[attack], 24) for attack in attacks])
         axes.set_ylim(-0.6, len(attacks) - 0.4)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("balanced accuracy")
-        handles = [
-            Line2D([], [], linestyle="", marker=group_style(g).marker, color=group_style(g).color, label=short(name))
-            for g, name in enumerate(shown)
+        keys = [
+            plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if len(groups) > 1
         ]
-        legend(figure, [*(handles if len(groups) > 1 else []), chance_key()])
+        plot.legend(figure, [*keys, plot.chance_key()])
 
     caption = (
         f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval."
@@ -72,7 +68,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
         caption += f" The {len(shown)} most exposed of {len(groups):,} groups are drawn."
     alt = "Balanced accuracy of each attack. " + "; ".join(_words(finding) for finding in found) + "."
     height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
-    return draw_figure("attacks", "What each attack finds", caption, alt, draw, height=height)
+    return plot.draw_figure("attacks", "What each attack finds", caption, alt, draw, height=height)
 
 
 def _words(finding: Finding) -> str:
@@ -98,7 +94,7 @@ def chance_exposure(references: int) -> float:
     return float(ndtr(stdtrit(references + 3, 0.95) / (references + 1) ** 0.5))
 
 
-def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> Figure | None:
+def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> plot.Figure | None:
     """The share of each group's members that is exposed at least so much; None where no exposure is known.
 
     Args:
@@ -112,7 +108,7 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
     if not of_group:
         return None
     everything = np.concatenate(list(of_group.values()))
-    style = {name: group_style(g) for g, name in enumerate(names)}
+    style = {name: plot.group_style(g) for g, name in enumerate(names)}
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
@@ -120,39 +116,28 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
         left, right = min(0.45, float(np.quantile(everything, 0.02))), max(0.75, float(everything.max()))
         bottom = 0.7 / max(map(len, of_group.values()))
         x = np.linspace(max(left, 1e-3), min(right, 1 - 1e-3), 100)
-        axes.plot(x, chance_share(x, references), **CHANCE_LINE)
+        axes.plot(x, chance_share(x, references), **plot.CHANCE_LINE)
         for name, values in of_group.items():
             ranks = np.unique(np.geomspace(1, len(values), min(POINTS, len(values))).round().astype(int))
             exposure, share = values[len(values) - ranks], ranks / len(values)
-            axes.step(exposure, share, where="post", color=style[name].color, linestyle=style[name].dashes)
+            axes.step(exposure, share, where="post", **style[name].line)
             mean = float(values.mean())
             (dot,) = axes.plot(
-                [mean], [(values >= mean).mean()], marker=style[name].marker, color=style[name].color, markersize=9,
-                markeredgecolor="white", linestyle="", zorder=5,
-            )  # fmt: skip
+                [mean], [(values >= mean).mean()], **style[name].mark, markersize=9, markeredgecolor="white", zorder=5
+            )
             name_points(dot, [f"{name}: mean {decimal(mean)}"])
             some = evenly(len(ranks), most=40)
             texts = [f"{name}: {percent(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in some]
             add_named_points(axes, exposure[some].tolist(), share[some].tolist(), texts)
         axes.set(yscale="log", xlim=(left - 0.01, right + 0.01), ylim=(bottom, 1.3))
-        log_percent(axes.yaxis)
+        plot.log_percent(axes.yaxis)
         axes.set(xlabel="exposure", ylabel="members with at least that")
-        handles = [
-            Line2D(
-                [],
-                [],
-                color=style[name].color,
-                linestyle=style[name].dashes,
-                marker=style[name].marker,
-                label=short(name),
-            )
-            for name in of_group
-        ]
-        legend(figure, [*handles, chance_key("at most, if none were exposed")], columns=2)
+        keys = [plot.key(plot.short(name), **style[name].line, marker=style[name].marker) for name in of_group]
+        plot.legend(figure, [*keys, plot.chance_key("at most, if none were exposed")], columns=2)
 
-    whose = {name: f"{name}: " if len(names) > 1 else "" for name in of_group}
     means = "; ".join(
-        f"{whose[name]}mean {decimal(float(values.mean()))}, {_top(values)}" for name, values in of_group.items()
+        f"{name}: " * (len(names) > 1) + f"mean {decimal(float(values.mean()))}, {_top(values)}"
+        for name, values in of_group.items()
     )
     caption = (
         f"Up: the share of members whose exposure is at least what stands below. The mark is the mean ({means}): an "
@@ -162,7 +147,7 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
     if not records["group"].isin(names).all():
         caption += " The other groups are not drawn."
     alt = f"Share of members by exposure, on a logarithmic axis. {means}."
-    return draw_figure("exposure", "How exposed single records are", caption, alt, draw)
+    return plot.draw_figure("exposure", "How exposed single records are", caption, alt, draw)
 
 
 def _top(values: NDArray[np.float64]) -> str:

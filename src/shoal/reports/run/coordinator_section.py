@@ -4,16 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
 
 from shoal.control import COLUMN, Coordinator
 from shoal.core.formats import capitalized, decimal, percent
-from shoal.reports.curves import Curve, chance_key, fit_rounds, over_rounds
+from shoal.reports import plotting as plot
+from shoal.reports.curves import ends, fit_rounds, over_rounds
 from shoal.reports.page import Section
-from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, legend
 from shoal.reports.run.run_curves import curves_by_cluster
 
 TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
@@ -133,7 +130,7 @@ def _spells(inside: pd.DataFrame) -> Iterator[tuple[int, int | None]]:
         yield begins, None
 
 
-def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str], never: Sequence[str]) -> Figure:
+def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str], never: Sequence[str]) -> plot.Figure:
     """Risk, shares over the limit, and each directive that was ever given, over rounds."""
     reported = rounds.assign(reported=0.5 + coordinator.audit_factor * (rounds["risk"] - 0.5))
     # The title of each panel, the name of its axis, and one curve per cluster.
@@ -151,20 +148,22 @@ def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str]
         cells = figure.subplots(len(panels), 1, sharex=True)
         for axes, (title, name, curves) in zip(cells, panels, strict=True):
             axes.set_title(title, loc="left")
-            _steps(axes, curves, rounds["round"])
+            end = fit_rounds(axes, rounds["round"])
+            for curve in curves:
+                curve.draw_steps(axes, end)
             axes.set_ylabel(name)
             if name == "strength":
                 axes.set_ylim(-0.05, 1.05)
         low, high = cells[0].get_ylim()
-        cells[0].axhline(0.5, **CHANCE_LINE)
+        cells[0].axhline(0.5, **plot.CHANCE_LINE)
         cells[0].set_ylim(min(low, 0.45), max(high, 0.6))
         cells[1].axhline(coordinator.target, **TARGET_LINE)
         cells[1].set_ylim(-0.05, 1.05)
-        cells[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        plot.share_axis(cells[1].yaxis)
         over_rounds(cells[-1])
         figure.align_ylabels(cells)
-        target = Line2D([], [], **TARGET_LINE, label=f"target ({percent(coordinator.target)})")
-        legend(figure, [*(curve.key() for curve in panels[0][2]), chance_key(), target], columns=2)
+        target = plot.key(f"target ({percent(coordinator.target)})", **TARGET_LINE)
+        plot.legend(figure, [*(curve.key for curve in panels[0][2]), plot.chance_key(), target], columns=2)
 
     factor = coordinator.audit_factor
     times = "" if factor == 1 else f", its advantage over chance times {factor:g}"
@@ -175,13 +174,6 @@ def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str]
     )
     if never:
         caption += f" Never asked for: {', '.join(map(directive_name, never))}."
-    ends = [f"{title}: {', '.join(curve.end for curve in curves)}" for title, _, curves in panels]
-    alt = f"Over rounds, by cluster. At the end: {'; '.join(ends)}."
-    return draw_figure("coordinator", "What the coordinator saw and asked for", caption, alt, draw)
-
-
-def _steps(axes: Axes, curves: Sequence[Curve], rounds: pd.Series) -> None:
-    """Draw values that hold until the next one."""
-    end = fit_rounds(axes, rounds)
-    for curve in curves:
-        curve.draw_steps(axes, end)
+    at_end = "; ".join(f"{title}: {ends(curves)}" for title, _, curves in panels)
+    alt = f"Over rounds, by cluster. At the end: {at_end}."
+    return plot.draw_figure("coordinator", "What the coordinator saw and asked for", caption, alt, draw)

@@ -6,22 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
-from matplotlib.lines import Line2D
 
 from shoal.core.formats import decimal, percent
-from shoal.reports.curves import chance_key, evenly
-from shoal.reports.plotting import (
-    CHANCE_LINE,
-    OVER,
-    UNSURE,
-    WITHIN,
-    Figure,
-    draw_figure,
-    group_style,
-    legend,
-    log_percent,
-    short,
-)
+from shoal.reports import plotting as plot
+from shoal.reports.curves import evenly
 from shoal.reports.run.run_view import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 from shoal.reports.svg import MOST, add_named_points, name_points
 
@@ -37,14 +25,14 @@ KINDS: Mapping[str, Any] = {
 _DARK = "#444444"
 
 STATES = (
-    (WITHIN_LIMIT, WITHIN, "within its limit"),
-    (UNCERTAIN, UNSURE, "above, not certain"),
-    (EXCEEDED, OVER, "over its limit"),
+    (WITHIN_LIMIT, plot.WITHIN, "within its limit"),
+    (UNCERTAIN, plot.UNSURE, "above, not certain"),
+    (EXCEEDED, plot.OVER, "over its limit"),
 )
 """How a client is drawn, by what can be said of its limit."""
 
 
-def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
+def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | None:
     """Each client's limit against the measured exposure of its models; None if nothing was measured.
 
     ``clients`` has the columns of `with_limits`.
@@ -60,13 +48,13 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
         x = min(0.5, limits.min()) - 0.01, limits.max() + 0.01
         y = min(0.48, exposure.min() - 0.02), max(x[1], exposure.max() + 0.02)
         axes = figure.subplots()
-        axes.fill_between(x, x, [y[1]] * 2, color=OVER, alpha=0.12, linewidth=0)
+        axes.fill_between(x, x, [y[1]] * 2, color=plot.OVER, alpha=0.12, linewidth=0)
         axes.plot(x, x, color=_DARK, linewidth=1.2)
         # The largest group first, so that it hides no other.
         for group in sorted(groups, key=lambda name: -(known["group"] == name).sum()):
             for limit, color, _ in STATES:
                 here = (known["group"] == group) & (known["limit"] == limit)
-                marker = group_style(groups.index(group)).marker
+                marker = plot.group_style(groups.index(group)).marker
                 dots = axes.scatter(
                     limits[here], exposure[here], s=46, marker=marker, color=color, alpha=0.75, edgecolors="white",
                     linewidths=0.6,
@@ -74,12 +62,10 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
                 name_points(dots, [_name(row) for row in known[here].to_dict("records")] if len(known) <= MOST else [])
         axes.text(0.03, 0.95, "over the limit", transform=axes.transAxes, color="#8a3b00", va="top")
         axes.set(xlim=x, ylim=y, xlabel="attack accuracy the client tolerates", ylabel="attack accuracy on its model")
-        shapes = [(group_style(g).marker, "#555555", short(group)) for g, group in enumerate(groups)]
-        keys = [*shapes, *(("o", color, label) for color, label in states)]
-        handles = [
-            Line2D([], [], linestyle="", marker=marker, color=color, label=label) for marker, color, label in keys
-        ]
-        legend(figure, handles, columns=2 if len(shapes) <= 2 else 3)
+        shapes = [(plot.group_style(g).marker, "#555555", plot.short(group)) for g, group in enumerate(groups)]
+        marks = [*shapes, *(("o", color, label) for color, label in states)]
+        keys = [plot.key(label, linestyle="", marker=marker, color=color) for marker, color, label in marks]
+        plot.legend(figure, keys, columns=2 if len(shapes) <= 2 else 3)
 
     caption = (
         "A dot is a client. Across: the accuracy of the attack that it tolerates (its threshold). Up: its exposure, "
@@ -90,7 +76,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
     if uncertain:
         caption += " Orange: above the limit by the point estimate, but not at 95 % confidence."
         alt += f" {uncertain} more are above it by the point estimate alone."
-    return draw_figure("violations", "Whose limit is exceeded", caption, alt, draw)
+    return plot.draw_figure("violations", "Whose limit is exceeded", caption, alt, draw)
 
 
 def _name(client: Mapping[Hashable, Any]) -> str:
@@ -99,7 +85,7 @@ def _name(client: Mapping[Hashable, Any]) -> str:
     return f"client {client['client']} ({client['group']}): {exposure}"
 
 
-def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> Figure | None:
+def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> plot.Figure | None:
     """The attack's ROC curves by group, both axes logarithmic; None if there is none.
 
     ``configured`` says that it is the configured attack, where a page is about others too.
@@ -114,24 +100,24 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
         rates = known[["fpr", "tpr"]].to_numpy()
         low = max(SMALLEST, 10 ** np.floor(np.log10(rates[rates > 0].min(initial=0.1))))
         axes = figure.subplots()
-        axes.plot([low, 1], [low, 1], **CHANCE_LINE)
+        axes.plot([low, 1], [low, 1], **plot.CHANCE_LINE)
         for group in measured:
             for kind, line in KINDS.items():
                 here = (known["group"] == group) & (known["non_members"] == kind) & (known["tpr"] > 0)
                 fpr, tpr = (known.loc[here, rate].clip(lower=low) for rate in ("fpr", "tpr"))
-                axes.plot(fpr, tpr, color=group_style(groups.index(group)).color, **line)
+                axes.plot(fpr, tpr, color=plot.group_style(groups.index(group)).color, **line)
                 some = evenly(len(fpr))
                 fpr, tpr = fpr.iloc[some].tolist(), tpr.iloc[some].tolist()
-                whose = f"{group}, others: {kind}"
-                texts = [f"{whose}, {percent(t)} at {percent(f)} FPR" for f, t in zip(fpr, tpr, strict=True)]
+                name = f"{group}, others: {kind}"
+                texts = [f"{name}, {percent(t)} at {percent(f)} FPR" for f, t in zip(fpr, tpr, strict=True)]
                 add_named_points(axes, fpr, tpr, texts)
         axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
-        log_percent(axes.xaxis)
-        log_percent(axes.yaxis)
+        plot.log_percent(axes.xaxis)
+        plot.log_percent(axes.yaxis)
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
-        handles = [Line2D([], [], color=group_style(groups.index(each)).color, label=short(each)) for each in measured]
-        handles += [Line2D([], [], color=_DARK, label=f"others: {kind}", **line) for kind, line in KINDS.items()]
-        legend(figure, [*handles, chance_key("chance")], columns=2)
+        keys = [plot.key(plot.short(group), color=plot.group_style(groups.index(group)).color) for group in measured]
+        keys += [plot.key(f"others: {kind}", color=_DARK, **line) for kind, line in KINDS.items()]
+        plot.legend(figure, [*keys, plot.chance_key("chance")], columns=2)
 
     caption = (
         "Of the training examples, the share that the attack recognises (up), where it takes only so many of the "
@@ -143,4 +129,4 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
     if configured:
         caption += " It is the configured attack, not the one that decides."
     alt = f"ROC curves of the attack on logarithmic axes for {', '.join(measured)}."
-    return draw_figure("roc", "What the attack recognises", caption, alt, draw)
+    return plot.draw_figure("roc", "What the attack recognises", caption, alt, draw)

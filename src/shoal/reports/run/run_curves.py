@@ -9,26 +9,14 @@ import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from shoal.core.formats import ACCURACY, capitalized, decimal, name_examples
 from shoal.metrics.summary import Summary
-from shoal.reports.curves import Curve, chance_key, fit_rounds, over_rounds, round_axes, round_panels
-from shoal.reports.plotting import (
-    CHANCE_LINE,
-    WIDTH,
-    Figure,
-    cluster_style,
-    draw_figure,
-    group_style,
-    legend,
-    short,
-    styled,
-)
-from shoal.reports.svg import add_named_points, name_points
-
-_CHOSEN: Any = {"color": "white", "markeredgecolor": "black"}
+from shoal.reports import plotting as plot
+from shoal.reports.curves import Curve, ends, fit_rounds, over_rounds, round_axes, round_panels
+from shoal.reports.svg import add_named_points
 
 FEW = 3
 """Clients of a cluster that has all but drained."""
@@ -45,22 +33,22 @@ ESTIMATORS = {
 def curves_by_cluster(rounds: pd.DataFrame, column: str) -> list[Curve]:
     """A column of a table with one row per round and cluster, as one curve per cluster."""
     table = rounds.pivot_table(index="round", columns="cluster", values=column, dropna=False)
-    return [Curve(f"cluster {k}", table[k], cluster_style(int(k))) for k in table.columns]
+    return [Curve(f"cluster {k}", table[k], plot.cluster_style(int(k))) for k in table.columns]
 
 
-def accuracy_by_cluster(rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY) -> Figure | None:
+def accuracy_by_cluster(rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY) -> plot.Figure | None:
     """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured.
 
     ``kind`` is what examples are, ``metric`` what the run reports as accuracy.
     """
-    whose = ("that each cluster's model gets right", "of each cluster's model")
-    which = "on the mix of groups that trained it in that round. A line breaks where no client chose the cluster."
-    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), whose, which)
+    subject = ("that each cluster's model gets right", "of each cluster's model")
+    remark = "on the mix of groups that trained it in that round. A line breaks where no client chose the cluster."
+    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), subject, remark)
 
 
 def accuracy_by_group(
     rounds: pd.DataFrame, groups: Sequence[str], kind: str = "images", metric: str = ACCURACY
-) -> Figure | None:
+) -> plot.Figure | None:
     """Each group's accuracy with the models that its clients chose; None if never measured.
 
     ``kind`` and ``metric`` are as in `accuracy_by_cluster`.
@@ -71,89 +59,86 @@ def accuracy_by_group(
             clients = rounds[f"clients.{group}"]
             right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
             means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
-            curves.append(Curve(short(group), means, group_style(g)))
-    whose = ("of a group that are right", "of a group")
-    return _accuracy("group", kind, metric, curves, whose, "each client with the model that it chose in that round.")
+            curves.append(Curve(plot.short(group), means, plot.group_style(g)))
+    subject = ("of a group that are right", "of a group")
+    return _accuracy("group", kind, metric, curves, subject, "each client with the model that it chose in that round.")
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
     """The rows of rounds with an evaluation; the others would break every line."""
-    known = rounds.filter(regex="^accuracy").notna().any(axis=1)
-    return rounds[rounds["round"].isin(rounds.loc[known, "round"])]
+    measured = rounds.filter(regex="^accuracy").notna().any(axis=1)
+    return rounds[rounds["round"].isin(rounds.loc[measured, "round"])]
 
 
 def _accuracy(
-    by: str, kind: str, metric: str, curves: Sequence[Curve], whose: tuple[str, str], remark: str
-) -> Figure | None:
+    by: str, kind: str, metric: str, curves: Sequence[Curve], subject: tuple[str, str], remark: str
+) -> plot.Figure | None:
     if all(curve.values.isna().all() for curve in curves):
         return None
     title = f"{capitalized(metric)} by {by}"
-    caption = f"Share of held-out {kind} {whose[0]}, {remark}"
+    caption = f"Share of held-out {kind} {subject[0]}, {remark}"
     if metric != ACCURACY:
-        caption = f"Mean {metric} on held-out {kind} {whose[1]}, higher is better, {remark}"
+        caption = f"Mean {metric} on held-out {kind} {subject[1]}, higher is better, {remark}"
 
     def draw(figure: MplFigure) -> None:
         axes = round_axes(figure, f"{metric} on held-out {kind}")
         if metric == ACCURACY:
             axes.set_ylim(0, 1.02)
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+            plot.share_axis(axes.yaxis)
         for curve in curves:
             curve.draw(axes)
         fit_rounds(axes, curves[0].values.index.to_series())
-        legend(figure, [curve.key() for curve in curves])
+        plot.legend(figure, [curve.key for curve in curves])
 
-    alt = f"{title} over rounds. At the end: {', '.join(curve.end for curve in curves)}."
-    return draw_figure(f"accuracy-by-{by}", title, caption, alt, draw)
+    alt = f"{title} over rounds. At the end: {ends(curves)}."
+    return plot.draw_figure(f"accuracy-by-{by}", title, caption, alt, draw)
 
 
 def risk(
     rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str, kind: str = "images"
-) -> Figure | None:
+) -> plot.Figure | None:
     """The red team's estimates and the measured exposure of the final models; None if there is neither."""
     curves = curves_by_cluster(rounds, "risk")
-    known = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
-    bands = [curves_by_cluster(rounds, f"risk_{end}") for end in ("low", "high")] if known else []
+    shaded = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
+    bands = [curves_by_cluster(rounds, f"risk_{end}") for end in ("low", "high")] if shaded else []
     measured = [summary.by_cluster.get(k, {}).get("mia", nan) for k in range(len(curves))]
     if not estimated and np.isnan(measured).all():
         return None
 
     def draw(figure: MplFigure) -> None:
         axes = round_axes(figure, "balanced accuracy of the attack")
-        axes.axhline(0.5, **CHANCE_LINE)
+        axes.axhline(0.5, **plot.CHANCE_LINE)
         end = fit_rounds(axes, rounds["round"])
         for curve, value in zip(curves, measured, strict=True):
             if estimated:
                 curve.draw_steps(axes, end)
             if not np.isnan(value):  # Nobody trained the model otherwise, so it has no members.
-                (diamond,) = axes.plot(
-                    [end], [value], marker="D", markersize=7, color=curve.style.color, markeredgecolor="black",
-                    clip_on=False, zorder=7,
-                )  # fmt: skip
-                name_points(diamond, [f"{curve.label}, measured at the end: {decimal(value)}"])
+                name = f"{curve.label}, measured at the end: {decimal(value)}"
+                plot.draw_diamond(axes, end, value, name, color=curve.style.color)
         for low, high in zip(*bands, strict=True):
             (over, lower), (_, upper) = low.held_until(end), high.held_until(end)
             axes.fill_between(over, lower, upper, step="post", color=low.style.color, alpha=0.12, linewidth=0)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.45), max(high, 0.6))
-        keys = [curve.key() if estimated else curve.key("D") for curve in curves]
-        diamond = Line2D([], [], **_CHOSEN, marker="D", linestyle="", label="measured at the end")
-        legend(figure, [*keys, diamond, chance_key()], columns=2)
+        diamonds = [plot.key(curve.label, color=curve.style.color, marker="D", linestyle="") for curve in curves]
+        keys = [curve.key for curve in curves] if estimated else diamonds
+        plot.legend(figure, [*keys, _diamond_key("measured at the end"), plot.chance_key()], columns=2)
 
-    ends = [curve.end for curve in curves if estimated]
-    ends += [f"cluster {k} measured {decimal(value)}" for k, value in enumerate(measured) if not np.isnan(value)]
+    at_end = [curve.end for curve in curves if estimated]
+    at_end += [f"cluster {k} measured {decimal(value)}" for k, value in enumerate(measured) if not np.isnan(value)]
     steps = "The red team estimated no risk during this run."
     if estimated:
         steps = (
             "Steps: the red team's estimate of the accuracy with which an attacker tells a model's training images "
             f"from others, {ESTIMATORS[estimator]}; 0.5 before the first estimate."
         )
-    shaded = " Shaded: its 95 % interval." if bands else ""
-    caption = name_examples(f"{steps}{shaded} Diamonds: what attacking the final model measured.", kind)
-    alt = f"Risk by cluster over rounds. At the end: {'; '.join(ends)}."
-    return draw_figure("risk", "Risk of each model", caption, alt, draw)
+    steps += " Shaded: its 95 % interval." * shaded
+    caption = name_examples(f"{steps} Diamonds: what attacking the final model measured.", kind)
+    alt = f"Risk by cluster over rounds. At the end: {'; '.join(at_end)}."
+    return plot.draw_figure("risk", "Risk of each model", caption, alt, draw)
 
 
-def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> Figure:
+def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
     """The clients of each group that trained each cluster's model, one panel per cluster.
 
     The choice after the last round can be another than the one that the last round was trained with, so both have a
@@ -177,7 +162,7 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
             edges, below = np.append(inside.index - 0.5, inside.index[-1] + 0.5), np.zeros(len(inside))
             for g, group in enumerate(groups):
                 top = below + inside[f"clients.{group}"].to_numpy()
-                axes.stairs(top, edges, baseline=below, fill=True, color=group_style(g).color)
+                axes.stairs(top, edges, baseline=below, fill=True, color=plot.group_style(g).color)
                 below = top
             sizes = [", ".join(f"{row['clients.' + group]:.0f} of {group}" for group in groups)
                      for row in inside.to_dict("records")]  # fmt: skip
@@ -185,20 +170,24 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
             add_named_points(axes, inside.index.to_list(), below.tolist(), names)
             axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
             end = fit_rounds(axes, inside.index.to_series())
-            (diamond,) = axes.plot([end], [at_end[k]], marker="D", markersize=7, clip_on=False, zorder=7, **_CHOSEN)
-            name_points(diamond, [f"cluster {k}: chosen by {at_end[k]} after round {last}"])
+            plot.draw_diamond(
+                axes, end, at_end[k], f"cluster {k}: chosen by {at_end[k]} after round {last}", color="white"
+            )
         # After the last diamond, since panels share their scale and this ends its fitting.
         panels[0].set_ylim(0, None)
-        keys = [Patch(color=group_style(g).color, label=short(group)) for g, group in enumerate(groups)]
-        chosen = Line2D([], [], marker="D", linestyle="", **_CHOSEN, label="chose it after the last round")
-        legend(figure, [*keys, chosen], columns=2)
+        keys = [Patch(color=plot.group_style(g).color, label=plot.short(group)) for g, group in enumerate(groups)]
+        plot.legend(figure, [*keys, _diamond_key("chose it after the last round")], columns=2)
 
     alt = f"Clients by cluster over rounds. At the end: {', '.join(f'cluster {k} {n}' for k, n in at_end.items())}."
     caption = (
         "Bars: clients that trained each cluster's model in a round, coloured by their group. Diamond: clients that "
         f"chose it after the last round, from the final models; the tables count these. {drained(at_end)}"
     )
-    return draw_figure("sizes", "Cluster sizes", caption.strip(), alt, draw)
+    return plot.draw_figure("sizes", "Cluster sizes", caption.strip(), alt, draw)
+
+
+def _diamond_key(label: str) -> Line2D:
+    return plot.key(label, color="white", markeredgecolor="black", marker="D", linestyle="")
 
 
 def drained(at_end: Mapping[int, int]) -> str:
@@ -233,8 +222,8 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) 
     evaluated = rounds[rounds["round"].isin(rounds.loc[rounds["accuracy"].notna(), "round"])]
     estimated = rounds if bool((rounds["risk"].fillna(0.5) != 0.5).any()) else rounds.assign(risk=np.nan)
     last = int(rounds["round"].max())
-    with styled():
-        figure, axes = plt.subplots(3, 1, sharex=True, figsize=(WIDTH, 6.6), layout="constrained")
+    with plot.styled():
+        figure, axes = plt.subplots(3, 1, sharex=True, figsize=(plot.WIDTH, 6.6), layout="constrained")
         shown = ((evaluated, "accuracy"), (estimated, "risk"), (rounds, "clients"))
         for panel, (frame, column) in zip(axes, shown, strict=True):
             for curve in curves_by_cluster(frame, column):
@@ -243,10 +232,10 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) 
             measured = summary.by_cluster.get(k, {}).get("mia")
             if measured is not None:
                 axes[1].plot([last], [measured], "D", color=curve.style.color, markeredgecolor="black", clip_on=False)
-        axes[1].axhline(0.5, **CHANCE_LINE)
+        axes[1].axhline(0.5, **plot.CHANCE_LINE)
         if metric == ACCURACY:
             axes[0].set_ylabel("accuracy (%)")
-            axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
+            plot.share_axis(axes[0].yaxis, symbol="")
             axes[0].set_title("held-out examples that are right", loc="left")
         else:
             axes[0].set_ylabel(metric)

@@ -9,12 +9,11 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
 from shoal.core.formats import DASH
-from shoal.reports.plotting import cluster_style
+from shoal.reports import plotting as plot
 from shoal.reports.svg import name_points
 from shoal.reports.sweep.labels import SPREADS
 from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
@@ -100,13 +99,13 @@ def chart_content(data: FigureData) -> Content:
 def fill_style(i: int) -> dict[str, Any]:
     """The fill of setting number ``i``, distinguished by a paler colour and a hatch."""
     strength = _STRENGTHS[i % len(_STRENGTHS)]
-    face = tuple(1 - strength * (1 - part) for part in to_rgb(cluster_style(i).color))
+    face = tuple(1 - strength * (1 - part) for part in to_rgb(plot.cluster_style(i).color))
     return {"facecolor": face, "edgecolor": "black", "hatch": _HATCHES[i % len(_HATCHES)], "linewidth": 0.9}
 
 
 def _line_style(i: int) -> dict[str, Any]:
-    style = cluster_style(i)
-    return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
+    style = plot.cluster_style(i)
+    return {**style.line, "marker": style.marker, "markersize": 5}
 
 
 def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
@@ -205,11 +204,11 @@ def _write_empty(axes: Axes, reason: str) -> None:
 def _handles(data: FigureData) -> list[Artist]:
     if data.spec.kind == "lines":
         names = ["mean"] if data.spec.by is None else data.series()
-        return [Line2D([], [], **_line_style(b), label=name) for b, name in enumerate(names)]
+        return [plot.key(name, **_line_style(b)) for b, name in enumerate(names)]
     handles: list[Artist] = [Patch(**fill_style(b), label=name) for b, name in enumerate(data.series()) if name]
     if data.spec.kind == "boxes":
-        handles += [Line2D([], [], **_MEDIAN, label="median"), Line2D([], [], linestyle="", **_MEAN, label="mean")]
-    return [*handles, Line2D([], [], **_SEED, label="one seed")]
+        handles += [plot.key("median", **_MEDIAN), plot.key("mean", linestyle="", **_MEAN)]
+    return [*handles, plot.key("one seed", **_SEED)]
 
 
 def _reading(data: FigureData) -> str:

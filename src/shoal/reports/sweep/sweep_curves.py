@@ -66,7 +66,7 @@ def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
     return Content(
         rows=rows,
         width=3.2,
-        handles=[curve.key() for curve in most.of(names)],
+        handles=[curve.key for curve in most.of(names)],
         caption=data.caption(reading, n, np.concatenate([panel.result.mean.ravel() for panel in curves])),
         description=f"Means over seeds at the end. {' '.join(_ends(panel, data, names) for panel in curves)}",
     )

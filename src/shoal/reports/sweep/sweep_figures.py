@@ -10,9 +10,8 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
-from matplotlib.lines import Line2D
 
-from shoal.reports.plotting import CHANCE_LINE, Figure, figure_files, legend
+from shoal.reports.plotting import CHANCE_LINE, Figure, chance_key, figure_files, legend
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import FigureSpec
 from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
@@ -132,7 +131,7 @@ def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
     """Draw panels and legend on an empty figure."""
     spec, handles, scales = data.spec, list(content.handles), dict[str, Axes]()
     if spec.level is not None:
-        handles.append(Line2D([], [], **CHANCE_LINE, label=data.labels.setting(spec.level)))
+        handles.append(chance_key(data.labels.setting(spec.level)))
     grid = figure.add_gridspec(len(content.rows), content.columns)
     for row, panels in enumerate(content.rows):
         for column, panel in enumerate(panels):
