@@ -71,8 +71,8 @@ class Comparison:
         return shortened(f"Comparison({', '.join(map(str, self.metrics.columns))}; {len(self.metrics)} metrics)")
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return f"{self.settings.to_html() if len(self.settings) else ''}{self.metrics.to_html()}{said}"
+        paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
+        return f"{self.settings.to_html() if len(self.settings) else ''}{self.metrics.to_html()}{paragraphs}"
 
 
 def compare(runs: Sequence[str | Path | Result]) -> Comparison:
@@ -103,24 +103,24 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     names = [f"run {i}" if isinstance(run, Result) else str(run) for i, run in enumerate(runs, 1)]
     summaries, metrics = [result.summary for result in results], [result.description.metric for result in results]
     accuracies = [_accuracy(result) for result in results]
-    first, *others = summaries
-    for name, other in zip(names[1:], others, strict=True):
-        same = list(other.by_group) == list(first.by_group) and other.run["dataset"] == first.run["dataset"]
+    first, *further = summaries
+    for name, summary in zip(names[1:], further, strict=True):
+        same = list(summary.by_group) == list(first.by_group) and summary.run["dataset"] == first.run["dataset"]
         require(same, f"{name}: is a run on other data or groups than {names[0]}; compare runs of the same federation")
     for name, metric in zip(names, metrics, strict=True):
         require(
             metric == metrics[0], f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs of one metric"
         )
     titles = _titles(names, summaries)
-    own = {metric.key: metric for result in results for metric in result.description.metrics}
+    declared = {metric.key: metric for result in results for metric in result.description.metrics}
     asked = _differing([_asked(result.description.settings) for result in results])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
-        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], own), orient="index", columns=titles),
+        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], declared), orient="index", columns=titles),
         sentences=(
             *(
-                describe_difference(first, other, (accuracies[0], accuracy), titles[0], title, metrics[0])
-                for other, accuracy, title in zip(others, accuracies[1:], titles[1:], strict=True)
+                describe_difference(first, summary, (accuracies[0], accuracy), titles[0], title, metrics[0])
+                for summary, accuracy, title in zip(further, accuracies[1:], titles[1:], strict=True)
             ),
             ONE_SEED,
         ),
@@ -171,13 +171,13 @@ def _setting(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metric]) -> dict[str, list[str]]:
+def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str, Metric]) -> dict[str, list[str]]:
     """The cells by label; ``measured`` is the runs' metric, accuracy or another."""
     models = sorted({k for summary in summaries for k in summary.by_cluster})
     table: dict[str, list[str]] = {}
     for row in dict.fromkeys([*ROWS, *_further(summaries)]):
         key = row.removeprefix(MODELS)
-        metric = metric_of(key, measured=measured, own=own)
+        metric = metric_of(key, measured=measured, own=declared)
         of_groups = [[summary.by_group[group].get(key) for summary in summaries] for group in summaries[0].by_group]
         if row != key:
             values = [[summary.by_cluster.get(k, {}).get(key) for k in models] for summary in summaries]
@@ -193,8 +193,12 @@ def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metr
 
 def _further(summaries: Sequence[Summary]) -> list[str]:
     """Rows that depend on the runs: the directives that clusters were given last, and the user's own metrics."""
-    of_models = [f"{MODELS}{key}" for summary in summaries for one in summary.by_cluster.values() for key in one]
-    of_others = [key for summary in summaries for one in (summary.overall, *summary.by_group.values()) for key in one]
+    of_models = [
+        f"{MODELS}{key}" for summary in summaries for metrics in summary.by_cluster.values() for key in metrics
+    ]
+    of_others = [
+        key for summary in summaries for metrics in (summary.overall, *summary.by_group.values()) for key in metrics
+    ]
     directives = [key for key in of_models if key.startswith(f"{MODELS}{COLUMN}")]
     return [*directives, *(key for key in [*of_others, *of_models] if not is_declared(key.removeprefix(MODELS)))]
 
