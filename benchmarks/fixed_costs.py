@@ -180,7 +180,7 @@ def main() -> None:
 
         commands: dict[str, Callable[[int], float]] = {
             "`import torch`": lambda _: processor_seconds(folder, "-c", "import torch"),
-            "`import shoal.cli.commands`": lambda _: processor_seconds(folder, "-c", "import shoal.cli.commands"),
+            "`import shoal.sweeps`": lambda _: processor_seconds(folder, "-c", "import shoal.sweeps"),
         }
         if "run" in given.rows:
             commands["a toy run of 2 rounds"] = lambda i: command("run", i, "base.toml")

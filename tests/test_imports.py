@@ -31,7 +31,7 @@ def test_neither_all_public_names_nor_a_run_load_what_they_may_not_need(
     """
     (tmp_path / "toy.toml").write_text(toy_config(algorithm__rounds=2).toml())
     arguments = ["run", str(tmp_path / "toy.toml"), "--out", str(tmp_path / "run"), "--quiet"]
-    everything = "import shoal, shoal.cli.commands\nfor name in shoal.__all__: getattr(shoal, name)"
+    everything = "import shoal, shoal.cli.displays\nfor name in shoal.__all__: getattr(shoal, name)"
     before = f"print(*[name for name in {HEAVY} if name in sys.modules], 'run')"
     run = f"import os; from shoal.cli.app import main; sys.stdout = open(os.devnull, 'w'); code = main({arguments})"
     back = "sys.stdout = sys.__stdout__; assert code == 0"

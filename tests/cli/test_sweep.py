@@ -107,7 +107,7 @@ def test_interrupted_it_says_how_to_go_on(sweep, tmp_path, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.cli.commands.run_sweep", interrupt)
+    monkeypatch.setattr("shoal.sweeps.run_sweep", interrupt)
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 130
     assert "a sweep when it is started again" in capsys.readouterr().err
 

@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 2 bad input, one sentence on stderr; 3 an audit's gate is broken; 1 failed; 130 interrupted.
 
-Each command loads what it does (`shoal.cli.commands`, and with it PyTorch) when it is called, so that ``--help``,
-``--version`` and a wrong option answer at once.
+Each command loads what it needs, and with it PyTorch, when it is called, so that ``--help``, ``--version`` and a wrong
+option answer at once.
 """
 
 import atexit
@@ -13,15 +13,15 @@ import sys
 from collections.abc import Sequence
 from errno import ENAMETOOLONG
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, cast
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 import shoal
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, require
 
 _EXIT_CODES = "Exit codes: 0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted."
 
@@ -54,14 +54,6 @@ def _example(command: str) -> str:
     return f"Example: shoal {command}\n\n{_EXIT_CODES}"
 
 
-def _commands() -> ModuleType:
-    """`shoal.cli.commands`; from then on there is something that an interrupted process can end in good order."""
-    from shoal.cli import commands
-
-    end_soon_after_interrupt()
-    return commands
-
-
 @app.callback(invoke_without_command=True)
 def _root(
     show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
@@ -82,7 +74,10 @@ def init(
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Which algorithm.")] = "ifca-mir",
 ) -> None:
     """Write a configuration to begin with, which says in comments what can be changed."""
-    _commands().init(file, data, algorithm)
+    from shoal.config.starter import write_starter
+
+    write_starter(file, data, algorithm)
+    typer.echo(f"{file} is written; 'shoal data {file}' shows its data, and 'shoal run {file}' trains")
 
 
 @app.command(epilog=_example("run experiments/demo/digits.toml --out runs/mir --set algorithm.rounds=20"))
@@ -98,9 +93,23 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train one federation, attack it, and measure both: one run, one directory."""
-    _commands().run(
-        config, out=out, changes=_with_device(changes, device), resume=resume, data_dir=data_dir, quiet=quiet
-    )
+    from shoal.config.schema import read_config
+    from shoal.reports.run.run_verdict import verdict
+    from shoal.runs.files import read_summary
+    from shoal.runs.progress import Display
+    from shoal.runs.record import read_description
+    from shoal.runs.result import report_of
+    from shoal.runs.run import run as run_config
+
+    end_soon_after_interrupt()
+    directory = out if out is not None else Path("runs") / config.stem
+    settings = read_config(config, _with_device(changes, device))
+    with Display(Console(stderr=True, quiet=quiet)) as display:
+        references = display.reference_federations
+        run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
+    page = report_of(directory)
+    typer.echo(verdict(read_summary(directory), read_description(directory).kind))
+    typer.echo(f"Report: {page}")
 
 
 def _with_device(changes: list[str] | None, device: str | None) -> list[str]:
@@ -123,9 +132,27 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
-    _commands().sweep(
-        sweep, changes=_with_device(None, device), out=out, jobs=jobs, cluster=cluster, data_dir=data_dir, quiet=quiet
-    )
+    from shoal.cli.displays import SweepDisplay
+    from shoal.sweeps import Workers, read_sweep, run_sweep
+
+    end_soon_after_interrupt()
+    directory = out if out is not None else Path("runs") / sweep.stem
+    runs = read_sweep(sweep, _with_device(None, device))
+    with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
+        outcome = run_sweep(
+            runs,
+            directory,
+            workers=Workers(jobs, cluster),
+            data_dir=data_dir,
+            on_start=display.started,
+            on_run_end=display.run_ended,
+        )
+    for run, reason in outcome.failed.items():
+        typer.echo(f"shoal: {run}: failed: {' '.join(reason.split())}", err=True)
+    typer.echo(f"{outcome.finished} of {len(runs.runs)} runs are done: {directory / 'results.csv'}")
+    typer.echo(f"Report: {outcome.report}")
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
 @app.command(epilog=_example('audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"'))
@@ -161,30 +188,68 @@ def audit(
     quiet: Quiet = False,
 ) -> None:
     """Attack a run's members with every attack: audit.json and audit.html."""
-    _commands().audit(
-        run,
-        references=references,
-        scores=scores,
-        trace=trace,
-        gate=gate or [],
-        attack=attack or [],
-        duplicates="leave-out" if leave_out_duplicates else None,
-        out=out,
-        data_dir=data_dir,
-        quiet=quiet,
+    from shoal.audit.audit import parse_gates
+    from shoal.cli.displays import AuditDisplay, in_words
+    from shoal.config.kinds import made
+    from shoal.runs.audits.audit_members import audit_scores, audit_trace
+    from shoal.runs.audits.audit_run import audit_run
+
+    end_soon_after_interrupt()
+    expressions = gate or []
+    gates, attacks = parse_gates(expressions), [made(name, "--attack") for name in attack or []]
+    require(
+        [run, scores, trace].count(None) == 2,
+        "shoal audit takes one of a run's directory, --scores FILE and --trace DIR",
     )
+    require(
+        run is not None or not leave_out_duplicates,
+        "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
+    )
+    if scores is not None:
+        outcome = audit_scores(scores, out=out, gates=expressions, attacks=attacks)
+    elif trace is not None:
+        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=expressions, attacks=attacks)
+    else:
+        assert run is not None
+        with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
+            outcome = audit_run(
+                run,
+                references=references,
+                out=out,
+                data_dir=data_dir,
+                duplicates="leave-out" if leave_out_duplicates else None,
+                watch=display,
+                gates=expressions,
+                attacks=attacks,
+            )
+    typer.echo(in_words(outcome.audit))
+    typer.echo(f"Report: {outcome.page}")
+    for condition in gates:
+        typer.echo(condition.judged(outcome.flat)[0])
+    # A gate on what was not measured is an error, after all gates were judged.
+    broken = [condition.broken_by(outcome.flat) for condition in gates]
+    if any(broken):
+        raise typer.Exit(3)
 
 
 @app.command(epilog=_example("compare runs/ifca runs/mir"))
 def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")]) -> None:
     """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
-    _commands().compare(runs)
+    from shoal.cli.displays import print_comparison
+    from shoal.runs.comparison import compare as compare_runs
+
+    end_soon_after_interrupt()
+    print_comparison(compare_runs(runs))
 
 
 @app.command(epilog=_example("report runs/mir"))
 def report(directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")]) -> None:
     """Write the HTML report of a finished run again, or a sweep's tables, figures and page."""
-    _commands().report(directory)
+    from shoal.runs.result import report_of
+    from shoal.sweeps import is_sweep, report_of_sweep
+
+    end_soon_after_interrupt()
+    typer.echo(f"Report: {report_of_sweep(directory) if is_sweep(directory) else report_of(directory)}")
 
 
 @app.command(epilog=_example("data experiments/demo/digits.toml"))
@@ -202,7 +267,24 @@ def data(
     ] = None,
 ) -> None:
     """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
-    _commands().data(config, changes or [], data_dir, wanted)
+    from shoal.cli.displays import print_sources
+    from shoal.config.build import load_data, resolve
+    from shoal.config.schema import read_config
+    from shoal.data.sources.catalog import availability, user_cache
+    from shoal.data.sources.hub import fetch
+
+    end_soon_after_interrupt()
+    if config is not None:
+        settings = read_config(config, changes or [])
+        resolved = resolve(settings, load_data(settings.data, data_dir))
+        for line in (*resolved.description(), *resolved.warnings):
+            typer.echo(line)
+        return
+    require(not changes, "--set changes a configuration, which 'shoal data' shows the data of; name its file")
+    if wanted is not None:
+        typer.echo(f"{wanted}: {fetch(wanted, data_dir if data_dir is not None else user_cache())}")
+    else:
+        print_sources(availability(data_dir))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,15 +1,22 @@
-"""What ``shoal audit`` and ``shoal sweep`` show while they run, and what an audit prints."""
+"""Progress of ``shoal audit`` and ``shoal sweep``, and the tables and sentences that commands print."""
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isnan
 
+import pandas as pd
+import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
+from rich.table import Table
 
 from shoal.audit.audit import Audit
 from shoal.core.formats import decimal, format_duration, percent
+from shoal.data.sources.catalog import Availability
 from shoal.reports.estimate import at_chance
+from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
 
@@ -80,3 +87,37 @@ class SweepDisplay(LiveBar):
         if done <= 0 or now.finished + now.failed == now.runs:
             return ""
         return f"; about {format_duration((time.perf_counter() - self._began) / done * (1 - now.done))} left"
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print both tables, with one column per run, and the sentences."""
+    for title, frame in (("what differs", comparison.settings), ("", comparison.metrics)):
+        if len(frame) > 0:
+            _print_frame(title, frame)
+        else:
+            typer.echo("The configurations are the same.")
+        typer.echo()
+    typer.echo("\n\n".join(comparison.sentences))
+
+
+def _print_frame(title: str, frame: pd.DataFrame) -> None:
+    """Print a table; outside a terminal it is as wide as it needs to be."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(escape(title))
+    for name in frame.columns:
+        table.add_column(escape(str(name)), justify="right", overflow="fold")
+    for label, cells in zip(frame.index, frame.to_numpy().tolist(), strict=True):
+        table.add_row(escape(str(label)), *map(escape, cells))
+    needed = Console(width=10_000).measure(table).maximum
+    Console(width=None if sys.stdout.isatty() else needed).print(table)
+
+
+def print_sources(sources: Iterable[Availability]) -> None:
+    """Print the shipped data sets, and how to get those that are missing."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("data set", "examples", "here", "how to get it"):
+        table.add_column(title, overflow="fold")
+    for source in sources:
+        here, instructions = ("missing", source.instructions) if source.path is None else (str(source.path), "")
+        table.add_row(source.name, source.size, escape(here), escape(instructions))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)

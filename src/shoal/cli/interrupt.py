@@ -17,12 +17,12 @@ GRACE = 1.2
 
 SENTENCE = "shoal: interrupted; a run goes on with --resume, a sweep when it is started again"
 
-_said = threading.Event()
+_reported = threading.Event()
 
 
 def say_interrupted() -> None:
     """Print `SENTENCE`."""
-    _said.set()
+    _reported.set()
     print(SENTENCE, file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -46,8 +46,8 @@ def end_soon_after_interrupt() -> None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # joblib's tracker, a process that frees what the workers shared, would warn of having to do it.
-    others = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join([*([others] if others else []), "ignore:resource_tracker"])
+    filters = filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))
+    os.environ["PYTHONWARNINGS"] = ",".join(filters)
     received, write = os.pipe()
     os.set_blocking(write, False)
     # Written to when the signal arrives, also while the main thread is in a function that Python cannot interrupt.
@@ -59,7 +59,7 @@ def _end_after(received: int) -> None:
     while os.read(received, 1) != bytes([signal.SIGINT]):
         pass
     time.sleep(GRACE)
-    if not _said.is_set():
+    if not _reported.is_set():
         if sys.stderr.isatty():
             # The live display hides the cursor.
             sys.stderr.write("\x1b[?25h\n")

@@ -286,13 +286,13 @@ def _classes(config: Config, data: SourceData) -> int:
         InputError: a label that none of them is for, a regression, or a property in a federation of a user's own.
     """
     if not isinstance(data, Federation):
-        name, labels, known = data.name, data.labels, data.classes
+        name, labels, count = data.name, data.labels, data.classes
     else:
-        name, labels, known = f"'{config.data.source}'", data.clients.y, data.classes
+        name, labels, count = f"'{config.data.source}'", data.clients.y, data.classes
         require(config.property_attack is None, f"'property_attack' needs a source with a 'task'; {name} has none")
-    if known is None:
+    if count is None:
         raise InputError(f"{name} is a regression; a configuration trains classifiers, and `shoal.simulate` both")
-    largest, classes = int(labels.max()), config.model.classes or known
+    largest, classes = int(labels.max()), config.model.classes or count
     require(
         largest < classes,
         f"{name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to {largest + 1} or "
@@ -344,7 +344,7 @@ def _inputs(data: SourceData) -> Tensor:
 def _largest_word(data: SourceData) -> int:
     assert isinstance(data, Federation)
     parts = (data.clients, data.holdout, data.test, data.shadow)
-    return max(int(each.x.max()) for each in parts if each.x.numel())
+    return max(int(part.x.max()) for part in parts if part.x.numel())
 
 
 def _first_examples(data: SourceData) -> tuple[Tensor, Tensor]:
@@ -382,8 +382,8 @@ def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | 
         even = partition.dirichlet_alpha is None and config.property_attack is None
         sizes = torch.full((partition.clients,), partition.examples_per_client) if even else None
     else:
-        own = [] if indices is None else indices.clients.sizes.tolist()
-        sizes = data.clients.sizes if isinstance(data, Federation) else torch.tensor(own)
+        counts = [] if indices is None else indices.clients.sizes.tolist()
+        sizes = data.clients.sizes if isinstance(data, Federation) else torch.tensor(counts)
     if config.canaries is not None and config.canaries.per_client > 0:
         require(config.property_attack is None, "'canaries' do not go together with 'property_attack'")
         with in_table("canaries"):

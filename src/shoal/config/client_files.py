@@ -116,25 +116,23 @@ def decided_data(section: DataSection, data: ClientDataset | Federation) -> Data
     Raises:
         InputError: groups that are not those of the files.
     """
-    shares, given, name = data.shares, section.groups, getattr(data, "name", f"'{section.source}'")
-    found = {name: Group(name, share) for name, share in shares.items()}
-    # As a written configuration has them; "all" is what stands there by default.
-    written = given == {"all": Group("all", 1.0)} or given == found
+    shares, name = data.shares, getattr(data, "name", f"'{section.source}'")
+    groups = {name: Group(name, share) for name, share in shares.items()}
     listed = ", ".join(f"'{name}' ({share:g} of the clients)" for name, share in shares.items())
     require(
-        written,
+        section.groups in ({"all": Group("all", 1.0)}, groups),  # the default, or as a written configuration has them
         f"[data]: the groups of {name} are {listed}, and are neither chosen nor shifted by 'groups'; leave it out",
     )
     if isinstance(data, Federation):
-        return replace(section, groups=found)
+        return replace(section, groups=groups)
     split = section.split or ClientSplit()
     if section.columns is None and ":" in section.source:
-        return replace(section, groups=found, split=split)
+        return replace(section, groups=groups, split=split)
     if section.columns is not None:
-        return replace(section, groups=found, split=split, columns=replace(section.columns, inputs=data.inputs))
+        return replace(section, groups=groups, split=split, columns=replace(section.columns, inputs=data.inputs))
     _, channels, height, width = data.x.shape
     form = PictureFormat((height, width), 1 if channels == 1 else 3)
-    return replace(section, groups=found, split=split, pictures=form)
+    return replace(section, groups=groups, split=split, pictures=form)
 
 
 def check_sizes(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:

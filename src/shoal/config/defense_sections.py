@@ -88,7 +88,7 @@ class DefensesSection(SteerableDefenses):
         losses = (self.mixup, self.flooding, self.relaxloss, self.ccl)
         local = (self.l2, self.shorter_training, self.dp_sgd, self.augmentation, *losses)
         shipped = (self.dropout, *local, self.laplace_noise, self.norm_clipping)
-        return (*(each for each in shipped if each is not None), *(self.custom or {}).values())
+        return (*(defense for defense in shipped if defense is not None), *(self.custom or {}).values())
 
 
 @settings
@@ -112,10 +112,10 @@ class CoordinatorSection(SteerableDefenses):
     cost: dict[str, PositiveFloat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, own in (self.custom or {}).items():
+        for name, defense in (self.custom or {}).items():
             require(name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; call it otherwise")
-            scalable = isinstance(own, ScalableDefense)
-            require(scalable, f"'custom.{name}' cannot be steered: {type(own).__name__} has no method 'scaled'")
+            scalable = isinstance(defense, ScalableDefense)
+            require(scalable, f"'custom.{name}' cannot be steered: {type(defense).__name__} has no method 'scaled'")
         steered = [name for name, _ in self._defenses()] + ["pooling"] * (self.pooling is not None)
         require(
             bool(steered) or self.law.min_clients > 0,
@@ -153,6 +153,6 @@ class CoordinatorSection(SteerableDefenses):
             value = getattr(self, name)
             if value is not None and name != "pooling":
                 yield name, value
-        for name, own in (self.custom or {}).items():
-            assert isinstance(own, ScalableDefense)
-            yield name, own
+        for name, defense in (self.custom or {}).items():
+            assert isinstance(defense, ScalableDefense)
+            yield name, defense

@@ -35,22 +35,22 @@ class Kind:
         Raises:
             InputError: no class of this kind has that name.
         """
-        names = {each.name: each for each in self.shipped}
+        names = {cls.name: cls for cls in self.shipped}
         if isinstance(name, str) and name in names:
             return names[name]
         if not isinstance(name, str) or ":" not in name:
             close = nearest(str(name), names)
             hint = f"; {close}" if close.startswith("did") else ""
             raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spelled(name)}{hint}")
-        found = load(name, where)
-        require(is_settings(found), f"'{where}' = '{name}' must be a class with the decorator @settings; got {found!r}")
-        known = {*dir(found), *(each.name for each in fields(found))}
-        missing = [member for member in vars(self.protocol) if not member.startswith("_") and member not in known]
+        cls = load(name, where)
+        require(is_settings(cls), f"'{where}' = '{name}' must be a class with the decorator @settings; got {cls!r}")
+        members = {*dir(cls), *(field.name for field in fields(cls))}
+        missing = [member for member in vars(self.protocol) if not member.startswith("_") and member not in members]
         require(not missing, f"'{where}' = '{name}' is not {self.title}: it has no '{missing[0] if missing else ''}'")
-        own = name_of(found)
+        origin = name_of(cls)
         # The name is written into config.toml, from where it must lead to the same class.
-        require(own == name, f"'{where}' = '{name}' is defined elsewhere; call it '{own}'")
-        return found
+        require(origin == name, f"'{where}' = '{name}' is defined elsewhere; call it '{origin}'")
+        return cls
 
 
 KINDS = {
@@ -87,7 +87,7 @@ def algorithm_title(name: str) -> str:
     >>> algorithm_title("ifca-mir"), algorithm_title("mine:Sticky")
     ('IFCA-MIR', 'Sticky')
     """
-    titles = {each.name: each.title for each in get_args(Algorithms)}
+    titles = {cls.name: cls.title for cls in get_args(Algorithms)}
     return titles.get(name, name.rpartition(":")[2])
 
 
@@ -98,9 +98,9 @@ def made(name: str, where: str) -> Any:  # noqa: ANN401
         InputError: as `load`, or the class needs arguments.
     """
     require(":" in name, f"'{where}' must be 'module:Name'; got '{name}'")
-    found = load(name, where, values=True)
+    member = load(name, where, values=True)
     try:
-        return found() if isinstance(found, type) else found
+        return member() if isinstance(member, type) else member
     except TypeError as error:
         raise InputError(f"'{where}' = '{name}' must be a class that is made without arguments: {error}") from error
 
@@ -116,14 +116,14 @@ def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
         # Stays there, for what the module imports later and for worker processes.
         sys.path.append(str(Path.cwd()))
     try:
-        found = vars(importlib.import_module(module))
+        members = vars(importlib.import_module(module))
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(f"'{where}' = '{name}': cannot import '{module}': {type(error).__name__}: {reason}") from error
-    named = {each: value for each, value in found.items() if callable(value) and each[0] != "_"}
-    own = [each for each, value in named.items() if getattr(value, "__module__", module) == module]
+    public = {key: value for key, value in members.items() if callable(value) and key[0] != "_"}
+    defined = [key for key, value in public.items() if getattr(value, "__module__", module) == module]
     require(
-        callable(found.get(member)) or (values and member in found),
-        f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, own, named)}",
+        callable(members.get(member)) or (values and member in members),
+        f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, defined, public)}",
     )
-    return found[member]
+    return members[member]

@@ -39,11 +39,11 @@ def reference() -> str:
 def metrics() -> str:
     """All metrics by their keys in summary.json, as Markdown."""
     rows = []
-    for key, each in METRICS.items():
-        total = ".total" if "group" in each.scopes else ""
+    for key, metric in METRICS.items():
+        total = ".total" if "group" in metric.scopes else ""
         forms = {"run": f"`{key}{total}`", "group": f"`{key}.<group>`", "model": f"`clusters.<k>.{key}`"}
-        keys = ", ".join(form for scope, form in forms.items() if scope in each.scopes.split())
-        rows.append(f"| {keys} | {each.name} | {each.meaning or each.of_model} |" if keys else "")
+        keys = ", ".join(form for scope, form in forms.items() if scope in metric.scopes.split())
+        rows.append(f"| {keys} | {metric.name} | {metric.meaning or metric.of_model} |" if keys else "")
     return "| key | name | meaning |\n|---|---|---|\n" + "\n".join(filter(None, rows))
 
 
@@ -69,9 +69,9 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
     yield f"{'#' * level} `{title}`"
     yield _text(re.split(r"\n\n(?:Args|Raises|Example):\n|\n\n>>> ", inspect.getdoc(cls) or "")[0])
     keys = [(owner, key) for owner, key in _flat(cls) if not (named and key.field == "name")]
-    others = [key.hint for key in keys_of(cls) if key.inline and _is_shipped(key.hint)]
-    if others:
-        yield "Its keys are those of " + _or([f"`{name_of(each)}`" for each in others]) + "."
+    shipped = [key.hint for key in keys_of(cls) if key.inline and _is_shipped(key.hint)]
+    if shipped:
+        yield "Its keys are those of " + _or([f"`{name_of(cls)}`" for cls in shipped]) + "."
     if keys:
         yield _HEAD + "\n".join(_row(owner, key) for owner, key in keys)
     for _, key in keys:
@@ -82,8 +82,8 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
         elif is_settings(inside) and inside not in _TOP:
             yield from _section(inside, f"{table}.{key.name}", f"[{table}.{key.name}]", level + 1)
         elif kind is not None and key.inline:
-            for each in kind.shipped:
-                yield from _section(each, table, f'[{table}] {key.name} = "{name_of(each)}"', level + 1)
+            for algorithm in kind.shipped:
+                yield from _section(algorithm, table, f'[{table}] {key.name} = "{name_of(algorithm)}"', level + 1)
 
 
 def _flat(cls: type) -> Iterator[tuple[type, Key]]:
@@ -94,8 +94,8 @@ def _flat(cls: type) -> Iterator[tuple[type, Key]]:
         elif not _is_shipped(key.hint):
             # What may be missing altogether is not required.
             yield from (
-                (cls, replace(each, default=None) if key.optional and each.default is MISSING else each)
-                for cls, each in _flat(key.hint)
+                (owner, replace(inner, default=None) if key.optional and inner.default is MISSING else inner)
+                for owner, inner in _flat(key.hint)
             )
 
 
@@ -106,7 +106,7 @@ def _is_shipped(cls: object) -> bool:
 
 def _row(cls: type, key: Key) -> str:
     cells = (f"`{key.name}`", _value(cls, key), _default(key), meanings(cls)[key.field])
-    return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _value(cls: type, key: Key) -> str:
@@ -128,9 +128,9 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
     hint, marks = unmarked(hint)
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return _or([f"`{each}`" for each in inside])
+        return _or([f"`{word}`" for word in inside])
     if origin in (Union, UnionType):
-        return ", or ".join(_spelled(each) for each in inside if each is not NoneType)
+        return ", or ".join(_spelled(member) for member in inside if member is not NoneType)
     if origin is tuple:
         return f"list, each a {_spelled(inside[0])}" if Ellipsis in inside else "[low, high]"
     if origin is dict or is_settings(hint):
@@ -139,12 +139,14 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
 
 
 def _range(marks: Sequence[Any]) -> str:
-    bounds = [each for mark in marks if isinstance(mark, FieldInfo) for each in mark.metadata]
-    found = {name: getattr(each, name) for each in bounds for name in ("ge", "gt", "le", "lt") if hasattr(each, name)}
-    low, high = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+    bounds = [bound for mark in marks if isinstance(mark, FieldInfo) for bound in mark.metadata]
+    limits = {
+        name: getattr(bound, name) for bound in bounds for name in ("ge", "gt", "le", "lt") if hasattr(bound, name)
+    }
+    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
     if low is None or high is None:
-        return "" if low is None else f", {'at least' if 'ge' in found else 'above'} {low}"
-    return f" in {'[' if 'ge' in found else '('}{low}, {high}{']' if 'le' in found else ')'}"
+        return "" if low is None else f", {'at least' if 'ge' in limits else 'above'} {low}"
+    return f" in {'[' if 'ge' in limits else '('}{low}, {high}{']' if 'le' in limits else ')'}"
 
 
 def _default(key: Key) -> str:
@@ -153,18 +155,18 @@ def _default(key: Key) -> str:
     if kind_of(key.hint) is not None and key.default is not None:
         name = json.dumps(name_of(type(key.default)))
         return f"`{name}`" if key.inline else f"`name = {name}`"
-    shown = key.default is not None and not is_settings(key.hint) and not isinstance(key.default, dict)
-    return f"`{json.dumps(key.default)}`" if shown else ""
+    is_written = key.default is not None and not is_settings(key.hint) and not isinstance(key.default, dict)
+    return f"`{json.dumps(key.default)}`" if is_written else ""
 
 
 def meanings(cls: type) -> dict[str, str]:
     """The entries of the Args of a class and its bases, by field."""
-    found = {}
+    texts = {}
     for base in reversed(cls.__mro__):
         block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
         entries = re.split(r"^ {4}(?! )", block[1] if block else "", flags=re.MULTILINE)[1:]
-        found |= {name: _text(" ".join(text.split())) for name, _, text in (each.partition(": ") for each in entries)}
-    return found
+        texts |= {name: _text(" ".join(text.split())) for name, _, text in (entry.partition(": ") for entry in entries)}
+    return texts
 
 
 def _text(docstring: str) -> str:

@@ -92,10 +92,12 @@ class DataSection:
         kinds = _kinds_of(source)
         allowed = {name for cls in kinds for name in names_of(cls)}
         for cls in _KINDS:
-            for name in [each for each in names_of(cls) if each in table and each not in allowed]:
-                others = [other for other, of in _OF_CLIENTS.items() if cls in of]
-                of = f"of source {quoted(others)} alone" if others else f"not of '{source}', which has clients already"
-                hint = nearest(name, allowed) if others else ""
+            for name in [key for key in names_of(cls) if key in table and key not in allowed]:
+                sources = [name for name, kinds in _OF_CLIENTS.items() if cls in kinds]
+                of = (
+                    f"of source {quoted(sources)} alone" if sources else f"not of '{source}', which has clients already"
+                )
+                hint = nearest(name, allowed) if sources else ""
                 then = hint if hint.startswith("did you mean") else "leave it out"
                 raise InputError(f"the key 'data.{name}' is {of}; {then}")
         for cls in set(kinds) & {Partition, Columns} if ":" not in source else ():
@@ -273,16 +275,16 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
         >>> config.algorithm.rounds, config.red_team.every
         (5, 5)
     """
-    given = read_toml(path)
+    table = read_toml(path)
     require(
-        SIMULATION not in given,
+        SIMULATION not in table,
         f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
     )
-    for each in changes:
-        change(given, each)
-    return parse_config(given, str(path))
+    for wish in changes:
+        change(table, wish)
+    return parse_config(table, str(path))
 
 
-def parse_config(given: Mapping[str, Any], where: str) -> Config:
-    """The configuration that a table says; ``where`` names it in error sentences."""
-    return parse(Config, given, where)
+def parse_config(table: Mapping[str, Any], where: str) -> Config:
+    """The configuration that a table describes; ``where`` names it in error sentences."""
+    return parse(Config, table, where)

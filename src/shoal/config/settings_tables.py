@@ -39,7 +39,7 @@ def keys_of(cls: type) -> tuple[Key, ...]:
     for field in fields(cls):
         hint, marks = unmarked(hints[field.name])
         optional = NoneType in get_args(hint)
-        inside = [each for each in get_args(hint) if each is not NoneType]
+        inside = [member for member in get_args(hint) if member is not NoneType]
         if optional and len(inside) == 1:
             hint, more = unmarked(inside[0])
             marks += more
@@ -73,17 +73,17 @@ def names_of(cls: type, table: Mapping[str, Any] | None = None, where: str = "")
 
     Where a class is chosen in it these are the keys of all classes, so that a file can vary the name alone.
     """
-    found = []
+    names = []
     for key in keys_of(cls):
         kind = kind_of(key.hint)
         if not key.inline or kind is not None:
-            found.append(key.name)
+            names.append(key.name)
         if key.inline:
             inside = [key.hint] if kind is None else list(kind.shipped)
             if kind is not None and table is not None and key.name in table:
                 inside.append(kind.named(table[key.name], dotted(where, key.name)))
-            found += [name for each in inside for name in names_of(each, table, where)]
-    return list(dict.fromkeys(found))
+            names += [name for choice in inside for name in names_of(choice, table, where)]
+    return list(dict.fromkeys(names))
 
 
 def read(cls: type[_Settings], value: object, where: str = "", *, name: str | None = None) -> _Settings:
@@ -99,8 +99,8 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
         InputError: a key is unknown or missing, or has a value that is not allowed.
     """
     table = _table(value, where)
-    known = [each for each in names_of(cls, table, where) if name is None or each != "name"]
-    _refuse_unknown(table, known, where)
+    allowed = [key for key in names_of(cls, table, where) if name is None or key != "name"]
+    _refuse_unknown(table, allowed, where)
     # Keys that do not go together are told before one of them is said to miss others.
     getattr(cls, "check_keys", lambda _: None)(table)
     return _made(cls, table if name is None else table | {"name": name}, where)
@@ -108,7 +108,7 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
 
 def _made(cls: type[_Settings], table: Mapping[str, Any], where: str, default: _Settings | None = None) -> _Settings:
     """The settings of ``cls`` from their keys in ``table``, others as in ``default``; other keys are left alone."""
-    given = {}
+    values = {}
     for key in keys_of(cls):
         old = key.default if default is None else getattr(default, key.field)
         path = dotted(where, key.name)
@@ -119,9 +119,9 @@ def _made(cls: type[_Settings], table: Mapping[str, Any], where: str, default: _
         else:
             require(old is not MISSING, f"the key '{path}' is missing")
             continue
-        given[key.field] = checked(cls, key.field, value, path)
+        values[key.field] = checked(cls, key.field, value, path)
     with in_table(where):
-        return cls(**given) if default is None else replace(default, **given)  # pyright: ignore
+        return cls(**values) if default is None else replace(default, **values)  # pyright: ignore
 
 
 def _inline(key: Key, table: Mapping[str, Any], where: str, old: Any) -> Any:  # noqa: ANN401
@@ -138,13 +138,15 @@ def _value(hint: Any, value: object, where: str, old: Any, name: str | None = No
     if kind is not None:
         table = _table(value, where)
         cls = _chosen(kind, "name", table, where, old)
-        _refuse_unknown(table, ["name", *(each for one in (*kind.shipped, cls) for each in names_of(one))], where)
+        _refuse_unknown(table, ["name", *(key for choice in (*kind.shipped, cls) for key in names_of(choice))], where)
         return _made(cls, table, where)
     if is_settings(hint):
-        return read(hint, value, where, name=name if any(each.name == "name" for each in fields(hint)) else None)
+        return read(hint, value, where, name=name if any(field.name == "name" for field in fields(hint)) else None)
     if get_origin(hint) is dict:
         inside = get_args(hint)[1]
-        return {key: _value(inside, each, dotted(where, key), None, key) for key, each in _table(value, where).items()}
+        return {
+            key: _value(inside, member, dotted(where, key), None, key) for key, member in _table(value, where).items()
+        }
     return value
 
 
@@ -161,10 +163,10 @@ def _table(value: object, where: str) -> dict[str, Any]:
     return value
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str) -> None:
+def _refuse_unknown(table: Mapping[str, Any], allowed: list[str], where: str) -> None:
     for name in table:
-        if name not in known:
-            raise UnknownKeyError(name, dotted(where, name), nearest(name, known))
+        if name not in allowed:
+            raise UnknownKeyError(name, dotted(where, name), nearest(name, allowed))
 
 
 class UnknownKeyError(InputError):
@@ -188,13 +190,13 @@ def described_by(hint: Any) -> Any:  # noqa: ANN401
 
 def tables_with(cls: type, name: str, where: str = "") -> list[str]:
     """The tables of a file with the settings ``cls`` that have a key ``name``."""
-    found = [where] if name in names_of(cls) else []
+    tables = [where] if name in names_of(cls) else []
     for key in keys_of(cls):
         path, several = dotted(where, key.name), get_origin(key.hint) is dict
         inside = get_args(key.hint)[1] if several else described_by(key.hint)
         if is_settings(inside) and not key.inline:
-            found += tables_with(inside, name, f"{path}.NAME" if several else path)
-    return found
+            tables += tables_with(inside, name, f"{path}.NAME" if several else path)
+    return tables
 
 
 def dotted(where: str, name: str) -> str:
@@ -222,11 +224,11 @@ def table_of(value: object) -> dict[str, Any]:
     """The table that describes settings, with every key that has a value; `read` gives the settings back."""
     table: dict[str, Any] = {}
     for key in keys_of(type(value)):
-        found = getattr(value, key.field)
-        if found is not None and key.inline:
-            table |= ({} if kind_of(key.hint) is None else {key.name: name_of(type(found))}) | table_of(found)
-        elif found is not None:
-            table[key.name] = _written(key.hint, found)
+        part = getattr(value, key.field)
+        if part is not None and key.inline:
+            table |= ({} if kind_of(key.hint) is None else {key.name: name_of(type(part))}) | table_of(part)
+        elif part is not None:
+            table[key.name] = _written(key.hint, part)
     return table
 
 
@@ -239,7 +241,7 @@ def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
         return table_of(value)
     if get_origin(hint) is dict:
         inside = get_args(hint)[1]
-        tables = {name: _written(inside, each) for name, each in value.items()}
+        tables = {name: _written(inside, member) for name, member in value.items()}
         if is_settings(inside):
             for table in tables.values():
                 table.pop("name", None)

@@ -69,9 +69,9 @@ def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
     """The text of a configuration with these two, in a file called ``name``."""
     require(source in SOURCES, f"'--data' cannot begin with '{source}'; {nearest(source, SOURCES)}")
     data, network = SOURCES[source]
-    algorithms = {each.name: each for each in get_args(Algorithms)}
+    algorithms = {cls.name: cls for cls in get_args(Algorithms)}
     require(algorithm in algorithms, f"there is no algorithm '{algorithm}'; {nearest(algorithm, algorithms)}")
-    others = ", ".join(each for each in algorithms if each != algorithm)
+    alternatives = ", ".join(name for name in algorithms if name != algorithm)
     return f"""\
 # shoal data {name}      what the data are
 # shoal run {name}       train, attack and measure: a directory under runs/
@@ -86,7 +86,7 @@ source = "{source}"
 name = "{network}"
 
 [algorithm]
-{fill(f"# Or {others}.", 118, subsequent_indent="# ", break_on_hyphens=False)}
+{fill(f"# Or {alternatives}.", 118, subsequent_indent="# ", break_on_hyphens=False)}
 name = "{algorithm}"
 rounds = 15
 {"".join(_lines(algorithms[algorithm]))}
@@ -102,11 +102,11 @@ every = 5                  # rounds from one estimate of the models' exposure to
 
 def _lines(algorithm: type) -> list[str]:
     """The algorithm's own keys with their defaults, as comments."""
-    lines, said = [], meanings(algorithm)
+    lines, texts = [], meanings(algorithm)
     for key in keys_of(algorithm):
         if key.inline and kind_of(key.hint) is None and is_settings(key.hint):
             lines += _lines(key.hint)
         elif key.default is not None and not is_settings(type(key.default)):
-            meaning = said.get(key.field, "").split(". ")[0].split("; ")[0].rstrip(".")
+            meaning = texts.get(key.field, "").split(". ")[0].split("; ")[0].rstrip(".")
             lines.append(f"{f'# {key.name} = {json.dumps(key.default)}':<26} # {meaning}\n")
     return lines

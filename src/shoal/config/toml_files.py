@@ -40,22 +40,22 @@ def _require_64_bits(value: object, where: str) -> None:
 def _large(value: object) -> Iterator[int]:
     """The integers in ``value`` that take more than 64 bits."""
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _large(each)
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _large(member)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         yield value
 
 
-def parse(root: type[Root], given: Mapping[str, Any], where: str) -> Root:
+def parse(root: type[Root], table: Mapping[str, Any], where: str) -> Root:
     """What a file's table says, as the settings ``root``; ``where`` names the file in error sentences.
 
     Raises:
         InputError: a key is unknown or missing, or has a value that is not allowed.
     """
     try:
-        return read(root, dict(given))
+        return read(root, dict(table))
     except UnknownKeyError as error:
-        homes = [f"[{each}]" if each else "the file itself" for each in tables_with(root, error.name)]
+        homes = [f"[{home}]" if home else "the file itself" for home in tables_with(root, error.name)]
         elsewhere = f"unknown key '{error.path}'; it is a key of {' and of '.join(homes)}"
         unlike = "; known: " in str(error)
         raise InputError(f"{where}: {elsewhere if homes and unlike else error}") from None

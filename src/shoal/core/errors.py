@@ -135,8 +135,8 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def nearest(word: object, known: Iterable[str], unlisted: Iterable[str] = ()) -> str:
-    """A hint naming the known word closest to ``word``, or all known words but ``unlisted`` ones when none is close.
+def nearest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) -> str:
+    """A hint naming the word closest to ``word``, or all of them but ``unlisted`` ones when none is close.
 
     A word is close if it begins with ``word``, or if three quarters of both are the same.
 
@@ -145,7 +145,7 @@ def nearest(word: object, known: Iterable[str], unlisted: Iterable[str] = ()) ->
     >>> nearest("ground", ["rounds", "around-all"]), nearest("beta", ["delta", "rounds"])
     ("did you mean 'rounds'?", 'known: delta, rounds')
     """
-    word, words = str(word), sorted(known)
+    word, words = str(word), sorted(allowed)
     longer = [candidate for candidate in words if len(word) > 2 and candidate.startswith(word)]
     close = longer or difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.75)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words)}"

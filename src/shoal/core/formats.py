@@ -82,4 +82,4 @@ def name_examples(text: str, kind: str) -> str:
     >>> name_examples("Held-out images, each a training image or not.", "rows")
     'Held-out rows, each a training row or not.'
     """
-    return re.sub(r"\bimage(s?)\b", lambda found: kind.removesuffix("s") + found[1], text)
+    return re.sub(r"\bimage(s?)\b", lambda match: kind.removesuffix("s") + match[1], text)

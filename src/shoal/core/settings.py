@@ -117,13 +117,15 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
     if "__repr__" not in vars(cls):
         setattr(cls, "__repr__", one_line)  # noqa: B010
     setattr(cls, "__post_init__", check)  # noqa: B010 (the type has no such attribute)
-    own, hints = inspect.get_annotations(cls), get_type_hints(cls, include_extras=True)
-    setattr(cls, _HINTS, hints | {name: hint for name, hint in getattr(cls, _HINTS, {}).items() if name not in own})
-    made = dataclass(frozen=True)(cls)
-    shown = get_type_hints(made.__init__)
-    made.__init__.__annotations__ = shown
-    made.__annotations__ = {name: shown.get(name, hint) for name, hint in own.items()}
-    return made
+    annotations, hints = inspect.get_annotations(cls), get_type_hints(cls, include_extras=True)
+    setattr(
+        cls, _HINTS, hints | {name: hint for name, hint in getattr(cls, _HINTS, {}).items() if name not in annotations}
+    )
+    checking = dataclass(frozen=True)(cls)
+    plain_hints = get_type_hints(checking.__init__)
+    checking.__init__.__annotations__ = plain_hints
+    checking.__annotations__ = {name: plain_hints.get(name, hint) for name, hint in annotations.items()}
+    return checking
 
 
 def hints_of(cls: type) -> Mapping[str, Any]:
@@ -184,11 +186,11 @@ class _Instance:
         return core_schema.no_info_after_validator_function(_value, core_schema.is_instance_schema(self.kind))
 
 
-def _value(given: object) -> object:
-    """``given`` unless it is a class, which has all methods of a protocol too."""
-    if isinstance(given, type):
-        raise ValueError(f"a value such as {given.__name__}(...)")
-    return given
+def _value(value: object) -> object:
+    """``value`` unless it is a class, which has all methods of a protocol too."""
+    if isinstance(value, type):
+        raise ValueError(f"a value such as {value.__name__}(...)")
+    return value
 
 
 def _checkable(hint: Any) -> Any:  # noqa: ANN401
@@ -225,8 +227,8 @@ def one_of(words: Sequence[str]) -> str:
     >>> one_of(["a", "b", "c"])
     "'a', 'b' or 'c'"
     """
-    *others, last = map(repr, words)
-    return f"{', '.join(others)} or {last}" if others else last
+    *rest, last = map(repr, words)
+    return f"{', '.join(rest)} or {last}" if rest else last
 
 
 def _allowed(errors: Sequence[ErrorDetails]) -> str:

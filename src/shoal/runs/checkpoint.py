@@ -25,7 +25,7 @@ from shoal.simulation.simulation import SimulationState
 
 LOG = logging.getLogger(__name__)
 
-_OWN = ("server", "clients", "directives", "adversary", "control")
+_BY_NAME = ("server", "clients", "directives", "adversary", "control")
 """The fields of a state that are tensors by name."""
 
 KEPT = 2
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Mappi
         "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
     }
     tensors |= {f"memory/{name}": tensor.contiguous() for name, tensor in progress.memory.items()}
-    for kind in _OWN:
+    for kind in _BY_NAME:
         tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
     personal = {name: vectors.on_disk(name, folder) for name, vectors in state.personal.items()}
     for name, vectors in personal.items():
@@ -122,8 +122,8 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
     Raises:
         InputError: there are checkpoints, and all are damaged.
     """
-    found, newest = _newest_first(folder), ""
-    for path in found:
+    checkpoints, newest = _newest_first(folder), ""
+    for path in checkpoints:
         why = ""
         try:
             progress = _read(path)
@@ -134,7 +134,7 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
             return progress
         LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, why)
         newest = newest or why
-    if found:
+    if checkpoints:
         raise InputError(f"{folder}: every checkpoint is damaged{newest}; start again with another --out")
     _remove_observations(folder, 0)
     return None
@@ -162,15 +162,15 @@ def _read(path: Path) -> SimulationState | None:
             about = file.metadata()
     except (SafetensorError, ValueError):
         return None
-    memory = {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith("memory/")}
-    columns, whole = json.loads(about["columns"]), set(json.loads(about["whole"]))
+    memory = {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith("memory/")}
+    columns, integers = json.loads(about["columns"]), set(json.loads(about["whole"]))
     rows = tuple(
-        {name: int(value) if name in whole else value for name, value in zip(columns, row, strict=True)}
+        {name: int(value) if name in integers else value for name, value in zip(columns, row, strict=True)}
         for row in tensors["rows"].tolist()
     )
-    own = {
-        kind: {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
-        for kind in _OWN
+    by_kind = {
+        kind: {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}/")}
+        for kind in _BY_NAME
     }
     personal = {
         name: VectorsOnDisk.opened(path.parent, name, tensors[f"personal/{name}"], file)
@@ -182,13 +182,9 @@ def _read(path: Path) -> SimulationState | None:
         risks=tensors["risks"],
         risk_intervals=tensors["risk_intervals"],
         assignment=tensors["assignment"],
-        server=own["server"],
-        clients=own["clients"],
         personal={**personal},
-        directives=own["directives"],
-        adversary=own["adversary"],
-        control=own["control"],
         trained=tensors["trained"],
+        **by_kind,
     )
     return SimulationState(state, rows, json.loads(about["seconds"]), memory)
 

@@ -91,9 +91,9 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
         >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> algorithms = shoal.FedAvg(), shoal.IFCA(clusters=2)
-        >>> results = [shoal.simulate(federation, model, each, shoal.LocalSGD(), rounds=2) for each in algorithms]
-        >>> found = shoal.compare(results)
-        >>> found.metrics.loc["train accuracy, all"].to_dict()
+        >>> results = [shoal.simulate(federation, model, choice, shoal.LocalSGD(), rounds=2) for choice in algorithms]
+        >>> comparison = shoal.compare(results)
+        >>> comparison.metrics.loc["train accuracy, all"].to_dict()
         {'FedAvg': '0.500', 'IFCA': '1.000'}
     """
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
@@ -103,9 +103,9 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     names = [f"run {i}" if isinstance(run, Result) else str(run) for i, run in enumerate(runs, 1)]
     summaries, metrics = [result.summary for result in results], [result.description.metric for result in results]
     accuracies = [_accuracy(result) for result in results]
-    first, *further = summaries
-    for name, summary in zip(names[1:], further, strict=True):
-        same = list(summary.by_group) == list(first.by_group) and summary.run["dataset"] == first.run["dataset"]
+    first, *rest = summaries
+    for name, other in zip(names[1:], rest, strict=True):
+        same = list(other.by_group) == list(first.by_group) and other.run["dataset"] == first.run["dataset"]
         require(same, f"{name}: is a run on other data or groups than {names[0]}; compare runs of the same federation")
     for name, metric in zip(names, metrics, strict=True):
         require(
@@ -119,8 +119,8 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
         metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], declared), orient="index", columns=titles),
         sentences=(
             *(
-                describe_difference(first, summary, (accuracies[0], accuracy), titles[0], title, metrics[0])
-                for summary, accuracy, title in zip(further, accuracies[1:], titles[1:], strict=True)
+                describe_difference(first, other, (accuracies[0], accuracy), titles[0], title, metrics[0])
+                for other, accuracy, title in zip(rest, accuracies[1:], titles[1:], strict=True)
             ),
             ONE_SEED,
         ),
@@ -177,7 +177,7 @@ def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str,
     table: dict[str, list[str]] = {}
     for row in dict.fromkeys([*ROWS, *_further(summaries)]):
         key = row.removeprefix(MODELS)
-        metric = metric_of(key, measured=measured, own=declared)
+        metric = metric_of(key, measured=measured, declared=declared)
         of_groups = [[summary.by_group[group].get(key) for summary in summaries] for group in summaries[0].by_group]
         if row != key:
             values = [[summary.by_cluster.get(k, {}).get(key) for k in models] for summary in summaries]

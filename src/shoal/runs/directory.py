@@ -51,8 +51,8 @@ def is_begun(out: Path) -> bool:
     require(out.is_dir(), f"{out}: is not a directory; choose another --out")
     if (out / "config.toml").exists():
         return True
-    others = [path for path in out.iterdir() if not _is_first(path)]
-    require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
+    foreign = [path for path in out.iterdir() if not _is_first(path)]
+    require(not foreign, f"{out}: is not a run directory (no config.toml); choose another --out")
     return False
 
 

@@ -48,8 +48,8 @@ def read_run(out: Path) -> FlatSummary:
     missing = [key for key in NEEDED if key not in flat]
     require(not missing, f"{path}: is damaged: {', '.join(missing)} missing")
     numbers = [value for key, value in flat.items() if key not in TEXT_KEYS]
-    whole = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
-    require(whole and isinstance(flat["algorithm"], str), f"{path}: is damaged: it must hold numbers under flat keys")
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
+    require(numeric and isinstance(flat["algorithm"], str), f"{path}: is damaged: it must hold numbers under flat keys")
     return flat
 
 

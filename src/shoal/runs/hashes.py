@@ -65,10 +65,10 @@ def _read(out: Path) -> dict[str, Any]:
         about = json.loads((out / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{out / NAME}: cannot be read: {error}") from error
-    whole = (
+    valid = (
         isinstance(about, dict) and isinstance(about.get("examples"), str) and isinstance(about.get("files", {}), dict)
     )
-    require(whole, f"{out / NAME}: is damaged: it must hold 'examples' and 'files'")
+    require(valid, f"{out / NAME}: is damaged: it must hold 'examples' and 'files'")
     return about
 
 

@@ -76,8 +76,8 @@ def measured(
         raise
     except Exception as error:
         LOG.info("measuring the final models failed", exc_info=True)
-        said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}".splitlines()[0]
         where = "the attribute 'models' of this error"
         if written is not None:
             where = f"in {written}, and resuming measures them again"
-        raise MeasurementError(models, f"measuring failed: {said}; the trained models are {where}") from error
+        raise MeasurementError(models, f"measuring failed: {reason}; the trained models are {where}") from error

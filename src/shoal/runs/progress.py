@@ -53,8 +53,8 @@ class LiveBar:
             # After the rounds of a run the bar is theirs.
             self._bar.reset(self._task, total=count, description="reference federation", left="")
         trained = done - self._stored
-        each = (time.perf_counter() - self._began) / max(1, trained)
-        left = f"about {format_duration(each * (count - done))} left" if trained > 0 and done < count else ""
+        pace = (time.perf_counter() - self._began) / max(1, trained)
+        left = f"about {format_duration(pace * (count - done))} left" if trained > 0 and done < count else ""
         self._bar.update(self._task, completed=done, left=left)
         if self._console.is_terminal or done == 0:
             return
@@ -84,8 +84,8 @@ class Display(LiveBar):
             self._began, self._before = time.perf_counter(), done
             self._bar.update(self._task, total=simulation.last_round, completed=done)
             return
-        each = (time.perf_counter() - self._began) / max(1, done - self._before)
-        left = f"about {format_duration(each * (simulation.last_round - done))} left"
+        pace = (time.perf_counter() - self._began) / max(1, done - self._before)
+        left = f"about {format_duration(pace * (simulation.last_round - done))} left"
         if simulation.reference_federations:
             left += f", and {simulation.reference_federations} reference federations"
         self._bar.update(self._task, completed=done, left=left)
@@ -112,7 +112,7 @@ def _in_words(progress: SimulationState) -> str:
         "risk": [_decimal(row["risk"]) for row in rows],
     }
     directives = changed_directives(progress.rows)
-    columns |= {f"directive {name}": [f"{each:.2f}" for each in given] for name, given in directives.items()}
+    columns |= {f"directive {name}": [f"{strength:.2f}" for strength in values] for name, values in directives.items()}
     words = [f"{name} {' / '.join(cells)}" for name, cells in columns.items()]
     return ", ".join([*words, *map(_unmet, became_unmet(progress.rows))])
 

@@ -138,8 +138,8 @@ class Result:
         from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
 
         groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
-        said = escape(verdict(self.summary, self.description.kind, self.description.metric))
-        return f"<p>{said}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
+        sentence = escape(verdict(self.summary, self.description.kind, self.description.metric))
+        return f"<p>{sentence}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
 
     def __repr__(self) -> str:
         figures = {**self.summary.run, **self.summary.overall}
@@ -326,8 +326,8 @@ def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
         attacks = pd.read_csv(out / "audit.csv", dtype=words, keep_default_na=False, na_values=[""])
     except (OSError, ValueError, AttributeError):
         return None
-    whole = {*ATTACK_COLUMNS} <= {*attacks} and rounds == summary.run["rounds"]
-    return RunAudit(attacks) if whole else None
+    complete = {*ATTACK_COLUMNS} <= {*attacks} and rounds == summary.run["rounds"]
+    return RunAudit(attacks) if complete else None
 
 
 def write_files(out: Path, result: Result) -> None:

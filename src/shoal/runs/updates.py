@@ -78,10 +78,10 @@ def recorded_in(out: Path) -> RecordedUpdates | None:
 
 def round_files(folder: Path, *suffixes: str) -> list[Path]:
     """The files of the rounds in ``folder``, in order: round-N with one of ``suffixes``, one per round."""
-    found = [path for path in folder.glob("round-*") if path.suffix in suffixes and round_of(path) > 0]
-    require(bool(found), f"{folder}: has no file of a round, such as round-0001{suffixes[0]}")
+    paths = [path for path in folder.glob("round-*") if path.suffix in suffixes and round_of(path) > 0]
+    require(bool(paths), f"{folder}: has no file of a round, such as round-0001{suffixes[0]}")
     by_round: dict[int, Path] = {}
-    for path in sorted(found):
+    for path in sorted(paths):
         other = by_round.setdefault(round_of(path), path)
         require(other == path, f"{path}: is of the same round as {other.name}; leave one of them out")
     return [by_round[number] for number in sorted(by_round)]

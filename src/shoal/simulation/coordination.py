@@ -68,11 +68,11 @@ def accountable_trainings(training: Training, state: State) -> ClientTrainings |
     Without a coordinator they are those of cluster 0 in the last round. With one they are those under the fixed
     defences alone, whose steps in a round are the most that shorter training leaves.
     """
-    fixed = tuple(each for each in training.defenses if each is not training.coordinator)
+    fixed = tuple(defense for defense in training.defenses if defense is not training.coordinator)
     last = replace(state, round=max(0, state.round - 1))
     fixedly = replace(training, defenses=fixed)
     trainings = client_trainings(training.algorithm, training.local).changed(
-        lambda each: fixedly.local_of(last, 0, each)
+        lambda local: fixedly.local_of(last, 0, local)
     )
     local = trainings.rounds[0]
     knobs = training.coordinator.knobs.values() if isinstance(training.coordinator, Coordinator) else ()
@@ -98,7 +98,7 @@ def coordination(finished: FinishedTraining) -> Summary:
     columns = {name: values for name, values in columns.items() if len(values) == len(state.models)}
     return Summary(
         by_cluster={
-            k: {name: int(each[k]) if name == "limit_unmet" else float(each[k]) for name, each in columns.items()}
+            k: {name: int(values[k]) if name == "limit_unmet" else float(values[k]) for name, values in columns.items()}
             for k in range(len(state.models))
             if columns
         }
@@ -140,13 +140,13 @@ def changed_directives(rows: Rows) -> dict[str, list[float]]:
     >>> changed_directives([{"round": r, "cluster": 0, "directive.l2": s} for r, s in ((1, 0.0), (2, 0.5))])
     {'l2': [0.5]}
     """
-    now, before = (directives_of(each) for each in _last_two_rounds(rows))
-    return {name: given for name, given in now.items() if given != before.get(name, [0.0] * len(given))}
+    now, before = (directives_of(rows) for rows in _last_two_rounds(rows))
+    return {name: values for name, values in now.items() if values != before.get(name, [0.0] * len(values))}
 
 
 def became_unmet(rows: Rows) -> list[int]:
     """The clusters that cannot be brought within their members' limits since the last round, and could before."""
-    now, before = ({row["cluster"] for row in each if row.get("limit_unmet")} for each in _last_two_rounds(rows))
+    now, before = ({row["cluster"] for row in rows if row.get("limit_unmet")} for rows in _last_two_rounds(rows))
     return sorted(int(k) for k in now - before)
 
 

@@ -113,10 +113,10 @@ class Simulation:
         >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> toy = federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD()
-        >>> whole = shoal.Run(shoal.Simulation(*toy, rounds=3)).train()
+        >>> uninterrupted = shoal.Run(shoal.Simulation(*toy, rounds=3)).train()
         >>> begun = shoal.Run(shoal.Simulation(*toy, rounds=2)).train()
         >>> further = shoal.Run(shoal.Simulation(*toy, rounds=1, start=begun.start())).train()
-        >>> further.state.round, further.state.models.equal(whole.state.models)
+        >>> further.state.round, further.state.models.equal(uninterrupted.state.models)
         (3, True)
     """
 

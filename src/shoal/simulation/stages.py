@@ -47,12 +47,12 @@ def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]
         InputError: it went on from models of which it is not known how they were trained.
     """
     require_known(simulation)
-    found = []
+    stages = []
     for start in starts_before(simulation):
         assert start.simulation is not None
-        own, pair = records.located_in(start.simulation.federation)
-        found.append(Stage(start.simulation, start.engine, *recorded(start.simulation, start.rows), own, pair))
-    return found
+        located, pair = records.located_in(start.simulation.federation)
+        stages.append(Stage(start.simulation, start.engine, *recorded(start.simulation, start.rows), located, pair))
+    return stages
 
 
 def starts_before(simulation: Simulation) -> list[Start]:

@@ -132,10 +132,10 @@ class SweepProgress:
 
 def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> SweepProgress:
     """How far the ``planned`` runs in the folder ``runs`` are."""
-    finished = sum(is_finished(runs / each.digest) for each in planned)
-    done = sum(_work(each, _rounds_done(runs / each.digest, each.config)) for each in planned)
-    whole = sum(_work(each, _rounds_in_all(each.config)) for each in planned)
-    return SweepProgress(len(planned), finished, failed, done / whole)
+    finished = sum(is_finished(runs / job.digest) for job in planned)
+    done = sum(_work(job, _rounds_done(runs / job.digest, job.config)) for job in planned)
+    total = sum(_work(job, _rounds_in_all(job.config)) for job in planned)
+    return SweepProgress(len(planned), finished, failed, done / total)
 
 
 def _work(planned: PlannedRun, rounds: int) -> float:

@@ -30,8 +30,8 @@ def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Val
     figures = read_run(out)
     # As text, so that a column of 1 and 2.5 does not turn into 1.0 and 2.5.
     row: dict[str, Value] = {"run": out.name, **{axis: str(value) for axis, value in settings.items()}, "seed": seed}
-    told = {key: value for key, value in figures.items() if key not in row and key not in (*TEXT_KEYS, "rounds")}
-    return row | told | by_size(figures) | _by_group(out, parse_summary(figures).by_cluster)
+    metrics = {key: value for key, value in figures.items() if key not in row and key not in (*TEXT_KEYS, "rounds")}
+    return row | metrics | by_size(figures) | _by_group(out, parse_summary(figures).by_cluster)
 
 
 def by_size(figures: FlatSummary) -> dict[str, Value]:
@@ -92,7 +92,7 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     require(
-        isinstance(times, dict) and all(isinstance(each, dict) for each in times.values()),
+        isinstance(times, dict) and all(isinstance(time, dict) for time in times.values()),
         f"{out / 'timings.json'}: is damaged: it must hold a table a run",
     )
     if frame.empty:

@@ -100,8 +100,8 @@ def run_sweep(
     """
     planned = plan_runs(sweep, data_dir)
     with said_of(sweep.name):
-        own = {metric.key for each in planned for metric in declared_metrics(each.config.evaluation.own_metrics())}
-        require_shown(sweep.shown, {name for each in planned for name in each.config.data.groups}, own)
+        declared = {metric.key for job in planned for metric in declared_metrics(job.config.evaluation.own_metrics())}
+        require_shown(sweep.shown, {name for job in planned for name in job.config.data.groups}, declared)
     runs = _open(out, sweep)
     failed: dict[str, str] = {}
 
@@ -110,8 +110,8 @@ def run_sweep(
 
     if on_start is not None:
         on_start(now)
-    left = [each for each in planned if not _is_complete(runs / each.digest)]
-    names = {each.digest: str(each.run) for each in planned}
+    left = [job for job in planned if not _is_complete(runs / job.digest)]
+    names = {job.digest: str(job.run) for job in planned}
     for digest, reason in (workers or Workers()).run_all(left, runs, data_dir):
         if reason is not None:
             failed[digest] = reason
@@ -119,15 +119,15 @@ def run_sweep(
             on_run_end(now())
     forget_datasets()
     rows, missing = [], []
-    for each in planned:
-        settings, directory = each.run.settings, runs / each.digest
+    for job in planned:
+        settings, directory = job.run.settings, runs / job.digest
         if is_finished(directory):
             try:
-                rows.append(row_of(directory, settings, each.run.seed))
+                rows.append(row_of(directory, settings, job.run.seed))
                 continue
             except InputError as error:
-                failed[each.digest] = f"{error}; remove {directory} to do the run again"
-        missing.append(({**settings, "seed": each.run.seed}, failed.get(each.digest, UNFINISHED)))
+                failed[job.digest] = f"{error}; remove {directory} to do the run again"
+        missing.append(({**settings, "seed": job.run.seed}, failed.get(job.digest, UNFINISHED)))
     with _lock(out):
         _write_sweep(out, sweep)
         write_results(out, rows)
@@ -144,11 +144,11 @@ def report_of_sweep(out: Path) -> Path:
     with _lock(out):
         sweep = read_sweep(out / "sweep.toml")
         done = read_results(out, sweep.axes)
-        known = set(done[[*sweep.axes, "seed"]].itertuples(index=False, name=None))
+        finished = set(done[[*sweep.axes, "seed"]].itertuples(index=False, name=None))
         missing = [
             ({**run.settings, "seed": run.seed}, UNFINISHED)
             for run in sweep.runs
-            if (*run.settings.values(), run.seed) not in known
+            if (*run.settings.values(), run.seed) not in finished
         ]
         return _write_outputs(out, sweep, missing)
 
@@ -192,8 +192,8 @@ def _open(out: Path, sweep: Sweep) -> Path:
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
         # A sweep that was killed at its start may have written base.toml alone.
         ours = base.exists() and (out / "runs").is_dir()
-        others = [path for path in out.iterdir() if path.name != "runs" and not path.name.startswith(".")]
-        require(ours or not others, f"{out}: exists already and is not a sweep's; choose another --out")
+        foreign = [path for path in out.iterdir() if path.name != "runs" and not path.name.startswith(".")]
+        require(ours or not foreign, f"{out}: exists already and is not a sweep's; choose another --out")
         require(
             not ours or read_toml(base) == sweep.base,
             f"{out}: holds a sweep of another base; choose another --out",

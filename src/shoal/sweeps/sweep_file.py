@@ -97,21 +97,21 @@ def read_sweep(path: Path, changes: Iterable[str] = ()) -> Sweep:
     Raises:
         InputError: the file or its base cannot be read, or asks for runs, tables or figures that cannot be.
     """
-    given = read_toml(path)
+    asked = read_toml(path)
     where = str(path)
-    section = parse(SweepSection, given, where)
+    section = parse(SweepSection, asked, where)
     base = path.parent / section.base
     table = read_toml(base)
-    for each in changes:
-        change(table, each)
+    for wish in changes:
+        change(table, wish)
     require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")
     twice = [seed for seed in section.seeds if section.seeds.count(seed) > 1]
     require(not twice, f"{where}: 'seeds' has {twice[0] if twice else ''} twice")
-    axes = {name: _read_axis(name, asked, where) for name, asked in section.grid.items()}
+    axes = {name: _read_axis(name, settings, where) for name, settings in section.grid.items()}
     _check_apart(section.changes, axes, where)
     if section.shown is not None:
-        given = _with_shown(given, path.parent / section.shown)
-    shown = {key: given[key] for key in ("tables", "figures", "labels") if key in given}
+        asked = _with_shown(asked, path.parent / section.shown)
+    shown = {key: asked[key] for key in ("tables", "figures", "labels") if key in asked}
     values = {name: tuple(settings) for name, settings in axes.items()}
     return Sweep(
         name=path.stem,
@@ -121,23 +121,23 @@ def read_sweep(path: Path, changes: Iterable[str] = ()) -> Sweep:
         runs=tuple(_runs(section, axes, table, where)),
         shown=read_report_spec(shown, values, where),
         base=table,
-        asked=given,
+        asked=asked,
     )
 
 
-def _with_shown(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _with_shown(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The sweep's file with what ``path`` shows in it, as if it were written there."""
     shared = read_toml(path)
     strange = [key for key in shared if key not in ("tables", "figures", "labels")]
     require(not strange, f"{path}: unknown key '{strange[0] if strange else ''}'; known: figures, labels, tables")
-    whole = {key: value for key, value in given.items() if key != "shown"}
+    merged = {key: value for key, value in asked.items() if key != "shown"}
     for key, names in shared.items():
         require(isinstance(names, dict), f"{path}: '{key}' must be a table; got {names!r}")
-        own = whole.get(key, {})
-        twice = [name for name in names if name in own]
+        stated = merged.get(key, {})
+        twice = [name for name in names if name in stated]
         require(not twice, f"{path}: '{key}.{twice[0] if twice else ''}' is in the sweep's own file too")
-        whole[key] = names | own
-    return whole
+        merged[key] = names | stated
+    return merged
 
 
 def _runs(
@@ -146,8 +146,8 @@ def _runs(
     for combination in itertools.product(*(axis.items() for axis in axes.values())):
         place = {name: setting for name, (setting, _) in zip(axes, combination, strict=True)}
         changes = dict(section.changes)
-        for _, each in combination:
-            changes |= each
+        for _, setting in combination:
+            changes |= setting
         words = ", ".join(f"{axis} = {value}" for axis, value in place.items())
         for seed in section.seeds:
             config = _changed(base, changes | {"seed": seed}, f"{where} with {words}")
@@ -191,17 +191,19 @@ def _read_axis(name: str, asked: object, where: str) -> dict[Value, Changes]:
 def _check_apart(changes: Changes, axes: Mapping[str, Mapping[Value, Changes]], where: str) -> None:
     """Raise where two axes, or an axis and [changes], would set the same key, or one a table that has the other's."""
     owners = {"changes": list(changes)}
-    owners |= {f"grid.{name}": [key for each in settings.values() for key in each] for name, settings in axes.items()}
+    owners |= {
+        f"grid.{name}": [key for setting in settings.values() for key in setting] for name, settings in axes.items()
+    }
     seen: list[tuple[str, list[str]]] = []
     for owner, keys in owners.items():
         for key in dict.fromkeys(keys):
             parts = key_parts(key)
             require(bool(parts), f"{where}: {key!r} is no key; write it as data.clients is written")
             require(parts != ["seed"], f"{where}: '{owner}' sets 'seed'; list seeds in 'seeds'")
-            for other, others in seen:
-                both = min(len(parts), len(others))
+            for other, other_parts in seen:
+                both = min(len(parts), len(other_parts))
                 require(
-                    other == owner or parts[:both] != others[:both],
+                    other == owner or parts[:both] != other_parts[:both],
                     f"{where}: '{key}' is set by '{owner}' and by '{other}'; one of them must go",
                 )
             seen.append((owner, parts))
@@ -225,8 +227,8 @@ def _fill_last_share(table: Mapping[str, Any], changes: Changes, where: str) -> 
     changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}
     # Where shares are changed, these are tables.
     groups = table["data"]["groups"] if changed else {}
-    given = {name: group.get("share") for name, group in groups.items() if isinstance(group, dict)}
-    shares = {name: float(share) for name, share in given.items() if isinstance(share, int | float)}
+    stated = {name: group.get("share") for name, group in groups.items() if isinstance(group, dict)}
+    shares = {name: float(share) for name, share in stated.items() if isinstance(share, int | float)}
     last = [name for name, share in shares.items() if share > 0][-1:]
     if not last or last[0] in changed:
         return

@@ -52,8 +52,8 @@ class Workers:
         if not planned:
             return
         if self.jobs == 1 and self.cluster is None:
-            for each in planned:
-                yield run_one(each.config, each.digest, runs, data_dir)
+            for job in planned:
+                yield run_one(job.config, job.digest, runs, data_dir)
             return
         # The workers load their own.
         forget_datasets()
@@ -65,8 +65,8 @@ class Workers:
         # Ray ends its workers itself.
         parent = os.getpid() if self.cluster is None else None
         calls = [
-            delayed(run_one_for_parent)(parent, _threads(each.config, share), each.digest, runs.resolve(), where)
-            for each in planned
+            delayed(run_one_for_parent)(parent, _threads(job.config, share), job.digest, runs.resolve(), where)
+            for job in planned
         ]
         # joblib's Ray backend returns results only when all are there.
         results = "generator_unordered" if self.cluster is None else "list"
