@@ -66,12 +66,12 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def plain_lira(records: ReferenceScores, *, own: bool) -> list[float]:
+def plain_lira(records: ReferenceScores, *, by_record: bool) -> list[float]:
     scores = []
     for i, x in enumerate(records.score):
         logs = []
         for side, of_side in enumerate(sides(records, i)):
-            spread = variance(of_side) if own and len(of_side) > 1 else pooled(records, side)
+            spread = variance(of_side) if by_record and len(of_side) > 1 else pooled(records, side)
             logs.append(stats.norm.logpdf(x, mean(of_side), math.sqrt(spread)))
         scores.append(logs[0] - logs[1])
     return scores
@@ -128,8 +128,8 @@ def plain_bavaria(records: ReferenceScores) -> list[float]:
 
 
 PLAIN = {
-    "lira": (LiRA(), lambda r: plain_lira(r, own=False)),
-    "lira, own variances": (LiRA(own_variance=7), lambda r: plain_lira(r, own=True)),
+    "lira": (LiRA(), lambda r: plain_lira(r, by_record=False)),
+    "lira, own variances": (LiRA(own_variance=7), lambda r: plain_lira(r, by_record=True)),
     "offline lira": (
         OfflineLiRA(),
         lambda r: [(x - mean(sides(r, i)[1])) / math.sqrt(pooled(r, 1)) for i, x in enumerate(r.score)],
@@ -222,7 +222,7 @@ def test_no_attack_reads_who_is_a_member(attack):
     assert attack.scores(replace(records, member=~records.member)).tolist() == attack.scores(records).tolist()
 
 
-@pytest.mark.parametrize("attack", [each for each in ATTACKS if not isinstance(each, LiRA | BaVarIA)], ids=repr)
+@pytest.mark.parametrize("attack", [one for one in ATTACKS if not isinstance(one, LiRA | BaVarIA)], ids=repr)
 def test_one_record_s_score_rises_with_the_attacked_model_s(attack):
     """Not of attacks with two distributions, to which a score far above both may speak for the wider one."""
     records = made_up(40, 8, models=2, population=20)
@@ -248,18 +248,18 @@ def test_a_record_on_one_side_only_takes_the_other_from_the_mean_difference(atta
 def test_copied_scores_are_no_evidence_of_the_variance():
     """Records that no model trained on do not make the IN variance theirs."""
     rng = np.random.default_rng(0)
-    known = made_up(50, 6)
+    seen = made_up(50, 6)
     quiet = ReferenceScores(
         np.zeros(50), np.zeros(50, bool), 0.01 * rng.normal(size=(50, 6)), np.zeros((50, 6), bool), np.zeros(50, int)
     )
     joined = ReferenceScores(
         *(
-            np.concatenate([getattr(known, name), getattr(quiet, name)])
+            np.concatenate([getattr(seen, name), getattr(quiet, name)])
             for name in ("score", "member", "reference", "reference_member", "model")
         )
     )
     of_known, of_joined = (
-        pooled_variances(LiRA(), *in_and_out(LiRA(), each, needs_in=True)) for each in (known, joined)
+        pooled_variances(LiRA(), *in_and_out(LiRA(), scores, needs_in=True)) for scores in (seen, joined)
     )
     assert of_joined[0] == pytest.approx(of_known[0])
     assert of_joined[1] < 0.5 * of_known[1]
@@ -286,12 +286,12 @@ def test_a_matrix_without_in_scores_is_for_offline_attacks_alone(attack):
 
 def test_a_matrix_without_out_scores_is_for_the_loss_alone(attack):
     records = made_up(60, 8)
-    known = replace(records, reference_member=np.ones_like(records.reference_member))
+    members = replace(records, reference_member=np.ones_like(records.reference_member))
     if isinstance(attack, LossScore):
-        assert np.all(np.isfinite(attack.scores(known)))
+        assert np.all(np.isfinite(attack.scores(members)))
     else:
         with pytest.raises(InputError, match=rf"'{attack.name}' needs records that some reference model did not train"):
-            attack.scores(known)
+            attack.scores(members)
 
 
 def test_too_few_reference_models_are_refused_and_just_enough_are_not(attack):

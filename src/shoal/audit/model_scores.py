@@ -34,7 +34,7 @@ class Membership:
 
     @staticmethod
     def of_clusters(state: State, within: int) -> "Membership":
-        """That of the K models of the clusters; members trained ``within`` so many rounds of the last training."""
+        """Membership of the K clusters' models; members trained ``within`` so many rounds of the last training."""
         trainers = state.trainers(within)
         cluster = state.assignment.clamp(min=0)
         member = (state.assignment >= 0) & trainers[torch.arange(len(cluster)), cluster]
@@ -42,7 +42,7 @@ class Membership:
 
     @staticmethod
     def of_deployed(state: State, deployed: Deployed, within: int) -> "Membership":
-        """That of the models that clients use: the clusters', or personal ones.
+        """Membership of the models that clients use: the clusters', or personal ones.
 
         Of several models that a client trained last, as FedEM's clients train all, the latest is the one that it uses.
         """
@@ -62,7 +62,7 @@ class Membership:
 
 
 def is_personal(deployed: Deployed) -> bool:
-    """Whether each client has a model of its own, and not a cluster's of which it happens to be the only client."""
+    """True where clients have models of their own, not a cluster's of which one happens to be the only client."""
     single = torch.equal(deployed.model, torch.arange(len(deployed.models)))
     shared = torch.equal(deployed.model, deployed.assignment)
     return isinstance(deployed.models, PersonalModels) or (single and not shared)

@@ -27,7 +27,7 @@ AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
 _VERSION = 2
-"""Of what a reference federation is; scores of another version are trained anew."""
+"""Version of the files; scores of another one are trained anew."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
 
@@ -164,7 +164,7 @@ def _write(path: Path, attacked: str, stored: FederationScores) -> None:
 
 
 def _read(path: Path, attacked: str) -> FederationScores | None:
-    """None where the file is missing, damaged, or of other attacked models, as after a run was extended."""
+    """The scores in a file; None where it is missing, damaged, or of other models, as after a run was extended."""
     if not path.exists():
         return None
     try:

@@ -177,7 +177,7 @@ def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metr
     table: dict[str, list[str]] = {}
     for row in dict.fromkeys([*ROWS, *_further(summaries)]):
         key = row.removeprefix(MODELS)
-        metric = metric_of(key, measured=measured, own=own)
+        metric = metric_of(key, measured=measured, declared=own)
         of_groups = [[summary.by_group[group].get(key) for summary in summaries] for group in summaries[0].by_group]
         if row != key:
             values = [[summary.by_cluster.get(k, {}).get(key) for k in models] for summary in summaries]

@@ -85,7 +85,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     if attack is not None:
         about = _named(attack) | {"table": attack.name, "columns": list(attack.columns)}
         table[SIMULATION]["round_attack"] = about
-        section = described_by(RoundAttackSection).of(simulation)
+        section = described_by(RoundAttackSection).from_simulation(simulation)
         table |= {} if section is None else {"property_attack": table_of(section)}
     text = _HEAD + tomli_w.dumps(table, multiline_strings=True)
     return replace(_described(tomllib.loads(text), text), examples=digest)

@@ -78,7 +78,7 @@ class RunView:
     def metric(self, key: str) -> Metric:
         """The metric of a key, as this run reports it."""
         own = {each.key: each for each in self.run.metrics}
-        return metric_of(key, measured=self.run.metric, own=own, attack_title=attack_title)
+        return metric_of(key, measured=self.run.metric, declared=own, attack_title=attack_title)
 
 
 def reference_federations(summary: Summary) -> int:
