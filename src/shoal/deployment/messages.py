@@ -1,4 +1,4 @@
-"""What passes between the server and a client in a round, and what the server refuses to take."""
+"""Messages between the server and a client in a round, and the server's checks of a client's update."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class RejectedReplyError(ShoalError):
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """What the server sends a client in a round.
+    """The message of the server to a client in a round.
 
     Args:
         round: number of the round, from 1.
@@ -56,7 +56,7 @@ class Refusal:
 
 @settings
 class Limits:
-    """What the server takes from a client.
+    """The limits of what the server takes from a client.
 
     Args:
         max_examples: the largest number of examples that is believed.

@@ -1,4 +1,4 @@
-"""What the server asks of clients beside training: histograms of losses, and whether a risk is over their limit."""
+"""Questions to clients beside training: histograms of losses, and whether a risk is over their limit."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

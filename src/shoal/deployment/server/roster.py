@@ -1,4 +1,4 @@
-"""Who takes part: the clients that have ever joined a run, by name, and the nodes that they are at now."""
+"""The clients that have ever joined a run, by name, and the nodes that they are at now."""
 
 import json
 from collections.abc import Sequence

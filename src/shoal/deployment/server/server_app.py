@@ -38,7 +38,7 @@ LOG = logging.getLogger("shoal")
 app = ServerApp()
 
 _TIMED = ("train", "red_team", "total")
-"""What a server can time: clients choose elsewhere, and nothing is attacked in the end."""
+"""The stages that a server can time: clients choose elsewhere, and nothing is attacked in the end."""
 
 
 @app.main()
