@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from full_simulation import simulate_with
-from property_rounds import LOCAL, observed, played
+from property_rounds import LOCAL, observed, one_round, played
 from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
 from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
@@ -174,10 +174,7 @@ def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings
 def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
     attack = PropertyAttack(remove_own_update=True)
     attacker = federation.schedule.attacker
-    with Engine(mlp) as engine:
-        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
-        before = training.start()
-        after, report = training.round(before)
+    with one_round(mlp, federation, IFCA(2)) as (training, before, after, report):
         observation, last = observed(attack, before, after, report, training)
         rest = torch.zeros_like(before.models)
         for client in set(range(CLIENTS)) - {attacker}:
@@ -222,13 +219,8 @@ def test_a_swapped_update_is_that_of_the_round_with_the_victims_other_examples(m
 
 def test_noise_is_drawn_anew_for_a_swapped_update(mlp, federation):
     """The attacker does not know the noise: pairs that shared it would tell more than it can see."""
-    private = DPSGD(max_grad_norm=1e-6, noise_multiplier=1e5)
-    with Engine(mlp) as engine:
-        training = Training(
-            engine.prepare(federation), FedAvg("equal"), replace(LOCAL, gradient_privacy=private), engine, Stream(5)
-        )
-        before = training.start()
-        _, report = training.round(before)
+    private = replace(LOCAL, gradient_privacy=DPSGD(max_grad_norm=1e-6, noise_multiplier=1e5))
+    with one_round(mlp, federation, FedAvg("equal"), private) as (training, before, _, report):
         schedule = federation.schedule
         same = federation.clients.take(torch.nonzero(federation.ids == schedule.victim).flatten())
         ((_, _, first),) = client_updates(training, before, report, schedule.victim)
@@ -259,10 +251,7 @@ def test_pairs_cancel_whose_examples_they_are():
 @pytest.mark.parametrize("algorithm", [FedAvg("equal"), IFCA(2)])
 def test_simulated_updates_without_the_property_are_not_all_of_the_same_clients(mlp, federation, algorithm):
     attack = PropertyAttack(simulated_clients=2, simulated_updates=8)
-    with Engine(mlp) as engine:
-        training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5))
-        before = training.start()
-        after, report = training.round(before)
+    with one_round(mlp, federation, algorithm) as (training, before, after, report):
         seen, _ = observed(attack, before, after, report, training)
     for k in seen.simulated_clusters.unique():
         without = seen.simulated_features[(seen.simulated_clusters == k) & ~seen.simulated_has_property]
@@ -325,19 +314,13 @@ def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_fractions_ke
 
 
 def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
-    with Engine(mlp) as engine:
-        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
-        before = training.start()
-        after, report = training.round(before)
-        broken = replace(federation, test=replace(federation.test, x=federation.test.x * torch.inf))
-        attack = PropertyAttack(auxiliary="attacker+test")
-        observation, _ = observed(attack, before, after, report, replace(training, federation=engine.prepare(broken)))
-    assert (
-        len(observation.simulated_features)
-        == len(observation.simulated_clusters)
-        == len(observation.simulated_has_property)
-        == 0
-    )
+    attack = PropertyAttack(auxiliary="attacker+test")
+    broken = replace(federation, test=replace(federation.test, x=federation.test.x * torch.inf))
+    with one_round(mlp, federation, IFCA(2)) as (training, before, after, report):
+        broken = replace(training, federation=training.engine.prepare(broken))
+        observation, _ = observed(attack, before, after, report, broken)
+    simulated = (observation.simulated_features, observation.simulated_clusters, observation.simulated_has_property)
+    assert [len(column) for column in simulated] == [0, 0, 0]
     assert len(observation.features) > 0
     assert "round 1: simulated updates of model 0 became NaN" in caplog.text
 

@@ -166,15 +166,15 @@ class ModelScores:
         client: Ints | int = NOBODY,
         weight: Floats | float = 1.0,
     ) -> RecordTable:
-        """Rows of model k."""
+        """Rows of model k; with many clients' models they are many, so integers are short."""
         return RecordTable.from_columns(
             score,
             member,
             weight=weight,
-            record=_short(record),
-            client=_short(np.asarray(client)),
-            group=_short(stratum // self._labels),
-            model=_short(np.asarray(k)),
+            record=record.astype(np.int32),
+            client=client,
+            group=(stratum // self._labels).astype(np.int32),
+            model=np.int32(k),
             attack=self.attack,
         )
 
@@ -215,8 +215,3 @@ class ModelScores:
         """(G, labels) numbers of test examples by group and label."""
         shape = len(self.federation.groups), self._labels
         return np.bincount(self._test_stratum, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
-
-
-def _short(values: Ints) -> Ints:
-    """Integers in the fewest bytes that hold them: with a model for each client, rows are many."""
-    return values.astype(np.min_scalar_type(-1 - values.max(initial=0)))

@@ -13,14 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 
-from shoal.core.formats import DASH, capitalized, count
+from shoal.core.formats import DASH, count
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
 from shoal.reports.curves import Curve, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
-from shoal.reports.table import Cell, Row, Table, metric_table, row
+from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
 if TYPE_CHECKING:
     from shoal.property.scenario import PropertyAttackSection
@@ -115,9 +115,8 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
 
     def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> Row:
         """A metric of all models, or its ``cells`` in every column."""
-        metric = METRICS[key]
-        texts = [metric.text(overall.get(key)), *("" for _ in models)] if cells is None else cells
-        return row(Cell(capitalized(metric.name.removeprefix("property ")), metric.meaning + remark), *texts)
+        texts = [METRICS[key].text(overall.get(key)), *("" for _ in models)] if cells is None else cells
+        return metric_row(METRICS[key], *texts, remark=remark, family="property ")
 
     control, auc = METRICS["property.auc_control"].text, METRICS["property_auc"].text
     random = "Of the AUC of random scores, by the counts above: of few updates it is large."
