@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from shoal.data.memory_format import to_channels_first
+from shoal.engine.backends.gradient import gradient_of
 from shoal.models.model import Loss
 
 _TRACE_AFTER = 100
@@ -82,7 +83,7 @@ class VmapGradients:
             outputs = functional_call(network, tensors, (to_channels_first(x),)).float()
             return (self.loss(outputs, y) * share).sum()
 
-        return vmap(grad(loss))
+        return vmap(gradient_of(loss))
 
 
 def zero_labels(shape: torch.Size, labels: Tensor, device: torch.device) -> Tensor:
