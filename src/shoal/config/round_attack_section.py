@@ -12,7 +12,7 @@ from shoal.simulation.simulation import Simulation
 
 
 class RoundAttackSection(Protocol):
-    """What the table describes: `shoal.property.PropertyAttackSection`, or a class that ``name = "module:Name"`` names.
+    """The scenario of the table: `shoal.property.PropertyAttackSection`, or the class of ``name = "module:Name"``.
 
     ``config`` is the whole configuration, a `shoal.Config`.
     """
@@ -29,7 +29,7 @@ class RoundAttackSection(Protocol):
         ...
 
     def draw(self, config: Any, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:  # noqa: ANN401
-        """Who gets which examples."""
+        """Draw the examples of each client."""
         ...
 
     def federation(
