@@ -1,5 +1,7 @@
 """Rounds that a property attack observes."""
 
+from contextlib import contextmanager
+
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.property import RoundObservation
@@ -12,6 +14,15 @@ def observed(attack, before, after, report, training, last=None):
     memory = attack.initial_memory(before) if last is None else {"updates": last}
     tensors, memory = attack.observe(before, after, report, memory, training)
     return RoundObservation(after.round, **tensors), memory["updates"]
+
+
+@contextmanager
+def one_round(model, federation, algorithm, local=LOCAL):
+    """A training, the states before and after its first round, and the report of the round."""
+    with Engine(model) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5))
+        before = training.start()
+        yield training, before, *training.round(before)
 
 
 def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, engine=None, **settings):

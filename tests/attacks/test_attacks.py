@@ -67,9 +67,9 @@ def test_gives_the_same_scores_again(attack):
 def test_a_score_depends_on_its_example_alone(attack):
     fitted = attack.fit(records(300, 3.0, 0), Stream(4))
     seen = records(50, 3.0, 1)
-    whole, some = fitted.score(query(seen)), torch.arange(49, -1, -7)
+    scores, some = fitted.score(query(seen)), torch.arange(49, -1, -7)
     np.testing.assert_allclose(
-        fitted.score(Query(seen.outputs[some], seen.labels[some])), whole[some.numpy()], rtol=1e-9
+        fitted.score(Query(seen.outputs[some], seen.labels[some])), scores[some.numpy()], rtol=1e-9
     )
 
 
@@ -84,8 +84,8 @@ def test_every_attack_says_what_it_needs_and_is_called():
 
 @pytest.mark.parametrize("per_class", [True, False])
 def test_a_class_never_seen_is_called_no_member(per_class):
-    given = records(300, 3.0, 0)
-    fitted = ShadowModelAttack(per_class=per_class).fit(given.where(given.labels != 2), Stream(0))
+    fitting = records(300, 3.0, 0)
+    fitted = ShadowModelAttack(per_class=per_class).fit(fitting.where(fitting.labels != 2), Stream(0))
     seen = records(100, 3.0, 1)
     scores = fitted.score(query(seen))[seen.labels.numpy() == 2]
     if per_class:
@@ -101,11 +101,11 @@ def test_sorted_posteriors_forget_which_class_they_are_of():
 
 
 def test_the_loss_threshold_is_the_members_mean_loss():
-    given = records(200, 3.0, 0)
-    fitted = LossThreshold().fit(given, Stream(0))
-    by_hand = -torch.log_softmax(given.outputs.double(), 1)[torch.arange(200), given.labels]
-    assert fitted.threshold == pytest.approx(-float(by_hand[given.member].mean()))
-    np.testing.assert_allclose(fitted.score(query(given)), -by_hand.numpy(), rtol=1e-6)
+    fitting = records(200, 3.0, 0)
+    fitted = LossThreshold().fit(fitting, Stream(0))
+    by_hand = -torch.log_softmax(fitting.outputs.double(), 1)[torch.arange(200), fitting.labels]
+    assert fitted.threshold == pytest.approx(-float(by_hand[fitting.member].mean()))
+    np.testing.assert_allclose(fitted.score(query(fitting)), -by_hand.numpy(), rtol=1e-6)
 
 
 def test_the_gap_attack_is_half_plus_half_the_gap():
@@ -113,8 +113,8 @@ def test_the_gap_attack_is_half_plus_half_the_gap():
     right = (seen.outputs.argmax(1) == seen.labels).numpy()
     member = seen.member.numpy()
     fitted = Gap().fit(Records.none(), Stream(0))
-    said = fitted.score(query(seen)) > fitted.threshold
-    assert balanced_accuracy(said, member) == pytest.approx(gap_accuracy(right[member].mean(), right[~member].mean()))
+    called = fitted.score(query(seen)) > fitted.threshold
+    assert balanced_accuracy(called, member) == pytest.approx(gap_accuracy(right[member].mean(), right[~member].mean()))
 
 
 def test_losses_survive_certainty():

@@ -17,11 +17,11 @@ from shoal.engine import Engine, LocalSGD, Training, averaging_weights
 def moved(points, assignment, models, sizes=None):
     """How each model moves if client i always sends points[i]."""
     weights = torch.ones(len(points)) if sizes is None else sizes
-    found = []
+    moves = []
     for chosen in assignment:
         there = chosen >= 0
-        found.append(averaging_weights(chosen[there], weights[there], models) @ points[there].double())
-    return torch.stack(found)
+        moves.append(averaging_weights(chosen[there], weights[there], models) @ points[there].double())
+    return torch.stack(moves)
 
 
 def points_of(count, parameters=40):
@@ -31,30 +31,30 @@ def points_of(count, parameters=40):
 def test_a_client_that_leaves_is_the_difference_of_the_two_means():
     points, assignment = points_of(5), torch.tensor([[0, 0, 0, 1, 1], [0, 0, 1, 1, 1]])
     moves = moved(points, assignment, 2)
-    found = reconstruct_updates(moves, assignment, torch.arange(5))
+    made = reconstruct_updates(moves, assignment, torch.arange(5))
     expected = 3 * moves[0, 0] - 2 * moves[1, 0]
-    torch.testing.assert_close(found.updates[2], expected)
-    torch.testing.assert_close(found.updates[2], points[2].double())
-    torch.testing.assert_close(found.resolution, torch.tensor([0.5, 0.5, 1.0, 0.5, 0.5]).double())
+    torch.testing.assert_close(made.updates[2], expected)
+    torch.testing.assert_close(made.updates[2], points[2].double())
+    torch.testing.assert_close(made.resolution, torch.tensor([0.5, 0.5, 1.0, 0.5, 0.5]).double())
     # Those who were never apart share their mean.
-    torch.testing.assert_close(found.updates[0], points[:2].double().mean(dim=0))
-    torch.testing.assert_close(found.updates[0], found.updates[1])
+    torch.testing.assert_close(made.updates[0], points[:2].double().mean(dim=0))
+    torch.testing.assert_close(made.updates[0], made.updates[1])
 
 
 def test_a_client_alone_in_a_model_is_exact_at_once():
     points, assignment = points_of(4), torch.tensor([[0, 1, 1, 1]])
-    found = reconstruct_updates(moved(points, assignment, 2), assignment, torch.arange(4))
-    torch.testing.assert_close(found.updates[0], points[0].double())
-    torch.testing.assert_close(found.resolution, torch.tensor([1, 1 / 3, 1 / 3, 1 / 3]).double())
+    made = reconstruct_updates(moved(points, assignment, 2), assignment, torch.arange(4))
+    torch.testing.assert_close(made.updates[0], points[0].double())
+    torch.testing.assert_close(made.resolution, torch.tensor([1, 1 / 3, 1 / 3, 1 / 3]).double())
 
 
 @pytest.mark.parametrize("sizes", [None, torch.tensor([3.0, 9.0, 4.0, 1.0, 7.0, 5.0])], ids=["equal", "examples"])
 def test_with_enough_changes_everybody_is_recovered(sizes):
     draw = torch.Generator().manual_seed(1)
     points, assignment = points_of(6), torch.randint(-1, 2, (12, 6), generator=draw)
-    found = reconstruct_updates(moved(points, assignment, 2, sizes), assignment, torch.arange(6), sizes)
-    torch.testing.assert_close(found.updates, points.double())
-    torch.testing.assert_close(found.resolution, torch.ones(6).double())
+    made = reconstruct_updates(moved(points, assignment, 2, sizes), assignment, torch.arange(6), sizes)
+    torch.testing.assert_close(made.updates, points.double())
+    torch.testing.assert_close(made.resolution, torch.ones(6).double())
 
 
 def test_reconstruction_averages_out_changes_of_a_client_s_update():
@@ -69,33 +69,33 @@ def test_reconstruction_averages_out_changes_of_a_client_s_update():
     assert errors[1] < errors[0] / 5
 
 
-def recorded(mlp, build, rounds, **others):
+def recorded(mlp, build, rounds, **settings):
     """Rounds of IFCA in which clients' updates hardly change: a small learning rate, full batches."""
     local = LocalSGD(steps=1, batch_size="all", learning_rate=1e-3)
     with Engine(mlp, threads=1) as engine:
-        training = Training(build(), IFCA(1), local, engine, Stream(5), participation=0.5, record_every=1, **others)
+        training = Training(build(), IFCA(1), local, engine, Stream(5), participation=0.5, record_every=1, **settings)
         return [report.updates for _, report in training.rounds(training.start(), rounds)]
 
 
 def test_rounds_of_a_run_give_each_client_away_and_noise_hides_it(mlp, build):
     rounds = recorded(mlp, build, 25)
-    found = reconstruct_from_rounds(rounds)
-    assert found.clients.tolist() == sorted(build().ids.tolist())
-    torch.testing.assert_close(found.resolution, torch.ones(6).double())
-    cosines = found.cosines(rounds)
+    made = reconstruct_from_rounds(rounds)
+    assert made.clients.tolist() == sorted(build().ids.tolist())
+    torch.testing.assert_close(made.resolution, torch.ones(6).double())
+    cosines = made.cosines(rounds)
     assert float(cosines.min()) > 0.95
     # What anybody sees without solving anything: the mean move of the model.
     mean = (rounds[-1].models[0] - rounds[0].models[0])[None].double()
-    blind = replace(found, updates=mean.expand(6, -1)).cosines(rounds)
+    blind = replace(made, updates=mean.expand(6, -1)).cosines(rounds)
     assert bool((cosines > blind).all())
     noisy = recorded(mlp, build, 25, client_filter=LaplaceNoise(20.0))
-    quiet = {each.round: each for each in rounds}
+    quiet = {updates.round: updates for updates in rounds}
     assert float(reconstruct_from_rounds(noisy).cosines(list(quiet.values())).abs().max()) < 0.7
 
 
 def test_reconstruction_reads_models_and_choices_alone(mlp, build):
     rounds = recorded(mlp, build, 4)
-    blank = [replace(each, updates=torch.full_like(each.updates, math.nan)) for each in rounds]
+    blank = [replace(updates, updates=torch.full_like(updates.updates, math.nan)) for updates in rounds]
     assert torch.equal(reconstruct_from_rounds(blank).updates, reconstruct_from_rounds(rounds).updates)
 
 

@@ -23,45 +23,45 @@ def guess(assignment, group, clients=None, **settings):
 def choices(group, rounds, right, seed=0, clusters=2):
     """Choices (T, N): the group's own cluster with probability ``right``, else another; numbers swap over rounds."""
     draw = np.random.default_rng(seed)
-    found = []
+    assignment = []
     for _ in range(rounds):
         strays = draw.random(len(group)) >= right
         chosen = np.where(strays, (group + draw.integers(1, clusters, len(group))) % clusters, group % clusters)
-        found.append(draw.permutation(clusters)[chosen])
-    return np.array(found)
+        assignment.append(draw.permutation(clusters)[chosen])
+    return np.array(assignment)
 
 
 def test_groups_that_are_clusters_are_always_guessed_though_clusters_swap():
     group = np.repeat([0, 1, 2], [20, 10, 6])
     assignment = choices(group, 5, 1.0, clusters=3)
     assert len(np.unique(assignment[:, 0])) > 1, "the clusters do swap"
-    found = guess(assignment, group)
-    assert (found.accuracy, found.last_round, found.chance) == (1.0, 1.0, 1 / 3)
-    assert found.low < 1.0
-    assert found.high == 1.0
-    assert found.clients == 36
-    assert (np.diff(found.margin) > 0).all(), "each round makes the guess more certain"
+    guesses = guess(assignment, group)
+    assert (guesses.accuracy, guesses.last_round, guesses.chance) == (1.0, 1.0, 1 / 3)
+    assert guesses.low < 1.0
+    assert guesses.high == 1.0
+    assert guesses.clients == 36
+    assert (np.diff(guesses.margin) > 0).all(), "each round makes the guess more certain"
 
 
 def test_choices_that_do_not_depend_on_groups_tell_nothing():
-    group, inside, found = np.repeat([0, 1], [40, 20]), 0, []
+    group, inside, guesses = np.repeat([0, 1], [40, 20]), 0, []
     for seed in range(40):
         one = guess(choices(np.zeros_like(group), 6, 0.5, seed=seed), group, splits=4)
         inside += one.low <= one.chance <= one.high
-        found.append(one)
-    assert {one.chance for one in found} == {0.5}
+        guesses.append(one)
+    assert {one.chance for one in guesses} == {0.5}
     assert inside >= 36, "of 40 intervals of 95 %"
-    assert np.mean([one.accuracy for one in found]) == pytest.approx(0.5, abs=0.03)
-    assert np.mean([one.margin[-1] for one in found]) == pytest.approx(0, abs=0.05)
+    assert np.mean([one.accuracy for one in guesses]) == pytest.approx(0.5, abs=0.03)
+    assert np.mean([one.margin[-1] for one in guesses]) == pytest.approx(0, abs=0.05)
 
 
 def test_of_noisy_choices_the_history_tells_more_than_the_last_round():
     group = np.repeat([0, 1], [60, 40])
-    found = guess(choices(group, 20, 0.6), group)
+    guesses = guess(choices(group, 20, 0.6), group)
     # Of 20 rounds at 60 % a majority vote with perfect knowledge is right in about four of five cases.
-    assert found.last_round == pytest.approx(0.6, abs=0.1)
-    assert found.low > found.last_round
-    assert 0.7 < found.accuracy < 0.9
+    assert guesses.last_round == pytest.approx(0.6, abs=0.1)
+    assert guesses.low > guesses.last_round
+    assert 0.7 < guesses.accuracy < 0.9
 
 
 def test_the_last_choice_is_each_client_s_own_last_one():
@@ -75,10 +75,10 @@ def test_the_last_choice_is_each_client_s_own_last_one():
 def test_each_group_counts_alike_in_the_margin_however_large():
     """All of a large group choose at random, a small one always its own cluster: the margin is a mean of both."""
     group = np.repeat([0, 1], [60, 6])
-    found = guess(np.where(group == 1, 1, np.arange(66) % 2)[None], group, splits=200)
+    guesses = guess(np.where(group == 1, 1, np.arange(66) % 2)[None], group, splits=200)
     # P(0), P(1) are 1/2, 1/2 in the table of the large group, of which half chose each; 1/5, 4/5 in that of the other.
     large, small = (log(0.5 / 0.2) + log(0.5 / 0.8)) / 2, log(0.8 / 0.5)
-    assert found.margin == pytest.approx([(large + small) / 2], abs=0.02)
+    assert guesses.margin == pytest.approx([(large + small) / 2], abs=0.02)
 
 
 def test_the_order_of_clients_changes_nothing():
@@ -108,17 +108,17 @@ def test_the_guess_is_naive_bayes_with_a_table_of_each_round():
 def test_uninformative_choices_give_every_client_the_same_guess():
     """All choose one cluster, but for a client whose choice nobody else made in its round."""
     assignment = np.stack([np.zeros(12, dtype=np.int64), np.where(np.arange(12) == 0, 1, -1)])
-    found = guess(assignment, np.repeat([0, 1], [8, 4]))
-    assert (found.accuracy, found.last_round, found.chance) == (0.5, 0.5, 0.5)
-    assert found.margin.tolist() == [0, 0]
+    guesses = guess(assignment, np.repeat([0, 1], [8, 4]))
+    assert (guesses.accuracy, guesses.last_round, guesses.chance) == (0.5, 0.5, 0.5)
+    assert guesses.margin.tolist() == [0, 0]
 
 
 def test_clients_of_unknown_group_and_those_that_were_never_there_are_left_out():
     group = np.repeat([0, 1], 6)
     assignment = choices(group, 3, 1.0)
     with_more = np.concatenate([assignment, np.tile([0, -1], (3, 1))], axis=1)
-    found = guess(with_more, np.append(group, [-1, 1]))
-    assert (found.clients, found.accuracy) == (12, 1.0)
+    guesses = guess(with_more, np.append(group, [-1, 1]))
+    assert (guesses.clients, guesses.accuracy) == (12, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -155,21 +155,21 @@ def test_choices_that_thresholds_decide_give_them_away():
     draw = np.random.default_rng(1)
     # The safer model has another number in each round; one client in ten strays.
     chosen = [np.where(draw.random(60) < 0.1, ~strict, strict) ^ bool(swap) for swap in (0, 1, 1, 0, 1, 0)]
-    found = infer(np.array(chosen).astype(np.int64), GROUP, preferences)
-    assert (found.clients, found.chance) == (60, 0.5)
-    assert found.accuracy > 0.97
-    assert found.low > 0.85
+    guesses = infer(np.array(chosen).astype(np.int64), GROUP, preferences)
+    assert (guesses.clients, guesses.chance) == (60, 0.5)
+    assert guesses.accuracy > 0.97
+    assert guesses.low > 0.85
 
 
 def test_choices_that_do_not_depend_on_thresholds_tell_nothing():
-    inside, found = 0, []
+    inside, guesses = 0, []
     for seed in range(40):
         draw = np.random.default_rng(100 + seed)
         one = infer(draw.integers(0, 2, (6, 60)), GROUP, tolerated(60, seed))
         inside += one.low <= one.chance <= one.high
-        found.append(one.accuracy)
+        guesses.append(one.accuracy)
     assert inside >= 36, "of 40 intervals of 95 %"
-    assert np.mean(found) == pytest.approx(0.5, abs=0.03)
+    assert np.mean(guesses) == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -177,16 +177,16 @@ def test_choices_that_groups_decide_tell_exactly_nothing(seed):
     """Though a whole group may be the stricter one: halves are within groups, among the known clients too."""
     preferences = tolerated(60, seed)
     preferences = Preferences(preferences.threshold + 0.3 * torch.from_numpy(GROUP), preferences.beta)
-    found = infer(np.tile(GROUP, (5, 1)), GROUP, preferences)
-    assert (found.accuracy, found.last_round) == (0.5, 0.5)
+    guesses = infer(np.tile(GROUP, (5, 1)), GROUP, preferences)
+    assert (guesses.accuracy, guesses.last_round) == (0.5, 0.5)
 
 
 def test_each_group_has_as_many_stricter_as_laxer_clients_and_ties_go_by_beta_or_are_left_out():
     threshold = torch.tensor([0.5, 0.7, 0.6, 0.8, 0.9, 0.6, 0.6, 0.6, 0.6, 0.6, 0.7])
     beta = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.9, 0.1, 0.4, 0.4, 0.4])
     group = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, -1])
-    found = strictness(Preferences(threshold, beta), group, np.arange(11))
-    assert found.tolist() == [
+    classes = strictness(Preferences(threshold, beta), group, np.arange(11))
+    assert classes.tolist() == [
         STRICTER, NEITHER, STRICTER, LAXER, LAXER, NEITHER, STRICTER, LAXER, NEITHER, NEITHER, NEITHER,
     ]  # fmt: skip
     # Three of four are alike: one of them, by its number, is stricter than the fourth.

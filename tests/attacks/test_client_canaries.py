@@ -89,8 +89,8 @@ def test_the_interval_is_that_of_the_mean():
     cosines = np.array([0.02, 0.05, 0.03, 0.04])
     estimate = estimate_client_epsilon(cosines, 400, delta=1e-4, confidence=0.9)
     limits = stats.ttest_1samp(cosines, 0).confidence_interval(0.9)
-    for limit, found in ((limits.low, estimate.low), (limits.high, estimate.high)):
-        assert found == pytest.approx(epsilon_of_normals(0, 0.05, limit, cosines.std(ddof=1), 1e-4))
+    for limit, end in ((limits.low, estimate.low), (limits.high, estimate.high)):
+        assert end == pytest.approx(epsilon_of_normals(0, 0.05, limit, cosines.std(ddof=1), 1e-4))
 
 
 def test_directions_have_length_one_and_depend_on_the_client_alone():
@@ -133,8 +133,8 @@ def test_a_run_measures_its_canary_clients(mlp, build):
     result = Run(simulation).train()
     assert result.updates["client"].tolist() == [1, 2, 5]
     assert result.updates["cosine"].tolist() == pytest.approx([3**-0.5] * 3, abs=0.1)
-    found = {end: result.summary.overall[f"canaries.client_epsilon{end}"] for end in ("", ".low", ".high")}
-    assert 10 < found[".low"] < found[""] < found[".high"]
+    epsilons = {end: result.summary.overall[f"canaries.client_epsilon{end}"] for end in ("", ".low", ".high")}
+    assert 10 < epsilons[".low"] < epsilons[""] < epsilons[".high"]
     for wrong, sentence in (((1, 9), r"clients of the federation; \[9\] is not one"), ((1,), "at least 2 canary")):
         with pytest.raises(InputError, match=sentence):
             replace(simulation, round_attack=replace(canaries, ids=wrong))

@@ -95,13 +95,13 @@ def test_a_score_depends_on_its_record_alone_and_not_on_chunks(mlp, images, monk
                 boundary_distance(engine, row, x, y, rows, Stream(2)),
             ]
 
-    whole, some = scores(torch.arange(40)), torch.tensor([30, 2, 11])
+    expected, some = scores(torch.arange(40)), torch.tensor([30, 2, 11])
     monkeypatch.setattr("shoal.attacks.queries.label_only._CHUNK", 7)
-    for each, chunked, few in zip(whole, scores(torch.arange(40), threads=1), scores(some), strict=True):
-        assert torch.equal(each, chunked)
-        assert torch.equal(each[some], few)
-        assert len(each.unique()) > 1
-    assert all(len(each) == 0 for each in scores(some[:0]))
+    for values, chunked, few in zip(expected, scores(torch.arange(40), threads=1), scores(some), strict=True):
+        assert torch.equal(values, chunked)
+        assert torch.equal(values[some], few)
+        assert len(values.unique()) > 1
+    assert all(len(values) == 0 for values in scores(some[:0]))
 
 
 def test_the_distance_grows_with_the_distance_from_the_boundary():
@@ -111,16 +111,16 @@ def test_the_distance_grows_with_the_distance_from_the_boundary():
     stream, levels, draws = Stream(5), (0.05, 0.2, 0.8, 3.2), 6
     with Engine(Model(Threshold)) as engine:
         row = engine.model.init(Stream(0))
-        found = boundary_distance(engine, row, x, y, torch.arange(5), stream, levels=levels, draws=draws)
+        distances = boundary_distance(engine, row, x, y, torch.arange(5), stream, levels=levels, draws=draws)
     noise = [float(torch.randn(4, generator=stream("draw", draw).generator()).sum()) for draw in range(draws)]
     expected = [0.0]
     for margin in (0.04, 1.2, 4.0, 200.0):
-        flips = [next((s for s in levels if margin + s * each <= 0), 6.4) for each in noise]
+        flips = [next((s for s in levels if margin + s * step <= 0), 6.4) for step in noise]
         expected.append(sum(flips) / draws)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
-    assert (found.diff() >= 0).all()
-    assert found[1] < found[3] < found[4]
-    assert found[4] == pytest.approx(6.4)
+    np.testing.assert_allclose(distances.numpy(), expected, rtol=1e-6)
+    assert (distances.diff() >= 0).all()
+    assert distances[1] < distances[3] < distances[4]
+    assert distances[4] == pytest.approx(6.4)
 
 
 def test_members_of_a_model_that_memorised_have_more_votes(images):

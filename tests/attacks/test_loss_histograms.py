@@ -50,17 +50,17 @@ def exact(halves):
 def test_bins_that_separate_all_losses_lose_nothing(clustered, monkeypatch):
     state, federation, _ = clustered
     every = np.sort(np.concatenate([
-        each for i, k in enumerate(state.assignment.tolist()) for each in losses_of(clustered, k, i)
+        values for i, k in enumerate(state.assignment.tolist()) for values in losses_of(clustered, k, i)
     ]))  # fmt: skip
     assert len(np.unique(every)) == len(every) > 70
     monkeypatch.setattr(loss_histograms, "EDGES", (every[1:] + every[:-1]) / 2)
     risks = risks_of(clustered)
     for k in (0, 1):
         clients = torch.nonzero(state.assignment == k).flatten()
-        which = loss_histograms._halves(federation.ids[clients], Stream(2)("histograms", "halves", k))
-        assert sorted(which) == [0] * (len(clients) // 2) + [1] * (len(clients) // 2)
+        half = loss_histograms._halves(federation.ids[clients], Stream(2)("histograms", "halves", k))
+        assert sorted(half) == [0] * (len(clients) // 2) + [1] * (len(clients) // 2)
         halves = [
-            [np.concatenate([losses_of(clustered, k, int(i))[kind] for i in clients[which == h]]) for kind in (0, 1)]
+            [np.concatenate([losses_of(clustered, k, int(i))[kind] for i in clients[half == h]]) for kind in (0, 1)]
             for h in (0, 1)
         ]
         assert float(risks[k]) == pytest.approx(exact(halves))
@@ -91,11 +91,11 @@ def test_histogram_estimate_is_at_chance_without_memorisation(epsilon):
         if epsilon is not None:
             counts += discrete_laplace(epsilon, counts.shape, generator)
         estimates.append(cross_fitted_accuracy(counts, half, NOTHING.repeat(4, axis=1)))
-    values = np.array([each.value for each in estimates])
+    values = np.array([estimate.value for estimate in estimates])
     assert abs(values.mean() - 0.5) < 4 * values.std() / np.sqrt(len(values))
     assert values.min() < 0.48, "below 0.5 it is not clipped"
     if epsilon is None:
-        assert np.mean([each.low <= 0.5 <= each.high for each in estimates]) >= 0.95 - 0.02, "of 400"
+        assert np.mean([estimate.low <= 0.5 <= estimate.high for estimate in estimates]) >= 0.95 - 0.02, "of 400"
 
 
 def test_a_threshold_that_does_not_carry_over_is_worse_than_guessing():
@@ -164,7 +164,7 @@ def test_noise_is_named_by_client_and_estimate(clustered):
     turned = noisy.received(permuted, federation.take(order), engine, Stream(7))
     np.testing.assert_array_equal(turned, straight[order.numpy()])
     noise = straight - LossHistograms().received(state, federation, engine, Stream(7))
-    assert len({each.tobytes() for each in noise}) == 6
+    assert len({row.tobytes() for row in noise}) == 6
     assert not np.array_equal(noisy.received(state, federation, engine, Stream(8)), straight)
 
 

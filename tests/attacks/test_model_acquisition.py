@@ -31,11 +31,11 @@ def settled(groups: tuple[int, ...]) -> State:
 
 
 def attacked(
-    groups: list[int], attack: ModelAcquisition, *, own: int = 0, sybils: int = 8, state=None, algorithm=SPLITS, **how
+    groups: list[int], attack: ModelAcquisition, *, group: int = 0, sybils: int = 8, state=None, algorithm=SPLITS, **how
 ) -> Acquisition:
     """What sybils with examples of group ``own`` obtain."""
     with Engine(LINEAR, threads=1) as engine:
-        federation = engine.prepare(relabelled([*groups, *[own] * sybils]))
+        federation = engine.prepare(relabelled([*groups, *[group] * sybils]))
         training = Training(federation, algorithm, FULL, engine, Stream(3))
         examples = federation.clients.take(torch.tensor([min(len(groups), len(federation) - 1)]))
         start = settled(tuple(groups)) if state is None else state
@@ -48,25 +48,27 @@ def of_four() -> Acquisition:
 
 
 def test_one_sybil_has_the_model_of_one_cluster_and_the_second_says_that_there_is_no_other():
-    found = attacked(ONE, ModelAcquisition(), rounds=9)
-    assert found.share(1) == 1
-    assert len(found.joined) == 2, "a model that goes on changing has no split after it"
+    acquired = attacked(ONE, ModelAcquisition(), rounds=9)
+    assert acquired.share(1) == 1
+    assert len(acquired.joined) == 2, "a model that goes on changing has no split after it"
 
 
-@pytest.mark.parametrize("own", [0, 2])
-def test_two_sybils_have_the_models_of_two_opposed_groups(own):
-    found = attacked(TWO, ModelAcquisition(), own=own, sybils=2, rounds=6)
-    assert [found.share(1), found.share(2)] == [0.5, 1]
+@pytest.mark.parametrize("group", [0, 2])
+def test_two_sybils_have_the_models_of_two_opposed_groups(group):
+    acquired = attacked(TWO, ModelAcquisition(), group=group, sybils=2, rounds=6)
+    assert [acquired.share(1), acquired.share(2)] == [0.5, 1]
 
 
 def test_four_sybils_have_the_models_of_four_groups_and_no_more_than_twice_as_many_join():
-    found = of_four()
-    assert [found.share(s) for s in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1]
+    acquired = of_four()
+    assert [acquired.share(s) for s in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1]
     more = attacked(FOUR, ModelAcquisition(), sybils=10, rounds=30)
     assert len(more.joined) <= 8, "then every way is known to end"
-    assert found.share(upto=found.joined[0]) == 0, "the first round has the model of a split alone"
-    for joined, number in enumerate(found.joined):
-        assert found.share(upto=number) <= joined / 4, "who admits one newcomer in three rounds slows it, and no more"
+    assert acquired.share(upto=acquired.joined[0]) == 0, "the first round has the model of a split alone"
+    for joined, number in enumerate(acquired.joined):
+        assert acquired.share(upto=number) <= joined / 4, (
+            "who admits one newcomer in three rounds slows it, and no more"
+        )
 
 
 def test_antiparallel_updates_need_fewer_sybils_than_random_ones():
@@ -76,19 +78,19 @@ def test_antiparallel_updates_need_fewer_sybils_than_random_ones():
 
 
 def test_sybils_that_stay_are_sent_the_latest_model_of_every_cluster():
-    found = of_four()
-    last = found.received[-1].round
-    assert {k: each.round for k, each in found.latest().items()} == dict.fromkeys(range(4), last)
-    assert len(found.state.models) == 4
-    assert found.state.round == last
+    acquired = of_four()
+    last = acquired.received[-1].round
+    assert {k: harvested.round for k, harvested in acquired.latest().items()} == dict.fromkeys(range(4), last)
+    assert len(acquired.state.models) == 4
+    assert acquired.state.round == last
 
 
 def test_updates_of_full_length_make_clusters_of_their_own():
     """So the paper's sybils obtain a model of one round or two, and then lose its cluster."""
-    found = attacked(FOUR, ModelAcquisition(scale=1.0), sybils=4, rounds=20)
-    assert found.share() == 1
-    assert len(found.state.models) > 4
-    assert min(each.round for each in found.latest().values()) < found.received[-1].round
+    acquired = attacked(FOUR, ModelAcquisition(scale=1.0), sybils=4, rounds=20)
+    assert acquired.share() == 1
+    assert len(acquired.state.models) > 4
+    assert min(harvested.round for harvested in acquired.latest().values()) < acquired.received[-1].round
 
 
 class Watched:
@@ -117,22 +119,24 @@ def test_sybil_updates_depend_on_models_sent_to_sybils_alone(monkeypatch):
 
     monkeypatch.setattr(ModelAcquisition, "reply", watched)
     algorithm = Watched(SPLITS)
-    found = attacked(FOUR, ModelAcquisition(), algorithm=algorithm, sybils=3, rounds=9)
-    assert len(asked) == len(found.received) == 9 + 6 + 3
+    acquired = attacked(FOUR, ModelAcquisition(), algorithm=algorithm, sybils=3, rounds=9)
+    assert len(asked) == len(acquired.received) == 9 + 6 + 3
     for before, number, model in asked:
-        sybil = found.received[len(before)].sybil
+        sybil = acquired.received[len(before)].sybil
         assert torch.equal(model, algorithm.sent[number][sybil])
-        assert before == list(found.received[: len(before)])
-    of_one_round = {(each.round, each.sybil): each.cluster for each in found.harvest}
-    assert len(of_one_round) == len(found.harvest), "a client is sent one cluster's model"
+        assert before == list(acquired.received[: len(before)])
+    of_one_round = {(harvested.round, harvested.sybil): harvested.cluster for harvested in acquired.harvest}
+    assert len(of_one_round) == len(acquired.harvest), "a client is sent one cluster's model"
 
 
 def test_other_clusters_models_reach_nobody_who_is_not_in_them():
     state = settled(tuple(FOUR))
-    (own,) = {each.cluster for each in attacked(FOUR, ModelAcquisition(), sybils=1, rounds=5).harvest}
-    others = torch.arange(4) != own
-    spoiled = replace(state, models=torch.where(others[:, None], torch.randn(1), state.models))
-    one, other = (attacked(FOUR, ModelAcquisition(), sybils=1, rounds=5, state=each) for each in (state, spoiled))
+    (cluster,) = {harvested.cluster for harvested in attacked(FOUR, ModelAcquisition(), sybils=1, rounds=5).harvest}
+    elsewhere = torch.arange(4) != cluster
+    spoiled = replace(state, models=torch.where(elsewhere[:, None], torch.randn(1), state.models))
+    one, other = (
+        attacked(FOUR, ModelAcquisition(), sybils=1, rounds=5, state=harvested) for harvested in (state, spoiled)
+    )
     for a, b in zip(one.received, other.received, strict=True):
         assert torch.equal(a.model, b.model)
         assert torch.equal(a.update, b.update)
@@ -140,13 +144,13 @@ def test_other_clusters_models_reach_nobody_who_is_not_in_them():
 
 def received(*ways: str) -> list[Received]:
     """Sybils one after another; a letter is a model that one is sent, in upper case where its reply is antiparallel."""
-    found, number = [], 0
+    items, number = [], 0
     for sybil, way in enumerate(ways):
         for letter in way:
             number += 1
             model, reply = torch.tensor([float(ord(letter.lower()))]), int(letter.isupper())
-            found.append(Received(number, sybil, model, reply, torch.tensor([1.0 - 2 * reply])))
-    return found
+            items.append(Received(number, sybil, model, reply, torch.tensor([1.0 - 2 * reply])))
+    return items
 
 
 def choice(letter: str, *ways: str) -> int:
@@ -158,8 +162,8 @@ def test_a_sybil_tries_what_no_sybil_has_tried_and_then_goes_where_something_is_
     assert choice("a", "abx") == 1
     assert choice("z", "abx") == 0
     # Behind a's opposite only one model was seen, c; all of b is known.
-    known = ("aby", "aBx", "abw", "aBv")
-    assert choice("a", *known, "Ac") == 1
+    tried = ("aby", "aBx", "abw", "aBv")
+    assert choice("a", *tried, "Ac") == 1
     assert choice("a", "aby", "Acz") == 0, "the unknown b is as near as c"
 
 
@@ -184,7 +188,7 @@ def test_the_same_reply_to_the_same_model_is_the_same_update():
     paths = SybilPaths(received("abx", "Ac"), 2)
     assert paths.sent(torch.tensor([97.0]), 1).tolist() == [-1.0]
     assert paths.sent(torch.tensor([98.0]), 1) is None
-    assert [each.tolist() for each in paths.found(torch.tensor([97.0]))] == [[98.0], [99.0]]
+    assert [model.tolist() for model in paths.next_models(torch.tensor([97.0]))] == [[98.0], [99.0]]
 
 
 def test_away_is_opposite_to_what_was_found():

@@ -54,16 +54,16 @@ def outputs_of(models, x, engine):
 
 def test_reference_models_are_the_shadow_models_and_know_what_they_were_trained_on(clustered, records):
     _, federation, engine = clustered
-    for each in records:
-        reference = each.reference
+    for cluster in records:
+        reference = cluster.reference
         torch.testing.assert_close(reference.outputs, outputs_of(reference.models, federation.shadow.x, engine))
         for r in range(3):
-            own = each.where(each.shadow == r)
+            one = cluster.where(cluster.shadow == r)
             members = torch.zeros(len(federation.shadow), dtype=torch.bool)
-            members[own.example[own.member]] = True
+            members[one.example[one.member]] = True
             assert torch.equal(reference.trained_on[r], members)
-            assert torch.equal(own.labels, federation.shadow.y[own.example])
-            assert torch.equal(own.outputs, reference.outputs[r, own.example])
+            assert torch.equal(one.labels, federation.shadow.y[one.example])
+            assert torch.equal(one.outputs, reference.outputs[r, one.example])
 
 
 def test_a_shadow_model_kept_is_the_one_that_would_have_been_dropped(clustered, records):
@@ -75,22 +75,22 @@ def test_a_shadow_model_kept_is_the_one_that_would_have_been_dropped(clustered, 
 
 
 def test_a_shadow_model_is_compared_with_the_others(records):
-    each, reference = records[1], records[1].reference
-    for r, others in enumerate(([1, 2], [0, 2], [0, 1])):
-        query, own = each.query(r), each.where(each.shadow == r)
-        assert torch.equal(query.outputs, own.outputs)
-        assert torch.equal(query.labels, own.labels)
-        assert torch.equal(query.reference, reference.outputs[others][:, own.example])
-        assert torch.equal(query.trained_on, reference.trained_on[others][:, own.example])
+    cluster, reference = records[1], records[1].reference
+    for r, rest in enumerate(([1, 2], [0, 2], [0, 1])):
+        query, one = cluster.query(r), cluster.where(cluster.shadow == r)
+        assert torch.equal(query.outputs, one.outputs)
+        assert torch.equal(query.labels, one.labels)
+        assert torch.equal(query.reference, reference.outputs[rest][:, one.example])
+        assert torch.equal(query.trained_on, reference.trained_on[rest][:, one.example])
 
 
 def test_without_one_shadow_model_the_others_are_as_they_were(records):
-    each = records[0]
-    rest = each.without(1)
-    assert torch.equal(rest.reference.models, each.reference.models[[0, 2]])
+    cluster = records[0]
+    rest = cluster.without(1)
+    assert torch.equal(rest.reference.models, cluster.reference.models[[0, 2]])
     for new, old in enumerate((0, 2)):
-        assert torch.equal(rest.query(new).outputs, each.query(old).outputs)
-        assert torch.equal(rest.query(new).reference[0], each.query(old).reference[0 if old == 2 else 1])
+        assert torch.equal(rest.query(new).outputs, cluster.query(old).outputs)
+        assert torch.equal(rest.query(new).reference[0], cluster.query(old).reference[0 if old == 2 else 1])
 
 
 def test_the_audit_queries_members_and_test_examples(clustered):
@@ -102,9 +102,9 @@ def test_the_audit_queries_members_and_test_examples(clustered):
     assert len(attack.queries) == 4
     for k, (members, test) in enumerate((attack.queries[:2], attack.queries[2:])):
         clients = torch.nonzero(state.assignment == k).flatten()
-        own = torch.cat([federation.clients.owned(int(i)) for i in clients])
+        rows = torch.cat([federation.clients.owned(int(i)) for i in clients])
         expected = (
-            (members, federation.clients.x[own], federation.clients.y[own]),
+            (members, federation.clients.x[rows], federation.clients.y[rows]),
             (test, federation.test.x, federation.test.y),
         )
         for query, x, y in expected:
@@ -136,11 +136,11 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
     stream = Stream(2)("shadow models")
     records = team.shadow_models.records(state, federation, engine, (LOCAL,) * 2, stream, keep_models=True)
     team.estimate(state, federation, engine, (LOCAL,) * 2, Stream(2))
-    expected = [each.query(r) for each in records for r in range(3)]
+    expected = [cluster.query(r) for cluster in records for r in range(3)]
     for query, right in zip(attack.queries, expected, strict=True):
         for name, value in vars(right).items():
-            given = getattr(query, name)
-            assert torch.equal(given, value) if isinstance(value, torch.Tensor) else given is value
+            asked = getattr(query, name)
+            assert torch.equal(asked, value) if isinstance(value, torch.Tensor) else asked is value
 
 
 @pytest.mark.parametrize("estimator", ["federated", "audit"])
@@ -175,7 +175,8 @@ def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
 )
 def test_watching_changes_nothing(mlp, build, team):
     watched, alone = (
-        simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=2, threads=1, red_team=each) for each in (team, None)
+        simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=2, threads=1, red_team=estimator)
+        for estimator in (team, None)
     )
     for group in ("rows", "columns"):
         assert 0 <= watched.summary.by_group[group]["mia"] <= 1
@@ -189,7 +190,7 @@ def test_other_attacks_keep_no_models_and_evaluate_none(clustered):
         _, records = RedTeam(1, "audit", attack).fit(state, federation, engine, (LOCAL,) * 2, Stream(2))
         members = state.assignment[:, None] == torch.arange(2)
         outputs = evaluate_models(state.models, members, federation, engine, records)
-        assert all(each.reference is None for each in records)
+        assert all(cluster.reference is None for cluster in records)
         assert outputs.reference_members == outputs.reference_test == {}
         assert (
             Query.unseen(

@@ -25,62 +25,60 @@ def matrix(records: int = 6, references: int = 3, population: int = 4) -> Refere
 
 def same(one: ReferenceScores, other: ReferenceScores) -> None:
     for left, right in ((one, other), (one.population, other.population)):
-        for each in fields(left):
-            if each.name != "population":
-                np.testing.assert_array_equal(getattr(left, each.name), getattr(right, each.name), each.name)
+        for column in fields(left):
+            if column.name != "population":
+                np.testing.assert_array_equal(getattr(left, column.name), getattr(right, column.name), column.name)
 
 
 @pytest.mark.parametrize("rows", [np.array([4, 0]), np.arange(6) > 3])
 def test_some_records_keep_their_rows_and_the_population(rows):
-    whole = matrix()
-    some = whole.take(rows)
-    assert some.score.tolist() == whole.score[rows].tolist()
-    assert some.reference.tolist() == whole.reference[rows].tolist()
-    assert some.reference_member.tolist() == whole.reference_member[rows].tolist()
-    assert (some.member.tolist(), some.model.tolist()) == (whole.member[rows].tolist(), whole.model[rows].tolist())
-    assert some.population is whole.population
+    full = matrix()
+    some = full.take(rows)
+    for name in ("score", "member", "reference", "reference_member", "model"):
+        np.testing.assert_array_equal(getattr(some, name), getattr(full, name)[rows])
+    assert some.population is full.population
     assert (len(some), some.references) == (2, 3)
 
 
 def test_some_reference_models_are_left_of_records_and_population():
-    whole = matrix()
-    some = whole.only([2, 0])
-    assert some.reference.tolist() == whole.reference[:, [2, 0]].tolist()
-    assert some.reference_member.tolist() == whole.reference_member[:, [2, 0]].tolist()
-    assert some.population.reference.tolist() == whole.population.reference[:, [2, 0]].tolist()
-    assert (some.score.tolist(), some.references) == (whole.score.tolist(), 2)
-    same(whole.only(range(3)), whole)
-    assert whole.only([]).references == 0
+    full = matrix()
+    some = full.only([2, 0])
+    assert some.reference.tolist() == full.reference[:, [2, 0]].tolist()
+    assert some.reference_member.tolist() == full.reference_member[:, [2, 0]].tolist()
+    assert some.population.reference.tolist() == full.population.reference[:, [2, 0]].tolist()
+    assert (some.score.tolist(), some.references) == (full.score.tolist(), 2)
+    same(full.only(range(3)), full)
+    assert full.only([]).references == 0
 
 
 def test_a_reference_model_becomes_the_attacked_one_and_is_no_reference_of_itself():
-    whole = matrix()
-    left = whole.leave_one_out(1)
-    assert left.score.tolist() == whole.reference[:, 1].tolist()
-    assert left.member.tolist() == whole.reference_member[:, 1].tolist()
-    assert left.reference.tolist() == whole.reference[:, [0, 2]].tolist()
-    assert left.reference_member.tolist() == whole.reference_member[:, [0, 2]].tolist()
-    assert left.population.score.tolist() == whole.population.reference[:, 1].tolist()
-    assert left.population.reference.tolist() == whole.population.reference[:, [0, 2]].tolist()
-    assert left.model.tolist() == whole.model.tolist()
-    assert replace(whole, population=None).leave_one_out(1).population is None
+    full = matrix()
+    left = full.leave_one_out(1)
+    assert left.score.tolist() == full.reference[:, 1].tolist()
+    assert left.member.tolist() == full.reference_member[:, 1].tolist()
+    assert left.reference.tolist() == full.reference[:, [0, 2]].tolist()
+    assert left.reference_member.tolist() == full.reference_member[:, [0, 2]].tolist()
+    assert left.population.score.tolist() == full.population.reference[:, 1].tolist()
+    assert left.population.reference.tolist() == full.population.reference[:, [0, 2]].tolist()
+    assert left.model.tolist() == full.model.tolist()
+    assert replace(full, population=None).leave_one_out(1).population is None
 
 
 def test_nothing_of_the_attacked_model_is_left_in_the_attack_on_a_reference_model():
-    whole = matrix()
+    full = matrix()
     other = replace(
-        whole,
-        score=-whole.score,
-        member=~whole.member,
-        population=replace(whole.population, score=whole.population.score + 1),
+        full,
+        score=-full.score,
+        member=~full.member,
+        population=replace(full.population, score=full.population.score + 1),
     )
-    same(whole.leave_one_out(0), other.leave_one_out(0))
+    same(full.leave_one_out(0), other.leave_one_out(0))
 
 
 def test_numbers_of_other_widths_are_taken_and_their_owner_s_arrays_left_alone():
-    whole = matrix()
-    narrow = whole.score.astype(np.float32)
-    taken = replace(whole, score=narrow, model=whole.model.astype(np.int32))
+    full = matrix()
+    narrow = full.score.astype(np.float32)
+    taken = replace(full, score=narrow, model=full.model.astype(np.int32))
     assert (taken.score.dtype, taken.model.dtype, narrow.dtype) == (np.float64, np.int64, np.float32)
     assert taken.score.tolist() == narrow.tolist()
 

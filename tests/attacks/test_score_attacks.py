@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -66,18 +67,18 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def plain_lira(records: ReferenceScores, *, own: bool) -> list[float]:
+def plain_lira(records: ReferenceScores, *, by_record: bool) -> list[float]:
     scores = []
     for i, x in enumerate(records.score):
         logs = []
         for side, of_side in enumerate(sides(records, i)):
-            spread = variance(of_side) if own and len(of_side) > 1 else pooled(records, side)
+            spread = variance(of_side) if by_record and len(of_side) > 1 else pooled(records, side)
             logs.append(stats.norm.logpdf(x, mean(of_side), math.sqrt(spread)))
         scores.append(logs[0] - logs[1])
     return scores
 
 
-def plain_rmia(records: ReferenceScores, average, gamma: float = 2.0) -> list[float]:
+def plain_rmia(records: ReferenceScores, average, gamma: float) -> list[float]:
     """Fractions of the population, or without it of the other records.
 
     ``average`` is of the mean IN and OUT probability, the IN one None where there is none.
@@ -128,21 +129,22 @@ def plain_bavaria(records: ReferenceScores) -> list[float]:
 
 
 PLAIN = {
-    "lira": (LiRA(), lambda r: plain_lira(r, own=False)),
-    "lira, own variances": (LiRA(own_variance=7), lambda r: plain_lira(r, own=True)),
+    "lira": (LiRA(), lambda r: plain_lira(r, by_record=False)),
+    "lira, own variances": (LiRA(own_variance=7), lambda r: plain_lira(r, by_record=True)),
     "offline lira": (
         OfflineLiRA(),
         lambda r: [(x - mean(sides(r, i)[1])) / math.sqrt(pooled(r, 1)) for i, x in enumerate(r.score)],
     ),
-    "rmia": (RMIA(gamma=2.0), lambda r: plain_rmia(r, online)),
-    "offline rmia": (OfflineRMIA(gamma=2.0), lambda r: plain_rmia(r, offline)),
-    "rmia, no population": (RMIA(gamma=2.0), lambda r: plain_rmia(r, online)),
-    "offline rmia, no population": (OfflineRMIA(gamma=2.0), lambda r: plain_rmia(r, offline)),
-    # By default a record is as far above itself as it must be, and would count itself.
-    "rmia, default": (RMIA(), lambda r: plain_rmia(r, online, 1.0)),
-    "offline rmia, default": (OfflineRMIA(), lambda r: plain_rmia(r, offline, 1.0)),
-    "rmia, default, no population": (RMIA(), lambda r: plain_rmia(r, online, 1.0)),
-    "offline rmia, default, no population": (OfflineRMIA(), lambda r: plain_rmia(r, offline, 1.0)),
+    # At a gamma of 1, the default, a record is as far above itself as it must be, and would count itself.
+    **{
+        f"{attack.name}, gamma {gamma}{population}": (
+            attack(gamma=gamma),
+            partial(plain_rmia, average=mean, gamma=gamma),
+        )
+        for attack, mean in ((RMIA, online), (OfflineRMIA, offline))
+        for gamma in (1.0, 2.0)
+        for population in ("", ", no population")
+    },
     "bavaria": (BaVarIA(), plain_bavaria),
     "calibration": (DifficultyCalibration(), lambda r: [x - mean(sides(r, i)[1]) for i, x in enumerate(r.score)]),
     "loss": (LossScore(), lambda r: [math.log(sigmoid(x)) for x in r.score]),
@@ -222,7 +224,7 @@ def test_no_attack_reads_who_is_a_member(attack):
     assert attack.scores(replace(records, member=~records.member)).tolist() == attack.scores(records).tolist()
 
 
-@pytest.mark.parametrize("attack", [each for each in ATTACKS if not isinstance(each, LiRA | BaVarIA)], ids=repr)
+@pytest.mark.parametrize("attack", [one for one in ATTACKS if not isinstance(one, LiRA | BaVarIA)], ids=repr)
 def test_one_record_s_score_rises_with_the_attacked_model_s(attack):
     """Not of attacks with two distributions, to which a score far above both may speak for the wider one."""
     records = made_up(40, 8, models=2, population=20)
@@ -248,18 +250,14 @@ def test_a_record_on_one_side_only_takes_the_other_from_the_mean_difference(atta
 def test_copied_scores_are_no_evidence_of_the_variance():
     """Records that no model trained on do not make the IN variance theirs."""
     rng = np.random.default_rng(0)
-    known = made_up(50, 6)
+    seen = made_up(50, 6)
     quiet = ReferenceScores(
         np.zeros(50), np.zeros(50, bool), 0.01 * rng.normal(size=(50, 6)), np.zeros((50, 6), bool), np.zeros(50, int)
     )
-    joined = ReferenceScores(
-        *(
-            np.concatenate([getattr(known, name), getattr(quiet, name)])
-            for name in ("score", "member", "reference", "reference_member", "model")
-        )
-    )
+    names = ("score", "member", "reference", "reference_member", "model")
+    joined = ReferenceScores(*(np.concatenate([getattr(seen, name), getattr(quiet, name)]) for name in names))
     of_known, of_joined = (
-        pooled_variances(LiRA(), *in_and_out(LiRA(), each, needs_in=True)) for each in (known, joined)
+        pooled_variances(LiRA(), *in_and_out(LiRA(), scores, needs_in=True)) for scores in (seen, joined)
     )
     assert of_joined[0] == pytest.approx(of_known[0])
     assert of_joined[1] < 0.5 * of_known[1]
@@ -274,24 +272,19 @@ def test_extreme_scores_stay_finite_and_apart(attack):
     assert len(np.unique(scores)) == 50
 
 
-def test_a_matrix_without_in_scores_is_for_offline_attacks_alone(attack):
+@pytest.mark.parametrize(
+    ("trained", "refused", "words"),
+    [(False, (LiRA, BaVarIA, RMIA), "trained on"), (True, tuple({*map(type, ATTACKS)} - {LossScore}), "did not train")],
+    ids=["offline attacks alone", "the loss alone"],
+)
+def test_a_matrix_of_one_side_is_for_attacks_that_need_no_other(attack, trained, refused, words):
     records = made_up(60, 8)
-    unseen = replace(records, reference_member=np.zeros_like(records.reference_member))
-    if isinstance(attack, LiRA | BaVarIA | RMIA):
-        with pytest.raises(InputError, match=rf"'{attack.name}' needs records that some reference model trained on"):
-            attack.scores(unseen)
+    one_side = replace(records, reference_member=np.full_like(records.reference_member, trained))
+    if isinstance(attack, refused):
+        with pytest.raises(InputError, match=rf"'{attack.name}' needs records that some reference model {words}"):
+            attack.scores(one_side)
     else:
-        assert np.all(np.isfinite(attack.scores(unseen)))
-
-
-def test_a_matrix_without_out_scores_is_for_the_loss_alone(attack):
-    records = made_up(60, 8)
-    known = replace(records, reference_member=np.ones_like(records.reference_member))
-    if isinstance(attack, LossScore):
-        assert np.all(np.isfinite(attack.scores(known)))
-    else:
-        with pytest.raises(InputError, match=rf"'{attack.name}' needs records that some reference model did not train"):
-            attack.scores(known)
+        assert np.all(np.isfinite(attack.scores(one_side)))
 
 
 def test_too_few_reference_models_are_refused_and_just_enough_are_not(attack):

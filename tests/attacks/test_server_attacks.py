@@ -27,18 +27,18 @@ def made_up(rounds=3, clients=6, records=24, *, clusters=1, labels=1, signal=0.0
     draw = np.random.default_rng(seed)
     client = np.where(np.arange(records) % 4 == 3, -1, draw.integers(0, clients, records))
     difficulty = 5 * draw.standard_normal(records)
-    own = client == np.arange(clients)[:, None]
+    owned = client == np.arange(clients)[:, None]
     shape = (rounds, clients, records)
     values = {
-        name: sign * (difficulty - signal * own + draw.standard_normal(shape))
+        name: sign * (difficulty - signal * owned + draw.standard_normal(shape))
         for name, sign in (("loss", 1), ("cosine", -0.1), ("difference", -1))
     }
     assignment = np.tile(np.arange(clients) % clusters, (rounds, 1))
     for t, i in absent:
         assignment[t, i] = -1
-        for each in values.values():
-            each[t, i] = np.nan
-    values = {name: each.astype(np.float32) for name, each in values.items()}
+        for array in values.values():
+            array[t, i] = np.nan
+    values = {name: array.astype(np.float32) for name, array in values.items()}
     group = np.arange(records) % 2 if clusters > 1 else np.zeros(records, dtype=np.int64)
     return UpdateScores(
         np.arange(1, rounds + 1), np.arange(clients) * 10, assignment, **values,
@@ -64,7 +64,7 @@ class OfKind:
 def fedmia(values, assignment, *, drop_outliers=False):
     """Clients, records and rounds one by one."""
     rounds, clients, records = values.shape
-    found = np.full((clients, records), np.nan)
+    scores = np.full((clients, records), np.nan)
     for i in range(clients):
         for m in range(records):
             percentiles = []
@@ -83,8 +83,8 @@ def fedmia(values, assignment, *, drop_outliers=False):
                 variance = sum((v - mean) ** 2 for v in null) / len(null) + 1e-8
                 percentiles.append(NormalDist().cdf((values[t, i, m] - mean) / np.sqrt(variance)))
             if percentiles:
-                found[i, m] = sum(percentiles) / len(percentiles)
-    return found
+                scores[i, m] = sum(percentiles) / len(percentiles)
+    return scores
 
 
 @pytest.mark.parametrize("clusters", [1, 2])
@@ -102,27 +102,27 @@ def test_outliers_among_the_others_can_be_dropped():
     plain, dropping = FedMIACosine().score(scores), FedMIACosine(drop_outliers=True).score(scores)
     expected = fedmia(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=True)
     np.testing.assert_allclose(dropping, expected, rtol=0, atol=1e-9)
-    others = np.arange(14) != 4
-    assert np.ptp(dropping[others], axis=0).min() > 0.3 > np.ptp(plain[others], axis=0).max()
+    usual = np.arange(14) != 4
+    assert np.ptp(dropping[usual], axis=0).min() > 0.3 > np.ptp(plain[usual], axis=0).max()
     np.testing.assert_array_equal(dropping[4], plain[4], err_msg="the target itself is never dropped")
 
 
 def test_gradient_alignment_is_the_mean_over_the_rounds_of_a_client():
     scores = made_up()
     for attack, values in ((GradCosine(), scores.cosine), (GradDifference(), scores.difference)):
-        found = attack.score(scores)
+        means = attack.score(scores)
         for i in range(6):
             seen = [values[t, i].astype(np.float64) for t in range(3) if scores.assignment[t, i] >= 0]
-            np.testing.assert_allclose(found[i], sum(seen) / len(seen), rtol=0, atol=1e-9)
+            np.testing.assert_allclose(means[i], sum(seen) / len(seen), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
 def test_update_attacks_give_no_score_to_an_absent_client(attack):
     assert isinstance(attack, UpdateAttack)
     scores = made_up(absent=[(t, 1) for t in range(3)])
-    found = attack.score(scores)
-    assert np.isnan(found[1]).all()
-    assert np.isfinite(found[[0, 2, 3, 4, 5]]).all()
+    values = attack.score(scores)
+    assert np.isnan(values[1]).all()
+    assert np.isfinite(values[[0, 2, 3, 4, 5]]).all()
     audit = audit_updates(attack, scores)
     assert audit.unused.members == (np.isin(scores.client, [0, 2, 3, 4, 5])).sum()
 
@@ -151,13 +151,13 @@ def test_non_members_drawn_anew_for_each_client_would_differ_from_members_withou
     members, nobody = np.flatnonzero(scores.client == 0), np.flatnonzero(scores.client == -1)
     drawn = np.stack([values[:, k][:, draw.permutation(nobody)] for k in range(8)], axis=1)
 
-    def spread(found):
-        return np.abs(found - 0.5).mean()
+    def spread(percentiles):
+        return np.abs(percentiles - 0.5).mean()
 
-    own = FedMIALoss().score(scores)[0]
+    row = FedMIALoss().score(scores)[0]
     mistaken = fedmia(drawn, scores.assignment)[0]
-    assert spread(own[nobody]) == pytest.approx(spread(own[members]), rel=0.2)
-    assert spread(mistaken) > 2 * spread(own[members]), "an image's difficulty would be taken for its membership"
+    assert spread(row[nobody]) == pytest.approx(spread(row[members]), rel=0.2)
+    assert spread(mistaken) > 2 * spread(row[members]), "an image's difficulty would be taken for its membership"
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
@@ -168,7 +168,7 @@ def test_members_are_found_and_the_two_kinds_of_non_members_told_apart(attack):
     assert (audit.unused.members, audit.unused.non_members) == (members, 8 * nobody)
     assert (audit.other_clients.members, audit.other_clients.non_members) == (members, 7 * members)
     assert list(audit.by_client) == scores.clients.tolist()
-    assert sum(each.members for each in audit.by_client.values()) == members
+    assert sum(client.members for client in audit.by_client.values()) == members
     if isinstance(attack, FedMIALoss | FedMIACosine):
         assert audit.unused.auc > 0.75
         # The owner's low loss is in the null of the others' records, which so look even less like members.
@@ -199,9 +199,9 @@ def test_a_group_is_compared_with_its_own_non_members():
 def test_scores_of_client_group_and_label_alone_are_at_chance(seed):
     scores = made_up(clients=8, records=400, clusters=2, labels=10, seed=seed)
     audit = audit_updates(OfKind(np.random.default_rng(seed).standard_normal((8, 2, 10))), scores)
-    for found in (audit.unused, audit.other_clients, *audit.by_client.values()):
-        assert found.auc == pytest.approx(0.5, abs=1e-9)
-        assert found.accuracy == pytest.approx(0.5, abs=1e-9)
+    for metrics in (audit.unused, audit.other_clients, *audit.by_client.values()):
+        assert metrics.auc == pytest.approx(0.5, abs=1e-9)
+        assert metrics.accuracy == pytest.approx(0.5, abs=1e-9)
 
 
 def test_a_client_s_non_members_have_its_members_groups_and_labels_by_weight():
@@ -214,11 +214,11 @@ def test_a_client_s_non_members_have_its_members_groups_and_labels_by_weight():
     compared = [m for m in members if any(kinds[m] == kinds[k] for k in nobody)]
     share = {k: sum(kinds[m] == kinds[k] for m in compared) / sum(kinds[m] == kinds[k] for m in nobody) for k in nobody}
     above = sum(share[k] * (row[m] > row[k]) for m in compared for k in nobody)
-    found = audit_updates(GradCosine(), scores).by_client[10]
+    metrics = audit_updates(GradCosine(), scores).by_client[10]
     assert 0 < len(compared) < len(members), "some members have no partner"
     assert sum(share.values()) == pytest.approx(len(compared))
-    assert found.auc == pytest.approx(above / len(compared) ** 2, abs=1e-9)
-    assert (found.members, found.non_members) == (len(compared), sum(each > 0 for each in share.values()))
+    assert metrics.auc == pytest.approx(above / len(compared) ** 2, abs=1e-9)
+    assert (metrics.members, metrics.non_members) == (len(compared), sum(weight > 0 for weight in share.values()))
 
 
 def test_members_whose_labels_nobody_s_record_has_are_left_out():
@@ -270,17 +270,17 @@ def test_source_inference_is_that_of_a_loop(among):
 
     for t in range(3):
         one = {name: getattr(scores, name)[t : t + 1] for name in ("rounds", "loss", "assignment")}
-        each = SourceInference(among=among).guess(replace(scores, **one))
+        guesses = SourceInference(among=among).guess(replace(scores, **one))
         right, of, chance = expected(scores.loss[t], scores.assignment[t])
-        assert (each.right, each.count) == (right, of)
-        assert each.chance == pytest.approx(chance, abs=1e-9)
-        assert 0 <= each.low <= each.accuracy <= each.high <= 1
+        assert (guesses.right, guesses.count) == (right, of)
+        assert guesses.chance == pytest.approx(chance, abs=1e-9)
+        assert 0 <= guesses.low <= guesses.accuracy <= guesses.high <= 1
     # Client 2 was away in the first round, client 5 in the last.
     means = np.stack([np.nanmean(scores.loss[:, i].astype(np.float64), axis=0) for i in range(6)])
     right, of, chance = expected(means, np.arange(6) % 2)
-    found = SourceInference(among=among).guess(scores)
-    assert (found.right, found.count) == (right, of)
-    assert found.chance == pytest.approx(chance, abs=1e-9)
+    guesses = SourceInference(among=among).guess(scores)
+    assert (guesses.right, guesses.count) == (right, of)
+    assert guesses.chance == pytest.approx(chance, abs=1e-9)
 
 
 def test_source_inference_leaves_out_a_client_alone_in_its_cluster():
@@ -296,7 +296,7 @@ def test_group_inference_guesses_the_majority_of_the_last_cluster():
     scores = replace(made_up(absent=()), client=client, group=group)
     # The last recorded round decides: 0, 1, 2 | 3, 4, 5, of which the last is the only one in another group's cluster.
     scores.assignment[:] = [[0, 1, 0, 1, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, -1, 1, 1]]
-    found = GroupInference().guess(scores)
-    assert (found.right, found.count, found.chance) == (5, 6, 4 / 6)
+    guesses = GroupInference().guess(scores)
+    assert (guesses.right, guesses.count, guesses.chance) == (5, 6, 4 / 6)
     scores.assignment[:] = 0
     assert GroupInference().guess(scores).accuracy == 4 / 6, "one model tells nothing beyond the largest group"

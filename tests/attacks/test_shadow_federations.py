@@ -61,17 +61,17 @@ def test_as_many_owners_as_the_cluster_has_clients(clustered, monkeypatch):
 
     def spy(federations, shadow, rounds, engine, stream):
         seen.append((federations, rounds))
-        return torch.stack([each.start for each in federations])
+        return torch.stack([one.start for one in federations])
 
     monkeypatch.setattr("shoal.attacks.queries.shadow_models.train_shadow_federations", spy)
     records_of(clustered, ShadowModels(number=2, training="federated"), FULL)
     ((federations, rounds),) = seen
-    sizes = [each.sizes.tolist() for each in federations]
+    sizes = [one.sizes.tolist() for one in federations]
     assert rounds == 5, "as many as the run has done"
     # Clusters hold 9 + 12 and 7 + 12 + 5 + 10 = 34 examples; half the shadow set is 30.
     assert sizes[:2] == [[9, 12]] * 2
-    assert [len(each) for each in sizes[2:]] == [4, 4]
-    assert [len(each.examples) for each in federations] == [21, 21, 30, 30] == [sum(each) for each in sizes]
+    assert [len(one) for one in sizes[2:]] == [4, 4]
+    assert [len(one.examples) for one in federations] == [21, 21, 30, 30] == [sum(one) for one in sizes]
     empty = replace(clustered[0], assignment=torch.zeros(6, dtype=torch.int64))
     records_of((empty, *clustered[1:]), ShadowModels(number=1, training="federated"), FULL)
     assert seen[1][0][1].sizes.tolist() == [round(55 / 6)], "an empty cluster: one average client"
@@ -81,9 +81,9 @@ def test_each_cluster_s_owners_train_as_its_clients_do(clustered):
     still = replace(FULL, learning_rate=1e-12)
     moving, resting = records_of(clustered, ShadowModels(number=1, training="federated"), (FULL, still))
     engine, federation = clustered[2], clustered[1]
-    for s, (each, moves) in enumerate(((moving, True), (resting, False))):
-        begun = engine.outputs(engine.model.init(Stream(0)("start", s)), federation.shadow.x[each.example])
-        assert torch.allclose(each.outputs, begun, atol=1e-4) is not moves
+    for s, (records, moves) in enumerate(((moving, True), (resting, False))):
+        begun = engine.outputs(engine.model.init(Stream(0)("start", s)), federation.shadow.x[records.example])
+        assert torch.allclose(records.outputs, begun, atol=1e-4) is not moves
 
 
 def test_one_shadow_model_s_batches_do_not_depend_on_the_others(clustered):
@@ -126,21 +126,21 @@ def test_shadow_epochs_are_of_every_round(clustered, monkeypatch):
     seen = []
 
     def spy(federations, shadow, rounds, engine, stream):
-        seen.extend(each.local for each in federations)
-        return torch.stack([each.start for each in federations])
+        seen.extend(one.local for one in federations)
+        return torch.stack([one.start for one in federations])
 
     monkeypatch.setattr("shoal.attacks.queries.shadow_models.train_shadow_federations", spy)
     records_of(clustered, ShadowModels(number=1, epochs=7, training="federated"), FULL)
-    assert [(each.epochs, each.steps) for each in seen] == [(7, None)] * 2
+    assert [(one.epochs, one.steps) for one in seen] == [(7, None)] * 2
 
 
 def test_reference_models_are_those_that_were_trained(clustered):
     shadows = ShadowModels(number=2, training="federated")
     state, federation, engine = clustered
-    for each in shadows.records(state, federation, engine, (FULL,) * 2, Stream(0), keep_models=True):
-        assert each.reference.models.shape == (2, state.models.shape[1])
-        outputs = engine.outputs(each.reference.models[1], federation.shadow.x)
-        torch.testing.assert_close(each.reference.outputs[1], outputs)
+    for records in shadows.records(state, federation, engine, (FULL,) * 2, Stream(0), keep_models=True):
+        assert records.reference.models.shape == (2, state.models.shape[1])
+        outputs = engine.outputs(records.reference.models[1], federation.shadow.x)
+        torch.testing.assert_close(records.reference.outputs[1], outputs)
 
 
 def test_threads_change_nothing(mlp, clustered):

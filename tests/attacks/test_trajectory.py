@@ -32,10 +32,10 @@ def test_the_trajectory_is_better_than_the_last_loss_where_the_path_matters():
 
 def test_the_regression_is_that_of_scikit_learn():
     losses, member = paths(2)
-    known = make_pipeline(StandardScaler(), LogisticRegression(C=0.3, class_weight="balanced")).fit(losses, member)
-    fitted, others = LossTrajectory(inverse_penalty=0.3).fit(losses, member), paths(3)[0]
-    np.testing.assert_allclose(fitted.score(others), known.decision_function(others), atol=1e-6)
-    assert np.array_equal(fitted.score(others) > fitted.threshold, known.predict(others))
+    expected = make_pipeline(StandardScaler(), LogisticRegression(C=0.3, class_weight="balanced")).fit(losses, member)
+    fitted, fresh = LossTrajectory(inverse_penalty=0.3).fit(losses, member), paths(3)[0]
+    np.testing.assert_allclose(fitted.score(fresh), expected.decision_function(fresh), atol=1e-6)
+    assert np.array_equal(fitted.score(fresh) > fitted.threshold, expected.predict(fresh))
 
 
 def test_a_round_in_which_all_losses_are_equal_says_nothing():

@@ -61,8 +61,8 @@ def loss_and_gradient(model, row, x, y):
     network.load_state_dict(model.state_dict(row), strict=False)
     loss = model.loss(network(x[None]), y[None]).sum()
     trained = dict(network.named_parameters())
-    found = torch.autograd.grad(loss, list(trained.values()))
-    named = dict(zip(trained, found, strict=True)) | dict(network.named_buffers())
+    gradients = torch.autograd.grad(loss, list(trained.values()))
+    named = dict(zip(trained, gradients, strict=True)) | dict(network.named_buffers())
     return float(loss.detach()), model.layout.pack(named)[: model.layout.trainable].double()
 
 
@@ -84,16 +84,18 @@ def test_every_value_is_that_of_a_loop(model, records):
     assert scores.clients.tolist() == [2, 4, 7, 9, 11], "client 11 owns a record and was never seen"
     assert scores.client.tolist() == [0, 0, 1, 2, 4, -1, -1]
     seen = np.zeros(scores.loss.shape[:2], dtype=bool)
-    for t, each in enumerate(rounds):
-        for client, cluster, update in zip(each.clients.tolist(), each.assignment.tolist(), each.updates, strict=True):
+    for t, updates in enumerate(rounds):
+        for client, cluster, update in zip(
+            updates.clients.tolist(), updates.assignment.tolist(), updates.updates, strict=True
+        ):
             i = scores.clients.tolist().index(client)
             seen[t, i] = True
             assert scores.assignment[t, i] == cluster
             step = -update[: model.layout.trainable].double()
             for m in range(len(records)):
                 x, y = records.x[m], records.y[m]
-                loss, _ = loss_and_gradient(model, each.models[cluster] + update, x, y)
-                _, gradient = loss_and_gradient(model, each.models[cluster], x, y)
+                loss, _ = loss_and_gradient(model, updates.models[cluster] + update, x, y)
+                _, gradient = loss_and_gradient(model, updates.models[cluster], x, y)
                 assert scores.loss[t, i, m] == pytest.approx(loss, rel=1e-4)
                 cosine = step @ gradient / step.norm() / gradient.norm()
                 assert scores.cosine[t, i, m] == pytest.approx(float(cosine), abs=1e-5)
@@ -109,25 +111,25 @@ def test_a_step_along_a_record_s_gradient_points_to_it(mlp):
     records, start = images(), mlp.init(Stream(0))
     _, gradient = loss_and_gradient(mlp, start, records.x[0], records.y[0])
     update = (-0.1 * gradient.float())[None]
-    given = RoundUpdates(1, torch.tensor([2]), torch.tensor([0]), start[None], update)
-    scores = scored(mlp, [given], records)
+    sent = RoundUpdates(1, torch.tensor([2]), torch.tensor([0]), start[None], update)
+    scores = scored(mlp, [sent], records)
     assert scores.cosine[0, 0, 0] == pytest.approx(1.0, abs=1e-5)
     assert scores.cosine[0, 0, 0] > scores.cosine[0, 0, 1:].max() + 0.01
 
 
 def test_a_client_that_did_not_move_points_nowhere(mlp):
-    (given,) = recorded(mlp, rounds=1)
-    scores = scored(mlp, [replace(given, updates=torch.zeros_like(given.updates))], images())
+    (sent,) = recorded(mlp, rounds=1)
+    scores = scored(mlp, [replace(sent, updates=torch.zeros_like(sent.updates))], images())
     assert (scores.cosine[0, [0, 1, 3]] == 0).all()
 
 
 def values_of(scores):
-    return {each.name: getattr(scores, each.name) for each in fields(scores)}
+    return {column.name: getattr(scores, column.name) for column in fields(scores)}
 
 
 def test_memory_and_threads_change_nothing_that_is_found(mlp, monkeypatch):
     rounds, records = recorded(mlp), images(40)
-    whole = scored(mlp, rounds, records, threads=1)
+    expected = scored(mlp, rounds, records, threads=1)
     monkeypatch.setattr(gradients_module, "_ELEMENTS", 3 * mlp.layout.size)
     sizes = []
     original = gradients_module.example_gradients
@@ -142,7 +144,7 @@ def test_memory_and_threads_change_nothing_that_is_found(mlp, monkeypatch):
     for name, values in values_of(one).items():
         np.testing.assert_array_equal(values, values_of(three)[name])
         if isinstance(values, np.ndarray):
-            np.testing.assert_allclose(values, values_of(whole)[name], rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(values, values_of(expected)[name], rtol=1e-4, atol=1e-6)
 
 
 def test_the_order_of_clients_and_records_only_orders_the_values(mlp):
@@ -166,7 +168,7 @@ def test_the_order_of_clients_and_records_only_orders_the_values(mlp):
 
 def test_nothing_given_is_changed(mlp):
     rounds, records = recorded(mlp), images()
-    before = [each.updates.clone() for each in rounds], records.x.clone()
+    before = [updates.updates.clone() for updates in rounds], records.x.clone()
     scored(mlp, rounds, records)
     assert all(torch.equal(one.updates, other) for one, other in zip(rounds, before[0], strict=True))
     assert torch.equal(records.x, before[1])
@@ -175,25 +177,25 @@ def test_nothing_given_is_changed(mlp):
 def test_the_records_of_a_federation_are_its_clients_and_nobody_s_test_examples(build):
     federation = build().take(torch.tensor([5, 0, 3, 1, 4, 2]))
     records = OwnedRecords.from_federation(federation)
-    own = [5] * 10 + [0] * 9 + [3] * 12 + [1] * 12 + [4] * 5 + [2] * 7
-    assert records.client.tolist() == own + [-1] * len(federation.test)
+    owners = [5] * 10 + [0] * 9 + [3] * 12 + [1] * 12 + [4] * 5 + [2] * 7
+    assert records.client.tolist() == owners + [-1] * len(federation.test)
     assert torch.equal(records.x[:10], federation.clients.x[federation.clients.owned(0)])
-    assert torch.equal(records.group[len(own) :], federation.test.group)
+    assert torch.equal(records.group[len(owners) :], federation.test.group)
     assert records.group[:19].tolist() == [1] * 10 + [0] * 9
 
 
 def test_updates_that_cannot_be_attacked_are_one_sentence(mlp):
-    (given,), records = recorded(mlp, rounds=1), images()
-    broken = given.updates.clone()
+    (sent,), records = recorded(mlp, rounds=1), images()
+    broken = sent.updates.clone()
     broken[1, 3] = torch.nan
     for wrong, sentence in [
         (
-            replace(given, updates=given.updates[:, 1:]),
+            replace(sent, updates=sent.updates[:, 1:]),
             r"round 1: 'updates' must have shape \(3, 323\) .* got \(3, 322\)",
         ),
-        (replace(given, updates=broken), "round 1: 'updates' must be finite numbers"),
-        (replace(given, clients=torch.tensor([2, 4, 2])), "round 1: 'clients' must be different .* client 2 has 2"),
-        (replace(given, assignment=torch.tensor([0, 1, 2])), "round 1: 'assignment' must have one of the 2 models"),
+        (replace(sent, updates=broken), "round 1: 'updates' must be finite numbers"),
+        (replace(sent, clients=torch.tensor([2, 4, 2])), "round 1: 'clients' must be different .* client 2 has 2"),
+        (replace(sent, assignment=torch.tensor([0, 1, 2])), "round 1: 'assignment' must have one of the 2 models"),
     ]:
         with pytest.raises(InputError, match=sentence):
             scored(mlp, [wrong], records)
@@ -201,7 +203,7 @@ def test_updates_that_cannot_be_attacked_are_one_sentence(mlp):
         scored(mlp, [], records)
     nothing = OwnedRecords(records.x[:0], records.y[:0], records.client[:0], records.group[:0], records.groups)
     with pytest.raises(InputError, match="no records to attack"):
-        scored(mlp, [given], nothing)
+        scored(mlp, [sent], nothing)
 
 
 def test_losses_are_the_model_s_own(mlp):

@@ -33,7 +33,7 @@ def theorem(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 @pytest.mark.parametrize("delta", [0.0, 1e-4, 0.01])
 def test_the_probability_is_that_of_the_theorem(m, r, v, delta):
     epsilons = np.array([0.0, 0.3, 1.0, 2.5])
-    expected = [theorem(m, r, v, each, delta) for each in epsilons.tolist()]
+    expected = [theorem(m, r, v, epsilon, delta) for epsilon in epsilons.tolist()]
     np.testing.assert_allclose(p_value(m, r, v, epsilons, delta), expected, rtol=1e-9)
 
 
@@ -61,8 +61,8 @@ def test_the_delta_term_holds_for_coins_that_are_revealed_now_and_then(revealed)
     m, epsilon, delta = 60, 1.0, 1e-3
     happens = m * delta / revealed
     for correct in range(35, 61):
-        known = [tail(m - revealed, correct - revealed, epsilon), tail(m, correct, epsilon)]
-        truth = happens * known[0] + (1 - happens) * known[1]
+        tails = [tail(m - revealed, correct - revealed, epsilon), tail(m, correct, epsilon)]
+        truth = happens * tails[0] + (1 - happens) * tails[1]
         (bound,) = p_value(m, m, correct, np.array([epsilon]), delta)
         assert truth <= bound + 1e-12
 
@@ -71,8 +71,8 @@ def randomized_response(m: int, epsilon: float, seed: int) -> tuple[np.ndarray, 
     """Scores and coins: each score tells its coin with probability e^epsilon / (1 + e^epsilon), exactly epsilon-DP."""
     draw = np.random.default_rng(seed)
     included = draw.random(m) < 0.5
-    told = np.where(draw.random(m) < 1 / (1 + math.exp(-epsilon)), included, ~included)
-    return told + 0.1 * draw.random(m), included
+    answer = np.where(draw.random(m) < 1 / (1 + math.exp(-epsilon)), included, ~included)
+    return answer + 0.1 * draw.random(m), included
 
 
 def laplace(m: int, epsilon: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -112,8 +112,8 @@ def test_no_more_bounds_are_wrong_than_the_confidence_says():
 def test_several_choices_of_guesses_share_the_error_probability():
     scores, included = laplace(300, 3.0, 1)
     both = one_run_audit(scores, included, confidence=0.9, guesses=[(20, 20), (60, 60)])
-    alone = [one_run_audit(scores, included, confidence=0.95, guesses=[each]) for each in ((20, 20), (60, 60))]
-    assert both.epsilon == max(each.epsilon for each in alone)
+    alone = [one_run_audit(scores, included, confidence=0.95, guesses=[choice]) for choice in ((20, 20), (60, 60))]
+    assert both.epsilon == max(audit.epsilon for audit in alone)
     assert both.confidence == 0.9
 
 

@@ -97,7 +97,7 @@ def test_clients_that_never_trained_are_no_members(mlp, build):
     assert result.clients["exposure"].notna().tolist() == trained.tolist()
     assert (result.clients.loc[~trained, "attack"] == "none").all()
     assert not result.clients.loc[~trained, "exceeded"].any()
-    members = sum(each["members"] for each in result.summary.by_group.values())
+    members = sum(metrics["members"] for metrics in result.summary.by_group.values())
     assert members == result.clients.loc[trained, "examples"].sum()
 
 
@@ -108,12 +108,12 @@ def test_who_trained_too_long_ago_is_no_member(mlp, build):
         result = measured(
             mlp, build, scripted(stay, gone, gone, gone, gone, gone), rounds=5, member_rounds=member_rounds
         )
-        audited = [int(each["examples"]) for each in result.summary.by_cluster.values()]
+        audited = [int(metrics["examples"]) for metrics in result.summary.by_cluster.values()]
         assert audited == [21, 34], "sizes are of those who choose the model at the end"
         exposed = result.state.trainers(member_rounds)
         assert [int((exposed[:, k] * torch.tensor([9, 12, 7, 12, 5, 10])).sum()) for k in (0, 1)] == members
     # In groups everybody counts once, on the model that it trained last.
-    assert sum(each["members"] for each in result.summary.by_group.values()) == 55
+    assert sum(metrics["members"] for metrics in result.summary.by_group.values()) == 55
 
 
 def test_exposure_is_by_the_deciding_attack_on_the_most_exposed_model_that_a_client_trained(build):
@@ -169,9 +169,9 @@ def deployed(model):
 def test_a_client_that_trained_one_model_last_is_a_member_of_that_whatever_it_uses():
     state = after([[5, 0], [4, 5], [0, 0]], [0, 1, -1])
     for model in ([0, 1, 0], [1, 0, 1]):
-        found = Membership.of_deployed(state, deployed(model), within=5)
-        assert found.latest.tolist() == [0, 1, -1]
-        assert found.trainers.tolist() == [[True, False], [True, True], [False, False]]
+        members = Membership.of_deployed(state, deployed(model), within=5)
+        assert members.latest.tolist() == [0, 1, -1]
+        assert members.trainers.tolist() == [[True, False], [True, True], [False, False]]
 
 
 def test_of_models_that_were_trained_together_it_is_a_member_of_the_one_that_it_uses():

@@ -51,25 +51,25 @@ def test_models_in_parts_give_the_bits_of_all_at_once_in_a_regression(monkeypatc
 
 
 def in_parts(monkeypatch, simulated):
-    whole = simulated()
+    at_once = simulated()
     monkeypatch.setattr(final_attacks, "OUTPUTS_AT_ONCE", 1)
     monkeypatch.setattr(final_attacks, "PAIRS_AT_ONCE", 1)
     parts = simulated()
-    found, expected = (
-        {key: value for key, value in flatten(each.summary).items() if not key.startswith("seconds.")}
-        for each in (parts, whole)
+    in_parts_flat, expected = (
+        {key: value for key, value in flatten(result.summary).items() if not key.startswith("seconds.")}
+        for result in (parts, at_once)
     )
-    assert found == expected
-    pd.testing.assert_frame_equal(parts.clients, whole.clients, check_exact=True)
-    pd.testing.assert_frame_equal(parts.roc, whole.roc, check_exact=True)
+    assert in_parts_flat == expected
+    pd.testing.assert_frame_equal(parts.clients, at_once.clients, check_exact=True)
+    pd.testing.assert_frame_equal(parts.roc, at_once.roc, check_exact=True)
 
 
 def test_outputs_of_an_earlier_part_are_not_kept(mlp, build, monkeypatch):
     kept, evaluate = [], final_attacks.evaluate_models
 
-    def watched(*given, **named):
-        assert not any(each() is not None for each in kept), "outputs of an earlier part are still there"
-        outputs = evaluate(*given, **named)
+    def watched(*arguments, **options):
+        assert not any(reference() is not None for reference in kept), "outputs of an earlier part are still there"
+        outputs = evaluate(*arguments, **options)
         kept.append(weakref.ref(outputs.test))
         return outputs
 
@@ -91,13 +91,16 @@ def ended(mlp, build, team, algorithm, seed=0):
     def random(examples, name):
         return replace(examples, y=torch.randint(0, 3, examples.y.shape, generator=Stream(4)(name).generator()))
 
-    known = {name: random(getattr(federation, name), name) for name in ("clients", "test", "shadow")}
-    federation = replace(federation, **known)
+    random_labels = {name: random(getattr(federation, name), name) for name in ("clients", "test", "shadow")}
+    federation = replace(federation, **random_labels)
     return simulate_with(federation, mlp, algorithm, LONG, rounds=2, seed=seed, threads=1, red_team=team)
 
 
 def test_metrics_of_several_fits_average_accuracy_and_interval():
-    rates = dict.fromkeys((each.name for each in fields(MembershipMetrics)), 0.1) | {"members": 10, "non_members": 20}
+    rates = dict.fromkeys((rate.name for rate in fields(MembershipMetrics)), 0.1) | {
+        "members": 10,
+        "non_members": 20,
+    }
     fits = [
         MembershipMetrics(**{**rates, "accuracy": a, "low": a - 0.1, "high": a + 0.1, "auc": a})
         for a in (0.5, 0.6, 0.7)
@@ -114,14 +117,14 @@ def test_exposure_is_by_the_mean_and_all_else_by_the_first_fit(mlp, build, attac
     )
     assert once.state.models.equal(often.state.models)
     new = {"mia_mean", "mia_spread"}
-    both = [(each.summary.by_group, each.summary.by_cluster) for each in (once, often)]
+    both = [(result.summary.by_group, result.summary.by_cluster) for result in (once, often)]
     for before, after in zip(*both, strict=True):
         for owner, metrics in after.items():
             assert set(metrics) - set(before[owner]) == new
             kept = {name: value for name, value in metrics.items() if name not in new | {"exposure", "exceeded"}}
             assert kept == {name: before[owner][name] for name in kept}
             assert metrics["mia_spread"] >= 0
-    spread = [each["mia_spread"] for each in often.summary.by_cluster.values()]
+    spread = [metrics["mia_spread"] for metrics in often.summary.by_cluster.values()]
     assert max(spread) > 0, "shadow models are drawn anew"
     # Of the configured attack and the gap alone: the exposure of a model is at least the configured attack's mean.
     for k, metrics in often.summary.by_cluster.items():

@@ -39,11 +39,11 @@ def null(kind: str, seed: int, pairs: int = 60, references: int = 4):
 @pytest.fixture(scope="module", params=NULLS)
 def audits(request):
     """What each attack finds on all records and on the first group, in each audit."""
-    found = []
+    audits = []
     for seed in range(AUDITS):
         attacked = attack_records(null(request.param, seed))
-        found.append((everything(attacked), attacked.measured("group")["0"]))
-    return found
+        audits.append((everything(attacked), attacked.measured("group")["0"]))
+    return audits
 
 
 def everything(attacked):
@@ -55,33 +55,37 @@ def least(share: float, of: int) -> int:
     return int(binom.ppf(0.001, of, share))
 
 
+def assert_intervals_hold_a_half(audits, name=""):
+    for low, high in (("auc_low", "auc_high"), ("low", "high")):
+        holds = sum(getattr(audit, low) <= 0.5 <= getattr(audit, high) for audit in audits)
+        assert holds >= least(0.95, len(audits)), (name, low, holds / len(audits))
+
+
 @pytest.mark.parametrize("scope", [0, 1], ids=["all", "group"])
 @pytest.mark.parametrize("attack", NAMES)
 def test_intervals_over_pairs_hold_a_half_as_often_as_they_say(audits, attack, scope):
-    mine = [each[scope][attack] for each in audits]
-    for low, high in (("auc_low", "auc_high"), ("low", "high")):
-        holds = sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in mine)
-        assert holds >= least(0.95, AUDITS), (low, holds / AUDITS)
-    within = sum(each.accuracy <= each.null_high + 1e-9 for each in mine)
+    mine = [audit[scope][attack] for audit in audits]
+    assert_intervals_hold_a_half(mine)
+    within = sum(audit.accuracy <= audit.null_high + 1e-9 for audit in mine)
     # Balanced accuracies are discrete, so that "at most" may be somewhat more than 95 %, or less.
     assert within >= least(0.93, AUDITS)
-    assert np.mean([each.accuracy for each in mine]) == pytest.approx(0.5, abs=0.02)
+    assert np.mean([audit.accuracy for audit in mine]) == pytest.approx(0.5, abs=0.02)
 
 
 def test_intervals_are_no_wider_than_they_must_be(audits):
     """As if records were independent, those of attacks whose errors are alike in a pair held 0.5 in 98 to 100 %."""
-    every = [each for found, _ in audits for each in found.values()]
+    every = [audit for attacks, _ in audits for audit in attacks.values()]
     for low, high in (("auc_low", "auc_high"), ("low", "high")):
-        assert np.mean([getattr(each, low) <= 0.5 <= getattr(each, high) for each in every]) <= 0.985
+        assert np.mean([getattr(audit, low) <= 0.5 <= getattr(audit, high) for audit in every]) <= 0.985
 
 
 def test_the_deciding_attack_is_at_chance_where_the_largest_is_above(audits):
-    decides = [found[strongest(found)[0]] for found, _ in audits]
-    assert np.mean([each.accuracy for each in decides]) == pytest.approx(0.5, abs=0.02)
-    assert np.mean([max(one.accuracy for one in found.values()) for found, _ in audits]) > 0.53
-    assert sum(each.accuracy > each.null_high + 1e-9 for each in decides) <= AUDITS - least(0.93, AUDITS)
+    decides = [attacks[strongest(attacks)[0]] for attacks, _ in audits]
+    assert np.mean([audit.accuracy for audit in decides]) == pytest.approx(0.5, abs=0.02)
+    assert np.mean([max(one.accuracy for one in attacks.values()) for attacks, _ in audits]) > 0.53
+    assert sum(audit.accuracy > audit.null_high + 1e-9 for audit in decides) <= AUDITS - least(0.93, AUDITS)
     # Of the first attack 2.5 %, and of all others together as much.
-    certain = sum(strongest(found)[1] > 0.5 for found, _ in audits)
+    certain = sum(strongest(attacks)[1] > 0.5 for attacks, _ in audits)
     assert certain <= AUDITS - least(0.95, AUDITS)
 
 
@@ -111,33 +115,30 @@ def test_every_attack_on_a_run_is_at_chance_where_coins_say_who_is_a_member(run)
         "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory", *NAMES,
     }  # fmt: skip
     assert measure(run.attacks["rmia"]).low > 0.5, "there is something to find"
-    found = []
+    audits = []
     for _ in range(AUDITS):
         member = table.member ^ (rng.random(len(table) // 2) < 0.5)[table.pair]
-        found.append({name: measure(replace(rows, member=member)) for name, rows in run.attacks.items()})
+        audits.append({name: measure(replace(rows, member=member)) for name, rows in run.attacks.items()})
     for name in run.attacks:
-        mine = [each[name] for each in found]
-        for low, high in (("auc_low", "auc_high"), ("low", "high")):
-            holds = sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in mine)
-            assert holds >= least(0.95, AUDITS), (name, low, holds / AUDITS)
-        assert np.mean([each.accuracy for each in mine]) == pytest.approx(0.5, abs=0.02), name
+        mine = [audit[name] for audit in audits]
+        assert_intervals_hold_a_half(mine, name)
+        assert np.mean([audit.accuracy for audit in mine]) == pytest.approx(0.5, abs=0.02), name
 
 
 @pytest.mark.parametrize("attack", UPDATE_ATTACKS, ids=lambda attack: attack.name)
 def test_the_server_s_attacks_are_at_chance_on_updates_of_nothing(attack):
-    clients, own, others, audits = 4, 20, 60, 50
-    client = np.append(np.repeat(np.arange(clients), own), np.full(others, NOBODY))
+    clients, examples, unused, repeats = 4, 20, 60, 50
+    client = np.append(np.repeat(np.arange(clients), examples), np.full(unused, NOBODY))
     kinds = np.arange(len(client)) % 2, np.arange(len(client)) // 2 % 3
-    found = []
-    for seed in range(audits):
+    metrics = []
+    for seed in range(repeats):
         values = np.random.default_rng(seed).standard_normal((3, 2, clients, len(client))).astype(np.float32)
         assignment = np.zeros((2, clients), dtype=np.int64)
         scores = UpdateScores(np.array([1, 2]), np.arange(clients), assignment, *values, label=kinds[1], client=client,
                               group=kinds[0], groups=("a", "b"))  # fmt: skip
-        found.append(audit_updates(attack, scores).unused)
-    assert np.mean([each.auc for each in found]) == pytest.approx(0.5, abs=0.02)
-    for low, high in (("auc_low", "auc_high"), ("low", "high")):
-        assert sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in found) >= least(0.95, audits)
+        metrics.append(audit_updates(attack, scores).unused)
+    assert np.mean([audit.auc for audit in metrics]) == pytest.approx(0.5, abs=0.02)
+    assert_intervals_hold_a_half(metrics)
 
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.7])
@@ -149,10 +150,10 @@ def test_the_interval_of_an_area_follows_what_pairs_have_in_common(correlation):
     for _ in range(300):
         scores = rng.multivariate_normal([1.0, 0.0], covariance, 80).T.ravel()
         order = rng.permutation(160)
-        for i, given in enumerate((pair, None)):
-            of = None if given is None else given[order]
-            found = membership_metrics(scores[order], member[order], threshold=0.5, pair=of)
-            holds[i] += found.auc_low <= truth <= found.auc_high
+        for i, pairs in enumerate((pair, None)):
+            of = None if pairs is None else pairs[order]
+            metrics = membership_metrics(scores[order], member[order], threshold=0.5, pair=of)
+            holds[i] += metrics.auc_low <= truth <= metrics.auc_high
     assert least(0.94, 300) <= holds[0] <= 300 * 0.99
     if correlation < 0:
         assert holds[1] < least(0.94, 300), "as if they were independent"
@@ -161,10 +162,10 @@ def test_the_interval_of_an_area_follows_what_pairs_have_in_common(correlation):
 def test_the_rate_at_one_percent_allows_for_its_threshold():
     """Given the threshold, the interval lay above 0.01 in a tenth of all audits of nothing."""
     rng, member = np.random.default_rng(0), np.arange(600) < 300
-    found = [membership_metrics(rng.normal(size=600), member, threshold=0.0) for _ in range(400)]
-    above = sum(each.tpr_at_1_percent_fpr_low > 0.01 for each in found)
+    metrics = [membership_metrics(rng.normal(size=600), member, threshold=0.0) for _ in range(400)]
+    above = sum(audit.tpr_at_1_percent_fpr_low > 0.01 for audit in metrics)
     assert above <= 400 - least(0.975, 400)
-    holds = sum(each.tpr_at_1_percent_fpr_low <= 0.01 <= each.tpr_at_1_percent_fpr_high for each in found)
+    holds = sum(audit.tpr_at_1_percent_fpr_low <= 0.01 <= audit.tpr_at_1_percent_fpr_high for audit in metrics)
     assert least(0.95, 400) <= holds
 
 
@@ -200,4 +201,4 @@ def test_with_few_models_nothing_is_certain_of_a_record():
     assert np.isfinite(exposure).all()
     assert np.isnan(low).all()
     alone = made_up_pairs(50, 1)
-    assert all(np.isnan(each).all() for each in record_exposure(alone.scores, Stream(0), pair=alone.pair))
+    assert all(np.isnan(values).all() for values in record_exposure(alone.scores, Stream(0), pair=alone.pair))

@@ -42,9 +42,9 @@ def measured(accuracy, width=0.0):
 def test_measuring_by_a_column_equals_measuring_its_parts(attacked):
     for name, table in attacked.attacks.items():
         for column in ("group", "model", "client"):
-            found = measure(table, by=column)
-            assert list(found) == pd.unique(getattr(table, column)).tolist()
-            for value, metrics in found.items():
+            by_value = measure(table, by=column)
+            assert list(by_value) == pd.unique(getattr(table, column)).tolist()
+            for value, metrics in by_value.items():
                 np.testing.assert_equal(
                     astuple(metrics), astuple(measure(table.take(getattr(table, column) == value))), err_msg=name
                 )
@@ -71,9 +71,9 @@ def test_an_audit_measures_as_a_run_does(records, attacked):
     compared = 0
     for row in rows[rows["scope"].isin(by)].to_dict("records"):
         name = row["name"] if row["scope"] == "group" else int(row["name"])
-        found = by[row["scope"]][name][row["attack"]]
+        metrics = by[row["scope"]][name][row["attack"]]
         np.testing.assert_equal(
-            (found.accuracy, found.low, found.auc), (row["accuracy"], row["accuracy.low"], row["auc"])
+            (metrics.accuracy, metrics.low, metrics.auc), (row["accuracy"], row["accuracy.low"], row["auc"])
         )
         compared += 1
     assert compared == 5 * len(attacked.attacks)
@@ -82,11 +82,11 @@ def test_an_audit_measures_as_a_run_does(records, attacked):
 def test_the_attack_on_all_examples_counts_where_no_record_is_asked(attacked):
     on_records = attacked.measured("model")
     assert np.isnan(on_records[2]["rmia"].accuracy), "its records are members alone"
-    own = {"rmia": measured(0.7), "mine": measured(0.8)}
-    assert joined(on_records[2], own)["rmia"].accuracy == 0.7
+    fitted = {"rmia": measured(0.7), "mine": measured(0.8)}
+    assert joined(on_records[2], fitted)["rmia"].accuracy == 0.7
     assert np.isnan(joined(on_records[2], {})["rmia"].accuracy)
-    assert joined(on_records[0], own)["rmia"] is on_records[0]["rmia"], "but not where there are records"
-    assert list(joined(on_records[0], own)) == [*on_records[0], "mine"]
+    assert joined(on_records[0], fitted)["rmia"] is on_records[0]["rmia"], "but not where there are records"
+    assert list(joined(on_records[0], fitted)) == [*on_records[0], "mine"]
     assert next(iter(on_records[0])) == attacked.chosen
 
 
@@ -106,11 +106,11 @@ def test_the_attack_on_all_examples_counts_where_no_record_is_asked(attacked):
     ],
 )
 def test_the_attack_chosen_beforehand_decides_unless_another_is_certain_to_be_stronger(figures, expected):
-    found = {str(i): measured(*each) for i, each in enumerate(figures)}
-    name, low = strongest(found)
+    attacks = {str(i): measured(*figure) for i, figure in enumerate(figures)}
+    name, low = strongest(attacks)
     assert name == str(expected)
     if name == "0":
-        np.testing.assert_equal(low, found["0"].low)
+        np.testing.assert_equal(low, attacks["0"].low)
 
 
 def test_the_attacked_model_s_members_do_not_choose_the_attack_beforehand(records):
@@ -145,12 +145,12 @@ def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():
     of_clients = audit.attacks[audit.attacks["scope"] == "client"].set_index("name")
     assert of_clients["attack"].tolist() == [name] * 3
     for client, auc in of_clients["auc"].items():
-        own = clients == client
-        assert auc == pytest.approx(roc_auc_score(scores.member[own], by_attack[name][own]))
+        rows = clients == client
+        assert auc == pytest.approx(roc_auc_score(scores.member[rows], by_attack[name][rows]))
     listed = audit.records.set_index("record").loc[names]
     assert listed["score"].tolist() == by_attack[name].tolist()
     assert listed["member"].tolist() == scores.member.tolist()
     epsilon, of_loss = (
-        empirical_epsilon(by_attack[each], scores.member, Stream(0)("epsilon"), delta=1e-5) for each in (name, "loss")
+        empirical_epsilon(by_attack[key], scores.member, Stream(0)("epsilon"), delta=1e-5) for key in (name, "loss")
     )
     assert audit.empirical_epsilon == epsilon > of_loss + 0.5

@@ -113,12 +113,12 @@ def test_half_of_the_records_are_called_members_where_reference_models_cannot_se
 )
 def test_a_threshold_without_reference_models_has_no_bias(attack, references):
     """Records of nothing: a threshold that is fitted on half of the members is below 0.5 on the other half."""
-    found = []
+    accuracies = []
     for seed in range(150):
         records = made_up(40, references, seed=seed, shift=0.0)
-        found.append(balanced_accuracy(reference_margins(attack, records) > 0, records.member))
+        accuracies.append(balanced_accuracy(reference_margins(attack, records) > 0, records.member))
     # Three standard errors of 150 audits of some 20 members and 20 others.
-    assert np.mean(found) == pytest.approx(0.5, abs=3 * 0.08 / np.sqrt(150))
+    assert np.mean(accuracies) == pytest.approx(0.5, abs=3 * 0.08 / np.sqrt(150))
 
 
 def test_the_median_counts_ties_as_one():
@@ -133,11 +133,11 @@ def test_a_minority_whose_scores_lie_elsewhere_has_a_threshold_of_its_own(refere
     records, minority = made_up(2000, references, shift=3.0), np.arange(2000) % 8 == 0
     moved = np.where(minority, 30.0, 0.0)
     records = replace(records, score=records.score + moved, reference=records.reference + moved[:, None])
-    pooled, own = (
+    pooled, alone = (
         balanced_accuracy(reference_margins(LossScore(), records, *cells)[minority] > 0, records.member[minority])
         for cells in ((), (minority.astype(np.int64),))
     )
-    assert (pooled, own) == (0.5, pytest.approx(0.80, abs=0.05))
+    assert (pooled, alone) == (0.5, pytest.approx(0.80, abs=0.05))
 
 
 def test_a_cell_of_few_scores_has_the_threshold_of_all():
@@ -150,8 +150,8 @@ def test_a_cell_of_few_scores_has_the_threshold_of_all():
         reference_thresholds(records.score, left_out, records.reference_member, few.astype(int))[few] == alone[few]
     ).all()
     split = reference_thresholds(records.score, left_out, records.reference_member, enough.astype(int))
-    known = best_threshold(left_out[enough].ravel(), records.reference_member[enough].ravel())
-    assert set(split[enough].tolist()) == {known} != set(alone.tolist())
+    expected = best_threshold(left_out[enough].ravel(), records.reference_member[enough].ravel())
+    assert set(split[enough].tolist()) == {expected} != set(alone.tolist())
 
 
 def test_permuting_records_permutes_the_margins():

@@ -27,18 +27,18 @@ def scores(assignment, group):
 def test_groups_are_guessed_from_the_choices_of_all_rounds():
     group = np.repeat([0, 1], 6)
     # Clusters swap their numbers in the second round.
-    found = audit_server(scores(np.stack([group, 1 - group]), group))
-    flat = {key: value for key, value in found.flat().items() if key.startswith("cluster-identity.")}
+    audit = audit_server(scores(np.stack([group, 1 - group]), group))
+    flat = {key: value for key, value in audit.flat().items() if key.startswith("cluster-identity.")}
     assert {key.removeprefix("cluster-identity.") for key in flat} == {
         "accuracy", "accuracy.low", "accuracy.high", "last_round", "chance",
     }  # fmt: skip
     assert (flat["cluster-identity.accuracy"], flat["cluster-identity.chance"]) == (1.0, 0.5)
     assert flat["cluster-identity.accuracy.low"] < 1.0
-    assert "cluster-identity" not in found.omitted
-    assert found.omitted["preference-inference"] == (
+    assert "cluster-identity" not in audit.omitted
+    assert audit.omitted["preference-inference"] == (
         "needs the clients' thresholds, the truth that guesses are judged by"
     )
-    assert found.omitted["reconstruction"].endswith("got no two consecutive rounds")
+    assert audit.omitted["reconstruction"].endswith("got no two consecutive rounds")
 
 
 def test_preferences_and_updates_are_asked_where_they_can_be():
@@ -49,10 +49,10 @@ def test_preferences_and_updates_are_asked_where_they_can_be():
     models = torch.eye(2, 5)
     rounds = [RoundUpdates(t + 1, torch.arange(12), torch.from_numpy(chosen[t]), (1 + t) * models,
                            models[torch.from_numpy(chosen[t])]) for t in (0, 1)]  # fmt: skip
-    found = audit_server(scores(chosen, group), rounds, preferences)
-    flat = found.flat()
+    audit = audit_server(scores(chosen, group), rounds, preferences)
+    flat = audit.flat()
     assert (flat["preference-inference.accuracy"], flat["preference-inference.chance"]) == (1.0, 0.5)
-    assert found.omitted == {}
+    assert audit.omitted == {}
     keys = {key.removeprefix("reconstruction.") for key in flat if key.startswith("reconstruction.")}
     ends = [f"{metric}{end}" for metric in ("cosine", "baseline", "gain") for end in ("", ".low", ".high")]
     by_scope = [f"{name}.{key}" for name in ("all", "north", "south")
@@ -74,15 +74,15 @@ def test_preferences_and_updates_are_asked_where_they_can_be():
     ],
 )
 def test_where_choices_can_tell_nothing_the_reason_is_said(group, clusters, reason):
-    found = audit_server(scores(np.arange(8).reshape(2, 4) % clusters, np.array(group)))
-    assert not any(key.startswith("cluster-identity") for key in found.flat())
-    assert found.flat()["group-inference.accuracy"] > 0
-    assert re.search(reason, found.omitted["cluster-identity"])
+    audit = audit_server(scores(np.arange(8).reshape(2, 4) % clusters, np.array(group)))
+    assert not any(key.startswith("cluster-identity") for key in audit.flat())
+    assert audit.flat()["group-inference.accuracy"] > 0
+    assert re.search(reason, audit.omitted["cluster-identity"])
 
 
 def test_members_need_records_of_nobody_with_their_group_and_label():
-    given = scores(np.zeros((1, 4), dtype=np.int64), np.array([0, 0, 0, 1]))
-    partly = replace(given, label=np.array([0, 1, 1, 0, 0]))
+    scored = scores(np.zeros((1, 4), dtype=np.int64), np.array([0, 0, 0, 1]))
+    partly = replace(scored, label=np.array([0, 1, 1, 0, 0]))
     attacks = audit_server(partly).attacks.set_index(["attack", "scope", "name"])
     assert attacks.loc[("grad-cosine", "all", "all"), "members"] == 1, "that of client 0"
     assert attacks.loc[("grad-cosine", "group", "south"), "members"] == 0
@@ -92,4 +92,4 @@ def test_members_need_records_of_nobody_with_their_group_and_label():
         ({"client": np.array([0, 1, 2, 3, 3])}, "no record is nobody's"),
     ]:
         with pytest.raises(InputError, match=sentence):
-            audit_server(replace(given, **changes))
+            audit_server(replace(scored, **changes))

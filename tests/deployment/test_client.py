@@ -45,8 +45,8 @@ def an_offer(number: int = 1, **tables: object) -> Offer:
     return Offer(number, 1, decided.toml(), models, torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
-def settings(folder, **given: object) -> NodeSettings:
-    return NodeSettings.read({"partition-id": 1, "state-dir": str(folder), **given})
+def settings(folder, **keys: object) -> NodeSettings:
+    return NodeSettings.read({"partition-id": 1, "state-dir": str(folder), **keys})
 
 
 def test_the_partition_is_the_simulators_client_with_the_nodes_own_preferences(tmp_path):
@@ -71,11 +71,10 @@ def test_a_client_replies_with_its_model_its_cluster_and_its_examples(tmp_path):
     assert not torch.equal(update.end, offer.models[update.cluster])
 
 
-def test_risk_decides_by_the_nodes_own_beta(tmp_path):
-    offer = replace(an_offer(), risks=torch.tensor([0.9, 0.5], dtype=torch.float64))
-    assert training_reply(offer, settings(tmp_path, alpha=0.0)).cluster == 1
-    risky = replace(offer, risks=torch.tensor([0.5, 0.9], dtype=torch.float64))
-    assert training_reply(risky, settings(tmp_path, alpha=0.0)).cluster == 0
+@pytest.mark.parametrize(("risks", "cluster"), [([0.9, 0.5], 1), ([0.5, 0.9], 0)])
+def test_risk_decides_by_the_nodes_own_beta(tmp_path, risks, cluster):
+    offer = replace(an_offer(), risks=torch.tensor(risks, dtype=torch.float64))
+    assert training_reply(offer, settings(tmp_path, alpha=0.0)).cluster == cluster
 
 
 def test_a_client_that_does_not_trust_the_server_goes_by_its_own_estimates(tmp_path):
@@ -87,12 +86,8 @@ def test_a_client_that_does_not_trust_the_server_goes_by_its_own_estimates(tmp_p
     assert [float(row["server"]) for row in rows] == [0.9, 0.5]
     assert update.cluster == estimates.index(min(estimates))
     training_reply(replace(offer, round=2), own)
-    assert [row.partition(",")[0] for row in (tmp_path / "risks.csv").read_text().splitlines()[1:]] == [
-        "1",
-        "1",
-        "2",
-        "2",
-    ]
+    lines = (tmp_path / "risks.csv").read_text().splitlines()[1:]
+    assert [line.partition(",")[0] for line in lines] == ["1", "1", "2", "2"]
 
 
 def test_two_rounds_at_once_are_both_in_the_ledger(tmp_path, monkeypatch):
@@ -107,10 +102,10 @@ def test_two_rounds_at_once_are_both_in_the_ledger(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Ledger, "load", staticmethod(load_together))
     rounds = [threading.Thread(target=training_reply, args=(an_offer(number), settings(tmp_path))) for number in (1, 2)]
-    for each in rounds:
-        each.start()
-    for each in rounds:
-        each.join()
+    for thread in rounds:
+        thread.start()
+    for thread in rounds:
+        thread.join()
     assert load(tmp_path / "ledger.json").rounds == 2
 
 
@@ -130,22 +125,14 @@ def test_own_estimates_find_a_model_that_remembers_its_members():
     assert float(risks[1]) == 0.5
 
 
-@pytest.mark.parametrize(
-    "defenses",
-    [
-        {"dp_sgd": {"noise_multiplier": 1.0}},
-        {"laplace_noise": {"noise_multiplier": 1.0}},
-    ],
-    ids=["dp-sgd", "Laplace noise"],
-)
-def test_noise_is_the_clients_secret_and_new_for_an_offer_that_is_made_twice(tmp_path, defenses):
+@pytest.mark.parametrize("defense", ["dp_sgd", "laplace_noise"])
+def test_noise_is_the_clients_secret_and_new_for_an_offer_that_is_made_twice(tmp_path, defense):
     """Of noise that follows from the run's seed the server knows every number."""
-    noisy, plain = an_offer(defenses=defenses), an_offer()
+    noisy, plain = an_offer(defenses={defense: {"noise_multiplier": 1.0}}), an_offer()
 
     def answers(offer, source: str) -> list[Tensor]:
-        found = [training_reply(offer, settings(tmp_path / f"{source}-{turn}", noise=source)) for turn in (0, 1)]
-        assert all(isinstance(each, ClientUpdate) for each in found)
-        return [each.end for each in found]
+        folders = (tmp_path / f"{source}-{turn}" for turn in (0, 1))
+        return [training_reply(offer, settings(folder, noise=source)).end for folder in folders]
 
     assert torch.equal(*answers(noisy, "seed")), "for trials"
     assert torch.equal(*answers(plain, "secret")), "batches without noise are the simulator's"
@@ -176,6 +163,8 @@ def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
     assert Ledger.load(tmp_path / "ledger.json") == spent
     assert isinstance(training_reply(replace(offer, round=2), settings(tmp_path)), ClientUpdate)
     assert Ledger.load(tmp_path / "ledger.json").rounds == 2
+    without_privacy = training_reply(an_offer(), settings(tmp_path / "other", **{"epsilon-budget": 100.0}))
+    assert isinstance(without_privacy, Refusal)
 
 
 @pytest.mark.parametrize("local", [{}, {"epochs": 2, "batch_size": 20}], ids=["as shared", "own"])
@@ -191,18 +180,13 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
     _, simulation = build(parse_config({**TABLE, **table}, "test"))
     with Engine(simulation.setup.model) as engine:
         training = simulation.on(engine)
-        state = [each for each, _ in training.rounds(training.start(), 2)][-1]
+        (*_, (state, _)) = training.rounds(training.start(), 2)
     trainings = accountable_trainings(training, state)
     assert trainings is not None
     stated = accounting.federation_epsilons(
         simulation.federation, [torch.arange(3)] * 2, trainings, DPSGD(noise_multiplier=1.0)
     )
     assert Ledger.load(tmp_path / "ledger.json").epsilon == pytest.approx(float(stated[1]), rel=1e-9)
-
-
-def test_a_budget_needs_differential_privacy(tmp_path):
-    refusal = training_reply(an_offer(), settings(tmp_path, **{"epsilon-budget": 100.0}))
-    assert isinstance(refusal, Refusal)
 
 
 def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):
@@ -224,21 +208,22 @@ def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):
 def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp_path):
     """Training that hardly moves it leaves what it began with."""
     local = {"epochs": 1, "batch_size": 10, "learning_rate": 1e-6}
-    found = []
+    personal_models = []
     for name, defenses in (("noisy", {"dp_sgd": {"noise_multiplier": 1.0}}), ("plain", {})):
         offer = an_offer(defenses=defenses, local=local, algorithm={"name": "ditto", "rounds": 3})
         training_reply(replace(offer, models=offer.models[:1], risks=offer.risks[:1]), settings(tmp_path / name))
         (path,) = (tmp_path / name).glob("run-*/round-000001.safetensors")
         (personal,) = [rows for key, rows in load_file(path).items() if rows.shape[-1] == offer.models.shape[1]]
-        found.append(personal)
-    torch.testing.assert_close(*found, atol=1e-4, rtol=0)
-    assert found[0].std() > 1e-2
+        personal_models.append(personal)
+    torch.testing.assert_close(*personal_models, atol=1e-4, rtol=0)
+    assert personal_models[0].std() > 1e-2
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("config", "words"),
     [
         ({}, "give either 'data-path' or 'partition-id'"),
+        ({"partition-id": 0, "data-path": "x"}, "give either 'data-path' or 'partition-id'"),
         ({"partition-id": -1}, "at least 0"),
         ({"partition-id": 0, "partion-id": 1}, "unknown key 'partion-id'; did you mean 'partition-id'"),
         ({"partition-id": 0, "alpha": 0.5, "beta": 0.6}, "must sum to 1"),
@@ -251,9 +236,9 @@ def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp
         ({"partition-id": 0, "epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
     ],
 )
-def test_a_node_that_is_set_wrong_says_so(given, words):
+def test_a_node_that_is_set_wrong_says_so(config, words):
     with pytest.raises(InputError, match=words):
-        NodeSettings.read(given)
+        NodeSettings.read(config)
 
 
 def test_a_node_runs_no_code_that_the_server_names():

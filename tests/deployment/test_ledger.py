@@ -30,8 +30,8 @@ def test_rounds_with_different_noise_are_composed():
 
 
 def test_two_trainings_are_one_round_of_both_their_steps():
-    own = LocalSGD(epochs=3, batch_size=20, gradient_privacy=PRIVATE.gradient_privacy)
-    ledger = Ledger().after([PRIVATE, own, PRIVATE], 100)
+    personal = LocalSGD(epochs=3, batch_size=20, gradient_privacy=PRIVATE.gradient_privacy)
+    ledger = Ledger().after([PRIVATE, personal, PRIVATE], 100)
     assert ledger.rounds == 1
     assert ledger.epsilon == accounting.composed([(1.1, 0.1, 40), (1.1, 0.2, 15)], 1e-5)
 

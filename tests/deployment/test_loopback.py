@@ -201,12 +201,9 @@ def simulated(path: Path) -> State:
 def models_in(out: Path, path: Path) -> torch.Tensor:
     """The models (K, P) in a run's directory."""
     _, simulation = build(read_config(path))
-    model, named = simulation.setup.model, load_file(out / "models.safetensors")
-    rows = []
-    for k in range(2):
-        own = {name.partition(".")[2]: each for name, each in named.items() if name.startswith(f"{k}.")}
-        rows.append(model.layout.pack(own))
-    return torch.stack(rows)
+    tensors, layout = load_file(out / "models.safetensors"), simulation.setup.model.layout
+    names = [slot.name for slot in layout.slots]
+    return torch.stack([layout.pack({name: tensors[f"{k}.{name}"] for name in names}) for k in range(2)])
 
 
 def finished(out: Path) -> bool:

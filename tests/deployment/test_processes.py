@@ -6,15 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import (
-    Programs,
-    descendants,
-    environment,
-    free_port,
-    listens,
-    node_config,
-    wait_until,
-)
+from processes import Programs, descendants, environment, free_port, listens, node_config, wait_until
 
 from shoal.core.errors import InputError, ShoalError
 
@@ -38,11 +30,13 @@ def test_children_of_programs_end_with_them_also_in_a_group_of_their_own(tmp_pat
 
 
 def test_no_program_sends_telemetry_or_looks_for_updates_or_installs(tmp_path):
-    found = environment(tmp_path)
-    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
-    assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
-    assert found["FLWR_HOME"] == str(tmp_path)
+    expected = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_HOME": str(tmp_path),
+    }
+    assert expected.items() <= environment(tmp_path).items()
 
 
 def test_a_program_that_fails_says_so(tmp_path):
@@ -62,10 +56,8 @@ def test_what_never_holds_is_not_waited_for_forever():
 
 
 def test_a_node_config_is_as_flower_reads_it():
-    assert (
-        node_config({"partition-id": 1, "state-dir": Path("/s"), "beta": 0.5})
-        == 'partition-id=1 state-dir="/s" beta=0.5'
-    )
+    config = node_config({"partition-id": 1, "state-dir": Path("/s"), "beta": 0.5})
+    assert config == 'partition-id=1 state-dir="/s" beta=0.5'
     assert not listens(free_port())
 
 

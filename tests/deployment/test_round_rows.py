@@ -33,9 +33,9 @@ def a_round(*, evaluated: bool):
 
 def test_what_the_server_knows_of_a_model_is_what_the_simulator_writes():
     server, simulator = a_round(evaluated=True)
-    known = ["round", "cluster", "clients", "examples", "risk", "risk_low", "risk_high", "accuracy.all"]
+    shared = ["round", "cluster", "clients", "examples", "risk", "risk_low", "risk_high", "accuracy.all"]
     for ours, theirs in zip(server, simulator, strict=True):
-        assert {name: ours[name] for name in known} == {name: theirs[name] for name in known}
+        assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
     assert [row["risk_low"] for row in server] == [0.5, 0.45]
     assert [row["accuracy"] for row in server] == pytest.approx([row["accuracy.all"] for row in server])
 

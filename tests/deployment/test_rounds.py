@@ -80,8 +80,8 @@ def by_messages(algorithm, federation: Federation, local: LocalSGD, engine: Engi
                 (sent,) = plan.trainings
                 cluster[i], offered = plan.assignment[i], sent.initial_params[sent.init_index[i]][None]
                 risks = state.risks[plan.assignment[i]][None]
-            own = training(one, parts_of(algorithm).client)
-            first = replace(own, federation=one.take(torch.zeros(len(offered), dtype=torch.int64))).start()
+            node = training(one, parts_of(algorithm).client)
+            first = replace(node, federation=one.take(torch.zeros(len(offered), dtype=torch.int64))).start()
             before = memories.get(i) or replace(
                 first,
                 assignment=first.assignment[:1],
@@ -91,18 +91,18 @@ def by_messages(algorithm, federation: Federation, local: LocalSGD, engine: Engi
             before = replace(
                 before, round=state.round, models=offered, risks=risks, trained=torch.zeros(1, len(offered)).long()
             )
-            update, memories[i] = client_round(own, before, count_best=choice == "shares")
+            update, memories[i] = client_round(node, before, count_best=choice == "shares")
             updates.append(update)
             cluster[i] = cluster[i] if plan is not None else update.cluster
         best = torch.nn.functional.one_hot(cluster, len(state.models)) * sizes[:, None]
         if choice == "shares":
-            best = torch.stack([each.best for each in updates])
-        received = Received(everyone, sizes, best, torch.stack([each.end for each in updates]))
+            best = torch.stack([update.best for update in updates])
+        received = Received(everyone, sizes, best, torch.stack([update.end for update in updates]))
         state, _ = server_round(server, state, received)
     return state
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 def test_rounds_by_messages_are_the_simulators_bit_for_bit(algorithm):
     assert_messages_are_the_simulators(algorithm)
 

@@ -63,7 +63,7 @@ class Nodes:
     pauses: int = 0
 
     def connected(self) -> list[int]:
-        return [100 + each for each in self.numbers if each not in self.away()]
+        return [100 + number for number in self.numbers if number not in self.away()]
 
     def pause(self) -> None:
         self.pauses += 1
@@ -94,20 +94,26 @@ class Nodes:
                 yield Answer(node, spoiled)
 
 
+def table_of(folder: Path, name: str) -> NodeSettings:
+    """The settings of the node of a client with a table."""
+    return NodeSettings.read(
+        {"client": name, "data-path": str(folder / f"{name}.csv"), "state-dir": str(folder / name)}
+    )
+
+
 class OwnTables(Nodes):
     """Nodes with a table each, of the clients "north" and "south"."""
 
     def settings_of(self, partition: int) -> NodeSettings:
         name = ("north", "south")[partition]
-        given = {"client": name, "data-path": str(self.folder / f"{name}.csv")}
-        return NodeSettings.read({**given, "state-dir": str(self.folder / name)})
+        return table_of(self.folder, name)
 
 
-def settings(folder: Path, table: Mapping[str, object] = TABLE, **given: object) -> RunSettings:
+def settings(folder: Path, table: Mapping[str, object] = TABLE, **keys: object) -> RunSettings:
     path = folder / "run.toml"
     path.write_text(parse_config(table, "test").toml())
     return RunSettings.read(
-        {"config": str(path), "out": str(folder / "run"), "min-nodes": 3, "wait-timeout": 0.0, **given}
+        {"config": str(path), "out": str(folder / "run"), "min-nodes": 3, "wait-timeout": 0.0, **keys}
     )
 
 
@@ -120,13 +126,17 @@ def simulated(table: Mapping[str, object]):
 
 
 def state_of(folder: Path):
-    found = load_checkpoint(folder / "run" / "checkpoint")
-    assert found is not None
-    return found.state
+    progress = load_checkpoint(folder / "run" / "checkpoint")
+    assert progress is not None
+    return progress.state
 
 
 def events_of(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "run" / "events.csv").read_text().splitlines()))
+
+
+def rounds_and_kinds(folder: Path, client: str) -> list[tuple[str, str]]:
+    return [(row["round"], row["kind"]) for row in events_of(folder) if row["client"] == client]
 
 
 @pytest.mark.parametrize(
@@ -152,36 +162,30 @@ def events_of(folder: Path) -> list[dict[str, str]]:
 def test_a_run_is_the_simulators(tmp_path, changes):
     table = {**TABLE, **changes}
     serve(Nodes(tmp_path), settings(tmp_path, table))
-    expected, found = simulated(table), state_of(tmp_path)
+    expected, deployed = simulated(table), state_of(tmp_path)
     same = torch.allclose if "fedsoft" in str(changes) else torch.equal
-    assert same(found.models, expected.models)
-    assert torch.equal(found.risks, expected.risks)
-    assert torch.equal(found.assignment, expected.assignment)
-    assert found.directives.keys() == expected.directives.keys()
-    assert all(torch.equal(found.directives[name], values) for name, values in expected.directives.items())
-    assert ("coordinator" in changes) == any(bool(values.any()) for values in found.directives.values())
+    assert same(deployed.models, expected.models)
+    assert torch.equal(deployed.risks, expected.risks)
+    assert torch.equal(deployed.assignment, expected.assignment)
+    assert deployed.directives.keys() == expected.directives.keys()
+    assert all(torch.equal(deployed.directives[name], values) for name, values in expected.directives.items())
+    assert ("coordinator" in changes) == any(bool(values.any()) for values in deployed.directives.values())
 
 
-def test_models_are_sent_once_a_round_in_one_message_and_the_chosen_one_comes_back_alone(tmp_path):
-    nodes = Nodes(tmp_path)
+def test_models_are_sent_once_a_round_and_the_chosen_one_comes_back_without_what_a_client_tolerates(tmp_path):
+    replies = []
+    nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: replies.append(reply) or reply)
     serve(nodes, settings(tmp_path))
     assert sorted(nodes.asked) == sorted([("identify", i) for i in range(3)] + 3 * [("train", i) for i in range(3)])
     assert all(offer.models.shape == (2, 650) for offer in nodes.offers)
+    assert all(set(reply) == {"model", "update"} for reply in replies)
+    assert all(set(reply["update"]) == {"cluster", "examples"} for reply in replies)
 
 
 def test_a_client_of_cfl_is_sent_its_own_model_alone(tmp_path):
     nodes = Nodes(tmp_path)
     serve(nodes, settings(tmp_path, {**TABLE, "algorithm": {"name": "cfl", "rounds": 2, "eps1": 10.0, "eps2": 0.0}}))
     assert {len(offer.models) for offer in nodes.offers} == {1}
-
-
-def test_nothing_of_what_a_client_tolerates_is_sent(tmp_path):
-    replies = []
-    nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: replies.append(reply) or reply)
-    serve(nodes, settings(tmp_path))
-    assert all(
-        set(reply["update"]) == {"cluster", "examples"} and set(reply) == {"model", "update"} for reply in replies
-    )
 
 
 def test_a_rejected_reply_is_logged_counted_and_never_merged(tmp_path):
@@ -219,28 +223,24 @@ def test_a_killed_server_goes_on_after_its_last_round_bit_for_bit(tmp_path):
         serve(Nodes(tmp_path, spoil=kill), settings(tmp_path))
     again = Nodes(tmp_path)
     serve(again, settings(tmp_path))
-    assert [each for each in again.asked if each[0] == "train"] == [("train", i) for i in (2, 1, 0)]
+    assert [asked for asked in again.asked if asked[0] == "train"] == [("train", i) for i in (2, 1, 0)]
     assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
 
 
-def test_a_client_that_comes_later_joins(tmp_path):
+@pytest.mark.parametrize(
+    ("is_away", "expected"),
+    [
+        (lambda rounds: 1 not in rounds, [("2", "joined")]),
+        (lambda rounds: rounds[-1:] == [1], [("1", "joined"), ("2", "left"), ("3", "returned")]),
+    ],
+    ids=["comes later", "leaves and comes back"],
+)
+def test_a_client_that_is_away_for_some_rounds_is_one_client(tmp_path, is_away, expected):
     rounds = []
     nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: rounds.append(number) or reply)
-    nodes.away = lambda: set() if 1 in rounds else {2}
+    nodes.away = lambda: {2} if is_away(rounds) else set()
     serve(nodes, settings(tmp_path, **{"min-nodes": 2}))
-    assert [(row["round"], row["kind"]) for row in events_of(tmp_path) if row["client"] == "partition-2"] == [
-        ("2", "joined")
-    ]
-    assert len(state_of(tmp_path).assignment) == 3
-
-
-def test_a_client_that_leaves_and_comes_back_is_the_same_client(tmp_path):
-    rounds = []
-    nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: rounds.append(number) or reply)
-    nodes.away = lambda: {2} if rounds and rounds[-1] == 1 else set()
-    serve(nodes, settings(tmp_path, **{"min-nodes": 2}))
-    kinds = [row["kind"] for row in events_of(tmp_path) if row["client"] == "partition-2"]
-    assert kinds == ["joined", "left", "returned"]
+    assert rounds_and_kinds(tmp_path, "partition-2") == expected
     assert len(state_of(tmp_path).assignment) == 3
 
 
@@ -269,20 +269,19 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
     }  # fmt: skip
     nodes = OwnTables(tmp_path, numbers=(0, 1))
     serve(nodes, settings(tmp_path, table, **{"min-nodes": 2}))
-    (offer, _), found = nodes.offers, {}
+    (offer, _), inputs = nodes.offers, {}
     assert offer.scale.inputs == ("dose", "ward")
     for name in ("north", "south"):
-        given = {"data-path": str(tmp_path / f"{name}.csv"), "client": name, "state-dir": str(tmp_path / name)}
-        clients = open_client(offer.config, NodeSettings.read(given), offer.classes, offer.scale).federation.clients
-        found[name] = clients.x[clients.indices]
-        original = found[name][:, 0].double() * offer.scale.std[0] + offer.scale.mean[0]
-        assert {round(float(each), 3) for each in original} <= {i + shifted[name] for i in range(5)}
-        assert (found[name][:, 1] == 0).all(), "constant at the server"
-    assert found["south"][:, 0].min() > found["north"][:, 0].max() + 10
+        clients = open_client(offer.config, table_of(tmp_path, name), offer.classes, offer.scale).federation.clients
+        inputs[name] = clients.x[clients.indices]
+        original = inputs[name][:, 0].double() * offer.scale.std[0] + offer.scale.mean[0]
+        assert {round(dose, 3) for dose in original.tolist()} <= {i + shifted[name] for i in range(5)}
+        assert (inputs[name][:, 1] == 0).all(), "constant at the server"
+    assert inputs["south"][:, 0].min() > inputs["north"][:, 0].max() + 10
     (tmp_path / "north.csv").write_text((tmp_path / "north.csv").read_text().replace("dose", "weight", 1))
-    given = {"data-path": str(tmp_path / "north.csv"), "client": "north", "state-dir": str(tmp_path / "again")}
+    open_client.cache_clear()
     with pytest.raises(InputError, match="has no column 'dose'"):
-        open_client(offer.config, NodeSettings.read(given), offer.classes, offer.scale)
+        open_client(offer.config, table_of(tmp_path, "north"), offer.classes, offer.scale)
 
 
 @pytest.mark.parametrize(
@@ -303,72 +302,64 @@ def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, chang
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("config", "words"),
     [
-        ({}, "'config' must be a TOML file"),
+        ({"config": ""}, "'config' must be a TOML file"),
         ({"config": "nowhere.toml"}, "a TOML file at the server or in the app; got 'nowhere.toml'"),
         ({"min-nodes": 0}, "'min-nodes' must be at least 1"),
         ({"round-timeout": -1.0}, "'round-timeout' must be at least 0"),
     ],
 )
-def test_a_run_that_is_set_wrong_says_so(tmp_path, given, words):
+def test_a_run_that_is_set_wrong_says_so(tmp_path, config, words):
     path = tmp_path / "run.toml"
     path.write_text("")
     with pytest.raises(InputError, match=words):
-        RunSettings.read({"config": str(path), **given} if given.get("config") != "nowhere.toml" and given else given)
+        RunSettings.read({"config": str(path), **config})
+
+
+@dataclass
+class Silent(Nodes):
+    """Nodes of which some do not answer.
+
+    Args:
+        is_silent: whether a node does not answer a question in a round.
+        late: an answer that comes late, to the first training.
+    """
+
+    is_silent: Callable[[int, str, str], bool] = lambda node, question, group: False
+    late: Answer | None = None
+    awaited: list[tuple[str, str, set[int]]] = field(default_factory=list)
+
+    def ask(self, question, messages, awaited, seconds, group):
+        self.awaited.append((question, group, awaited))
+        if self.late is not None and (question, group) == ("train", "1"):
+            yield self.late
+        answering = {node: text for node, text in messages.items() if not self.is_silent(node, question, group)}
+        yield from super().ask(question, answering, awaited, seconds, group)
 
 
 def test_a_node_that_never_says_who_it_is_is_waited_for_once(tmp_path):
-    waited = []
-
-    class Silent(Nodes):
-        def connected(self) -> list[int]:
-            return [100, 101, 102, 103]
-
-        def ask(self, question, messages, awaited, seconds, group):
-            waited.append((question, group, 103 in awaited))
-            yield from super().ask(
-                question, {node: each for node, each in messages.items() if node != 103}, awaited, seconds, group
-            )
-
-    serve(Silent(tmp_path), settings(tmp_path))
-    assert [each for each in waited if each[0] == "identify"] == [
-        ("identify", "1", True), ("identify", "2", False), ("identify", "3", False)
-    ]  # fmt: skip
+    nodes = Silent(tmp_path, numbers=(0, 1, 2, 3), is_silent=lambda node, question, group: node == 103)
+    serve(nodes, settings(tmp_path))
+    identified = [(group, 103 in awaited) for question, group, awaited in nodes.awaited if question == "identify"]
+    assert identified == [("1", True), ("2", False), ("3", False)]
 
 
 def test_a_node_that_says_late_who_it_is_is_waited_for_again(tmp_path):
-    class Late(Nodes):
-        def connected(self) -> list[int]:
-            return [100, 101, 102]
-
-        def ask(self, question, messages, awaited, seconds, group):
-            if question == "identify" and group == "1":
-                messages = {node: each for node, each in messages.items() if node != 102}
-            elif question == "train" and group == "1":
-                yield Answer(102, pack_identity("partition-2", 2), late=True)
-            elif question == "identify":
-                assert 102 in awaited
-            yield from super().ask(question, messages, awaited, seconds, group)
-
-    serve(Late(tmp_path), settings(tmp_path, **{"min-nodes": 2}))
-    assert [(row["round"], row["kind"]) for row in events_of(tmp_path) if row["client"] == "partition-2"] == [
-        ("2", "joined")
-    ]
+    nodes = Silent(
+        tmp_path,
+        is_silent=lambda node, question, group: (node, question, group) == (102, "identify", "1"),
+        late=Answer(102, pack_identity("partition-2", 2), late=True),
+    )
+    serve(nodes, settings(tmp_path, **{"min-nodes": 2}))
+    assert ("identify", "2", {102}) in nodes.awaited
+    assert rounds_and_kinds(tmp_path, "partition-2") == [("2", "joined")]
 
 
 def test_a_node_that_did_not_answer_is_waited_for_again_where_too_few_are_there(tmp_path):
-    waited = []
-
-    class Slow(Nodes):
-        def ask(self, question, messages, awaited, seconds, group):
-            waited.append(awaited)
-            if self.pauses < 2:
-                messages = {node: each for node, each in messages.items() if node != 102}
-            yield from super().ask(question, messages, awaited, seconds, group)
-
-    serve(Slow(tmp_path), settings(tmp_path, **{"wait-timeout": 60.0}))
-    assert waited[:3] == [{100, 101, 102}, {102}, {102}]
+    nodes = Silent(tmp_path, is_silent=lambda node, question, group: node == 102 and nodes.pauses < 2)
+    serve(nodes, settings(tmp_path, **{"wait-timeout": 60.0}))
+    assert [awaited for _, _, awaited in nodes.awaited[:3]] == [{100, 101, 102}, {102}, {102}]
 
 
 def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):

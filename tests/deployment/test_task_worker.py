@@ -36,8 +36,8 @@ class Tasks:
 def test_a_message_whose_contents_never_come_does_not_hold_up_the_next(tmp_path, monkeypatch):
     lost, done = tmp_path / "lost", tmp_path / "done"
 
-    def run(*, token: str, **given: object) -> None:
-        del given
+    def run(*, token: str, **arguments: object) -> None:
+        del arguments
         if token == "lost":
             lost.write_text(str(os.getpid()))
             time.sleep(30)
@@ -45,7 +45,7 @@ def test_a_message_whose_contents_never_come_does_not_hold_up_the_next(tmp_path,
             done.write_text("")
 
     monkeypatch.setattr(task_worker, "run_clientapp", run)
-    monkeypatch.setattr(task_worker.RuntimeHttpClient, "from_server_address", staticmethod(lambda **given: Tasks(done)))
+    monkeypatch.setattr(task_worker.RuntimeHttpClient, "from_server_address", staticmethod(lambda **_: Tasks(done)))
     with pytest.raises(Done):
         task_worker.work("127.0.0.1:1")
     wait_until(lost.exists, 60, "the first message's fork")

@@ -21,15 +21,15 @@ def test_the_canary_rate_is_on_the_roc_curve(seed, max_fpr):
     scores, member = made_up(seed)
     rate = canary_rate(scores, member, max_fpr)
     assert rate.tpr == tpr_at_fpr(*roc(scores, member), max_fpr)
-    assert rate.found == round(rate.tpr * rate.members)
+    assert rate.hits == round(rate.tpr * rate.members)
     assert (rate.members, rate.non_members) == (member.sum(), (~member).sum())
 
 
 def test_limits_of_the_canary_rate_are_exact():
     scores, member = made_up(1)
     rate = canary_rate(scores, member, 0.1)
-    assert stats.binom.sf(rate.found - 1, rate.members, rate.low) == pytest.approx(0.025)
-    assert stats.binom.cdf(rate.found, rate.members, rate.high) == pytest.approx(0.025)
+    assert stats.binom.sf(rate.hits - 1, rate.members, rate.low) == pytest.approx(0.025)
+    assert stats.binom.cdf(rate.hits, rate.members, rate.high) == pytest.approx(0.025)
     none = canary_rate(scores, member, 0.0)
     assert none.fpr_high == pytest.approx(1 - 0.025 ** (1 / none.non_members))
 

@@ -43,15 +43,15 @@ def test_watching_changes_nothing(model, federation, algorithm):
     alone, _ = played(model, federation, algorithm)
     watched, observations = played(model, federation, algorithm, attack=PropertyAttack(simulated_clients=3))
     assert same(alone, watched)
-    assert sum(len(each.features) for each in observations) > 0
+    assert sum(len(seen.features) for seen in observations) > 0
 
 
 def test_property_attack_skips_rounds_that_change_the_number_of_models(mlp, federation):
     states, observations = played(mlp, federation, CFL(eps1=9.0, eps2=0.01, warm_up=2), attack=PropertyAttack())
-    counts = [len(each.models) for each in states]
+    counts = [len(seen.models) for seen in states]
     assert counts[2] < counts[3], "nothing was divided"
-    for before, after, each in zip(counts, counts[1:], observations, strict=False):
-        assert (len(each.clusters) == 0) == (before != after)
+    for before, after, seen in zip(counts, counts[1:], observations, strict=False):
+        assert (len(seen.clusters) == 0) == (before != after)
 
 
 def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
@@ -65,11 +65,11 @@ def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
 def test_observed_updates_are_differences_of_models(mlp, federation):
     attack = PropertyAttack(remove_own_update=False)
     states, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack)
-    for before, after, each in zip(states, states[1:], observations, strict=False):
-        updates = (after.models - before.models)[each.clusters]
-        assert torch.equal(each.features, extract_features(mlp.layout, updates))
-    both = [each for each in observations if len(each.clusters) == 2]
-    earlier, later = both[0], next(each for each in both if each.round == both[0].round + 1)
+    for before, after, seen in zip(states, states[1:], observations, strict=False):
+        updates = (after.models - before.models)[seen.clusters]
+        assert torch.equal(seen.features, extract_features(mlp.layout, updates))
+    both = [seen for seen in observations if len(seen.clusters) == 2]
+    earlier, later = both[0], next(seen for seen in both if seen.round == both[0].round + 1)
     moves = [states[e.round].models - states[e.round - 1].models for e in (earlier, later)]
     expected = nn.functional.cosine_similarity(moves[0].double(), moves[1].double())
     assert torch.allclose(later.cosine, expected)
@@ -78,28 +78,28 @@ def test_observed_updates_are_differences_of_models(mlp, federation):
 def test_observations_hold_the_truth_of_the_victim_s_round_and_model(mlp, federation):
     states, observations = played(mlp, federation, IFCA(3, choose_by="batch"), attack=PropertyAttack(), rounds=9)
     victim, attacker = federation.schedule.victim, federation.schedule.attacker
-    for after, each in zip(states[1:], observations, strict=True):
+    for after, seen in zip(states[1:], observations, strict=True):
         chosen = after.assignment
-        for k, present, clients in zip(each.clusters, each.has_property, each.clients, strict=True):
+        for k, present, clients in zip(seen.clusters, seen.has_property, seen.clients, strict=True):
             assert bool(present) == (after.round % 3 == 0 and chosen[victim] == k)
             assert int(clients) == int((chosen == k).sum())
         trained_by_others = chosen[torch.arange(6) != attacker].unique()
-        assert torch.equal(each.clusters, trained_by_others)
+        assert torch.equal(seen.clusters, trained_by_others)
 
 
 def test_a_client_that_sees_only_its_own_model_sees_no_other(mlp, federation):
     states, observations = played(mlp, federation, IFCA(2), attack=PropertyAttack(visible_models="own"))
-    for after, each in zip(states[1:], observations, strict=True):
-        own = int(after.assignment[federation.schedule.attacker])
-        assert set(each.simulated_clusters.tolist()) == {own}
-        assert set(each.clusters.tolist()) <= {own}
+    for after, seen in zip(states[1:], observations, strict=True):
+        trained = int(after.assignment[federation.schedule.attacker])
+        assert set(seen.simulated_clusters.tolist()) == {trained}
+        assert set(seen.clusters.tolist()) <= {trained}
 
 
 def test_simulations_come_every_so_many_rounds_after_the_warm_up(mlp, federation):
     attack = PropertyAttack(simulate_every=2, warm_up=1, simulated_updates=5)
     _, observations = played(mlp, federation, FedAvg(), attack=attack)
-    assert [len(each.simulated_features) for each in observations] == [0, 10, 0, 10, 0, 10]
-    assert [len(each.features) for each in observations] == [0, 1, 1, 1, 1, 1]
+    assert [len(seen.simulated_features) for seen in observations] == [0, 10, 0, 10, 0, 10]
+    assert [len(seen.features) for seen in observations] == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("clients", "models", "size"), [(10, 1, 9), (10, 3, 2), (20, 3, 5), (3, 3, 1)])
@@ -135,8 +135,8 @@ def test_a_simulated_client_has_examples_of_both_kinds(mlp, federation):
 
 
 def test_an_aggregated_update_is_a_mean_with_one_holder_or_none():
-    held, others = torch.eye(3, 8), torch.eye(5, 8).roll(3, dims=1)
-    made = aggregated_updates(held, others, size=4, count=6, stream=Stream(0))
+    held, rest = torch.eye(3, 8), torch.eye(5, 8).roll(3, dims=1)
+    made = aggregated_updates(held, rest, size=4, count=6, stream=Stream(0))
     assert torch.allclose(made.sum(dim=1), torch.ones(12))
     assert torch.equal((made > 0).sum(dim=1), torch.full((12,), 4))
     assert torch.equal((made[:, :3] > 0).sum(dim=1), torch.tensor([1] * 6 + [0] * 6))
@@ -183,34 +183,36 @@ def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation)
 
 
 def test_per_cluster_forests_score_their_own_cluster_alone(mlp, federation):
-    single, own = PropertyAttack(trees=20), PropertyAttack(trees=20, forests="per-cluster")
+    single, several = PropertyAttack(trees=20), PropertyAttack(trees=20, forests="per-cluster")
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
     scored = [
         classify_updates(observations, Stream(1), forests=attack.forests, trees=attack.trees)
-        for attack in (single, own)
+        for attack in (single, several)
     ]
     assert scored[0]["present"].equals(scored[1]["present"])
     assert not scored[0]["score"].equals(scored[1]["score"])
     one_model = [
         replace(
-            each,
+            seen,
             **{
-                name: tensor[each.simulated_clusters == 0]
-                for name, tensor in vars(each).items()
+                name: tensor[seen.simulated_clusters == 0]
+                for name, tensor in vars(seen).items()
                 if name.startswith("simulated_")
             },
         )
-        for each in observations
+        for seen in observations
     ]
     blind = classify_updates(one_model, Stream(1), forests="per-cluster", trees=20)
     assert bool(blind.loc[blind["cluster"] == 1, "score"].isna().all()), "nothing was learned of model 1"
-    known = blind["cluster"] == 0
-    assert blind.loc[known, "score"].notna().all()
+    learned = blind["cluster"] == 0
+    assert blind.loc[learned, "score"].notna().all()
 
 
 def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
     malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=1.0)
-    honest, active = (played(mlp, federation, IFCA(2), malicious_clients=each)[0] for each in (None, malicious_client))
+    honest, active = (
+        played(mlp, federation, IFCA(2), malicious_clients=attacker)[0] for attacker in (None, malicious_client)
+    )
     assert not torch.allclose(honest[1].models, active[1].models)
     trained = active[1].assignment[federation.schedule.attacker]
     moved = (active[1].adversary["head"] != active[0].adversary["head"]).any(dim=1)
@@ -262,17 +264,17 @@ def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation)
 
 
 def test_test_examples_can_be_known_too(federation):
-    own, more = (
+    few, more = (
         PropertyAttack().auxiliary_examples(federation),
         PropertyAttack(auxiliary="attacker+test").auxiliary_examples(federation),
     )
     test = federation.schedule.test_has_property
-    assert len(more.with_property) == len(own.with_property) + int(test.sum())
+    assert len(more.with_property) == len(few.with_property) + int(test.sum())
     assert len(more.without_property) == int((~test).sum())
-    for given in (own, more):
-        corner = given.x[:, 0, 0, 4]
-        assert bool((corner[given.with_property] == 1).all())
-        assert bool((corner[given.without_property] < 1).all())
+    for examples in (few, more):
+        corner = examples.x[:, 0, 0, 4]
+        assert bool((corner[examples.with_property] == 1).all())
+        assert bool((corner[examples.without_property] < 1).all())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from full_simulation import simulate_with
-from property_rounds import LOCAL, observed, played
+from property_rounds import LOCAL, observed, one_round, played
 from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
 from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
@@ -62,15 +62,15 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
     states, reports, observations = played(mlp, federation, algorithm, attack=attack, **settings)
     assert torch.equal(alone[-1].models, states[-1].models)
     absent = {"attacker": 0, "victim": 0}
-    for report, each in zip(reports, observations, strict=True):
+    for report, seen in zip(reports, observations, strict=True):
         ids = federation.ids[report.cohort].tolist()
         chosen = dict(zip(ids, report.assignment.tolist(), strict=True))
         attacker, victim = (chosen.pop(federation.schedule.attacker, None), chosen.get(federation.schedule.victim))
         visible = {0, 1} if visible_models == "all" else {attacker}
-        assert set(each.clusters.tolist()) == visible & set(chosen.values())
-        assert each.has_property.tolist() == [each.round % 3 == 0 and k == victim for k in each.clusters.tolist()]
+        assert set(seen.clusters.tolist()) == visible & set(chosen.values())
+        assert seen.has_property.tolist() == [seen.round % 3 == 0 and k == victim for k in seen.clusters.tolist()]
         absent["attacker"] += attacker is None
-        absent["victim"] += victim is None and each.round % 3 == 0
+        absent["victim"] += victim is None and seen.round % 3 == 0
     assert min(absent.values()) > 0
 
 
@@ -102,11 +102,11 @@ def test_simulated_updates_do_not_depend_on_other_clients_examples(mlp, federati
     attacker = int(torch.nonzero(federation.ids == federation.schedule.attacker))
     kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
     halved = type(federation.clients).from_indices(
-        federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(each) for each in kept])
+        federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(rows) for rows in kept])
     )
     first, second = (
-        played(mlp, given, FedAvg(), attack=PropertyAttack(), rounds=1, local=local)[2][0]
-        for given in (federation, replace(federation, clients=halved))
+        played(mlp, data, FedAvg(), attack=PropertyAttack(), rounds=1, local=local)[2][0]
+        for data in (federation, replace(federation, clients=halved))
     )
     assert torch.equal(first.simulated_features, second.simulated_features)
     assert not torch.equal(first.features, second.features)
@@ -114,7 +114,7 @@ def test_simulated_updates_do_not_depend_on_other_clients_examples(mlp, federati
 
 @pytest.mark.parametrize("kind", ["plain", "bf16", "batch norm", "dropout", "clipped", "texts", "filtered"])
 def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client(mlp, federation, texts, kind):
-    model, given, settings = mlp, federation, {"participation": 0.7}
+    model, data, settings = mlp, federation, {"participation": 0.7}
     match kind:
         case "bf16":
             settings["engine"] = {"precision": "bf16"}
@@ -125,13 +125,13 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
         case "clipped":
             settings["defenses"] = defended(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).defenses
         case "texts":
-            model, given = Model(lambda: ReviewGRU(50, 3)), texts
+            model, data = Model(lambda: ReviewGRU(50, 3)), texts
         case "filtered":
             settings["update_filter"] = NormClipping(0.05)
-    malicious_client = active_property_attacker(model, given, alpha=1.0, gamma=1.0)
+    malicious_client = active_property_attacker(model, data, alpha=1.0, gamma=1.0)
     honest, active = (
-        played(model, given, IFCA(2, choose_by="batch"), malicious_clients=each, **settings)[0]
-        for each in (None, malicious_client)
+        played(model, data, IFCA(2, choose_by="batch"), malicious_clients=attacker, **settings)[0]
+        for attacker in (None, malicious_client)
     )
     near = {"atol": 2e-3, "rtol": 0.05} if kind == "bf16" else {"atol": 1e-5, "rtol": 1e-4}
     torch.testing.assert_close(honest[-1].models, active[-1].models, **near)
@@ -143,8 +143,8 @@ def test_scaling_leaves_statistics_where_they_can_be(federation):
     malicious_client = active_property_attacker(model, federation, alpha=0.9, gamma=20.0)
     plain = replace(malicious_client, gamma=1.0)
     (start, scaled), (_, once) = (
-        played(model, federation, FedAvg(), malicious_clients=each, rounds=1, local=local)[0]
-        for each in (malicious_client, plain)
+        played(model, federation, FedAvg(), malicious_clients=attacker, rounds=1, local=local)[0]
+        for attacker in (malicious_client, plain)
     )
     trained = model.layout.trainable
     torch.testing.assert_close(scaled.models[:, trained:], once.models[:, trained:])
@@ -174,17 +174,14 @@ def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings
 def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
     attack = PropertyAttack(remove_own_update=True)
     attacker = federation.schedule.attacker
-    with Engine(mlp) as engine:
-        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
-        before = training.start()
-        after, report = training.round(before)
+    with one_round(mlp, federation, IFCA(2)) as (training, before, after, report):
         observation, last = observed(attack, before, after, report, training)
-        others = torch.zeros_like(before.models)
+        rest = torch.zeros_like(before.models)
         for client in set(range(CLIENTS)) - {attacker}:
             for k, share, update in client_updates(training, before, report, client):
-                others[k] += share * update
+                rest[k] += share * update
     # Features have norm 1, so that by how much the others' shares fall short of 1 means nothing.
-    expected = extract_features(mlp.layout, others[observation.clusters])
+    expected = extract_features(mlp.layout, rest[observation.clusters])
     torch.testing.assert_close(observation.features, expected, atol=2e-3, rtol=0)
     assert not torch.equal(observation.features, extract_features(mlp.layout, last[observation.clusters]))
     assert torch.equal(last, after.models - before.models)
@@ -208,32 +205,27 @@ def test_a_swapped_update_is_that_of_the_round_with_the_victims_other_examples(m
         before = training.start()
         for _ in range(3):
             after, report = training.round(before)
-            found, _ = observed(attack, before, after, report, training)
+            seen, _ = observed(attack, before, after, report, training)
             again = Training(engine.prepare(other), FixedAssignment(report.assignment), local, engine, Stream(5))
             changed, its = again.round(before)
             expected, _ = observed(attack, before, changed, its, again)
-            (k,) = found.swapped.tolist()
+            (k,) = seen.swapped.tolist()
             victim = report.assignment[federation.ids[report.cohort] == schedule.victim]
-            assert found.clusters[k] == victim
-            torch.testing.assert_close(found.swapped_features[0], expected.features[k], atol=2e-3, rtol=0)
-            assert not torch.allclose(found.swapped_features[0], found.features[k], atol=2e-3)
+            assert seen.clusters[k] == victim
+            torch.testing.assert_close(seen.swapped_features[0], expected.features[k], atol=2e-3, rtol=0)
+            assert not torch.allclose(seen.swapped_features[0], seen.features[k], atol=2e-3)
             before = after
 
 
 def test_noise_is_drawn_anew_for_a_swapped_update(mlp, federation):
     """The attacker does not know the noise: pairs that shared it would tell more than it can see."""
-    private = DPSGD(max_grad_norm=1e-6, noise_multiplier=1e5)
-    with Engine(mlp) as engine:
-        training = Training(
-            engine.prepare(federation), FedAvg("equal"), replace(LOCAL, gradient_privacy=private), engine, Stream(5)
-        )
-        before = training.start()
-        _, report = training.round(before)
+    private = replace(LOCAL, gradient_privacy=DPSGD(max_grad_norm=1e-6, noise_multiplier=1e5))
+    with one_round(mlp, federation, FedAvg("equal"), private) as (training, before, _, report):
         schedule = federation.schedule
         same = federation.clients.take(torch.nonzero(federation.ids == schedule.victim).flatten())
-        ((_, _, own),) = client_updates(training, before, report, schedule.victim)
+        ((_, _, first),) = client_updates(training, before, report, schedule.victim)
         ((_, _, again),) = client_updates(training, before, report, schedule.victim, same)
-    assert abs(float(nn.functional.cosine_similarity(own, again, dim=0))) < 0.2
+    assert abs(float(nn.functional.cosine_similarity(first, again, dim=0))) < 0.2
 
 
 def test_pairs_cancel_whose_examples_they_are():
@@ -259,28 +251,25 @@ def test_pairs_cancel_whose_examples_they_are():
 @pytest.mark.parametrize("algorithm", [FedAvg("equal"), IFCA(2)])
 def test_simulated_updates_without_the_property_are_not_all_of_the_same_clients(mlp, federation, algorithm):
     attack = PropertyAttack(simulated_clients=2, simulated_updates=8)
-    with Engine(mlp) as engine:
-        training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5))
-        before = training.start()
-        after, report = training.round(before)
-        found, _ = observed(attack, before, after, report, training)
-    for k in found.simulated_clusters.unique():
-        without = found.simulated_features[(found.simulated_clusters == k) & ~found.simulated_has_property]
+    with one_round(mlp, federation, algorithm) as (training, before, after, report):
+        seen, _ = observed(attack, before, after, report, training)
+    for k in seen.simulated_clusters.unique():
+        without = seen.simulated_features[(seen.simulated_clusters == k) & ~seen.simulated_has_property]
         assert len(without.float().unique(dim=0)) >= 4
 
 
 def test_matched_examples_have_each_label_as_often_with_the_property_as_without():
     y = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 3])
-    given = Auxiliary(torch.zeros(11, 1), y, torch.arange(6), torch.arange(6, 11))
-    made = given.matched()
+    auxiliary = Auxiliary(torch.zeros(11, 1), y, torch.arange(6), torch.arange(6, 11))
+    made = auxiliary.matched()
     assert y[made.with_property].tolist() == y[made.without_property].tolist() == [0, 1, 1]
     assert set(made.with_property.tolist()) <= set(range(6))
     assert set(made.without_property.tolist()) <= set(range(6, 11))
 
 
-@pytest.mark.parametrize("known", ["attacker", "attacker+test"])
-def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known):
-    made = PropertyAttack(auxiliary=known, match_labels=True).auxiliary_examples(federation)
+@pytest.mark.parametrize("auxiliary", ["attacker", "attacker+test"])
+def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, auxiliary):
+    made = PropertyAttack(auxiliary=auxiliary, match_labels=True).auxiliary_examples(federation)
     counts = [
         torch.bincount(made.y[rows], minlength=3).tolist() for rows in (made.with_property, made.without_property)
     ]
@@ -307,13 +296,13 @@ def test_an_attacker_with_one_kind_of_example_is_refused(federation):
 
 
 def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_fractions_keep_one(mlp, federation):
-    own = Auxiliary.from_attacker(federation)
-    few = replace(own, with_property=own.with_property[:3], without_property=own.without_property[:5])
+    auxiliary = Auxiliary.from_attacker(federation)
+    few = replace(auxiliary, with_property=auxiliary.with_property[:3], without_property=auxiliary.without_property[:5])
     with Engine(mlp) as engine:
         made = local_updates(mlp.init(Stream(2)), few, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
         args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
-        little = local_updates(mlp.init(Stream(2)), own, [0.01], **args)
-        none = local_updates(mlp.init(Stream(2)), own, [0.0], **args)
+        little = local_updates(mlp.init(Stream(2)), auxiliary, [0.01], **args)
+        none = local_updates(mlp.init(Stream(2)), auxiliary, [0.0], **args)
     network = mlp.network()
     for update, rows in zip(made, (few.with_property, few.without_property), strict=True):
         network.load_state_dict(mlp.state_dict(mlp.init(Stream(2))))
@@ -325,19 +314,13 @@ def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_fractions_ke
 
 
 def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
-    with Engine(mlp) as engine:
-        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
-        before = training.start()
-        after, report = training.round(before)
-        broken = replace(federation, test=replace(federation.test, x=federation.test.x * torch.inf))
-        attack = PropertyAttack(auxiliary="attacker+test")
-        observation, _ = observed(attack, before, after, report, replace(training, federation=engine.prepare(broken)))
-    assert (
-        len(observation.simulated_features)
-        == len(observation.simulated_clusters)
-        == len(observation.simulated_has_property)
-        == 0
-    )
+    attack = PropertyAttack(auxiliary="attacker+test")
+    broken = replace(federation, test=replace(federation.test, x=federation.test.x * torch.inf))
+    with one_round(mlp, federation, IFCA(2)) as (training, before, after, report):
+        broken = replace(training, federation=training.engine.prepare(broken))
+        observation, _ = observed(attack, before, after, report, broken)
+    simulated = (observation.simulated_features, observation.simulated_clusters, observation.simulated_has_property)
+    assert [len(column) for column in simulated] == [0, 0, 0]
     assert len(observation.features) > 0
     assert "round 1: simulated updates of model 0 became NaN" in caplog.text
 

@@ -67,13 +67,15 @@ def test_skew_leaves_each_client_a_batch_and_no_skew_leaves_equal_parts():
     drawn = [draw_property_partition(dataset, settings(alpha=alpha), STREAM) for alpha in (0.2, None)]
     skewed, even = (partition.clients.by_client() for partition in drawn)
 
-    def others(indices):
+    def without_property(indices):
         return dataset.labels[indices[~dataset.has_property[indices]]]
 
-    shares = torch.stack([torch.bincount(others(indices), minlength=3) / len(others(indices)) for indices in skewed])
-    assert min(len(others(indices)) for indices in skewed) >= 10
+    shares = torch.stack(
+        [torch.bincount(without_property(indices), minlength=3) / len(without_property(indices)) for indices in skewed]
+    )
+    assert min(len(without_property(indices)) for indices in skewed) >= 10
     assert shares.max() > 0.75, "a small alpha gives clients of nearly one class"
-    sizes = [len(others(indices)) for indices in even]
+    sizes = [len(without_property(indices)) for indices in even]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -85,8 +87,8 @@ def test_a_natural_victims_labels_are_those_of_all_and_the_others_are_skewed(see
 
     def distance(victim_labels, client):
         asked = settings(examples=700, alpha=0.3, victim_labels=victim_labels)
-        own = draw_property_partition(dataset, asked, Stream(seed)).clients.by_client()[client]
-        labels = dataset.labels[own[~dataset.has_property[own]]]
+        indices = draw_property_partition(dataset, asked, Stream(seed)).clients.by_client()[client]
+        labels = dataset.labels[indices[~dataset.has_property[indices]]]
         return float((torch.bincount(labels, minlength=3).double() / len(labels) - common).abs().max())
 
     assert distance("natural", VICTIM) < 0.08
@@ -96,9 +98,10 @@ def test_a_natural_victims_labels_are_those_of_all_and_the_others_are_skewed(see
 
 def test_a_natural_victim_has_as_many_examples_of_each_kind():
     dataset = images()
-    own = draw_property_partition(dataset, settings(), STREAM).clients.by_client()[VICTIM]
-    assert 2 * int(dataset.has_property[own].sum()) == len(own)
-    everything = draw_property_partition(dataset, settings(), STREAM).clients.indices
+    clients = draw_property_partition(dataset, settings(), STREAM).clients
+    indices = clients.by_client()[VICTIM]
+    assert 2 * int(dataset.has_property[indices].sum()) == len(indices)
+    everything = clients.indices
     assert len(everything.unique()) == 6 * 150
 
 
@@ -187,8 +190,8 @@ def test_wrong_property_partitions_are_one_sentence(dataset, make_settings, sent
 
 
 def test_by_default_clients_are_all_alike_and_the_stream_is_that_of_a_run_with_seed_0():
-    found = partition_by_property(images(), settings())
-    same = partition_by_property(images(), settings(), found.preferences, Stream(0, ("data",)))
-    assert torch.equal(found.clients.x, same.clients.x)
-    assert found.preferences.threshold.tolist() == [0.65] * 6
-    assert found.preferences.beta.tolist() == [0.5] * 6
+    default = partition_by_property(images(), settings())
+    same = partition_by_property(images(), settings(), default.preferences, Stream(0, ("data",)))
+    assert torch.equal(default.clients.x, same.clients.x)
+    assert default.preferences.threshold.tolist() == [0.65] * 6
+    assert default.preferences.beta.tolist() == [0.5] * 6

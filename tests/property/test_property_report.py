@@ -139,25 +139,25 @@ def test_page_has_the_section_with_its_figures(clusters: int) -> None:
 
 
 def test_table_shows_the_metrics_of_all_models_and_of_each() -> None:
-    found = updates_of()
-    made = summary_with(2, found)
-    shown = cells(made, found)
+    updates = updates_of()
+    made = summary_with(2, updates)
+    shown = cells(made, updates)
     assert shown["Updates"] == ("40", "20", "20")
     assert shown["Updates with the property"] == ("4", "0", "4")
     assert shown["AUC"] == (f"{made.overall['property.auc']:.3f}", DASH, f"{made.by_cluster[1]['property_auc']:.3f}")
-    own = found[found["cluster"] == 1]
-    control = np.mean([roc_auc_score(own["present"], own[f"control.{i}"]) for i in range(3)])
+    last = updates[updates["cluster"] == 1]
+    control = np.mean([roc_auc_score(last["present"], last[f"control.{i}"]) for i in range(3)])
     assert shown["AUC, control"] == (f"{made.overall['property.auc_control']:.3f}", DASH, f"{control:.3f}")
     assert shown["AUC within models"] == (f"{made.overall['property.auc_within']:.3f}", "", "")
     assert shown["AUC over rounds"] == (f"{made.overall['property.auc_rounds']:.3f}", "", "")
-    mean, sd = own["cosine"].mean(), own["cosine"].std()
+    mean, sd = last["cosine"].mean(), last["cosine"].std()
     assert shown["Cosine of consecutive updates"][2] == f"{mean:.3f} ± {sd:.3f}"
 
 
 def test_standard_deviation_at_chance_is_that_of_all_orders() -> None:
-    found = updates_of(1, rounds=5).assign(present=[1, 0, 0, 1, 0])
+    updates = updates_of(1, rounds=5).assign(present=[1, 0, 0, 1, 0])
     aucs = [roc_auc_score(np.isin(np.arange(5), held), np.arange(5.0)) for held in combinations(range(5), 2)]
-    assert cells(Summary(), found, 1)["Standard deviation at chance"] == (f"{np.std(aucs):.3f}",)
+    assert cells(Summary(), updates, 1)["Standard deviation at chance"] == (f"{np.std(aucs):.3f}",)
 
 
 def test_metrics_that_are_missing_are_dashes() -> None:
@@ -184,11 +184,11 @@ def test_metrics_that_are_missing_are_dashes() -> None:
 )
 def test_words_say_who_looks_for_what(attack: dict, words: list[str], without: list[str]) -> None:
     # Without updates there are no figures to draw.
-    told = " ".join(section_of(Summary(), updates_of().head(0), **attack).paragraphs)
+    text = " ".join(section_of(Summary(), updates_of().head(0), **attack).paragraphs)
     for word in words:
-        assert word in told
+        assert word in text
     for word in without:
-        assert word not in told
+        assert word not in text
 
 
 def test_page_of_a_run_without_the_attack_has_no_section(tmp_path: Path) -> None:
@@ -210,13 +210,13 @@ def test_run_read_back_gives_the_same_page(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_unrendered_figures")
 def test_columns_that_are_missing_leave_figures_out(tmp_path: Path) -> None:
-    found = updates_of()
+    updates = updates_of()
     kept = ["round", "cluster", "clients", "present", "cosine"]
-    assert page_of(report_text(finished(tmp_path, updates=found[kept]))).ids.count("property-cosine-title") == 1
-    assert auc_over_rounds(found[kept]) is None
-    assert maps(found[kept], 2) is None
-    assert cosines(found.assign(cosine=np.nan)) is None
-    assert auc_over_rounds(found.assign(present=0)) is None
+    assert page_of(report_text(finished(tmp_path, updates=updates[kept]))).ids.count("property-cosine-title") == 1
+    assert auc_over_rounds(updates[kept]) is None
+    assert maps(updates[kept], 2) is None
+    assert cosines(updates.assign(cosine=np.nan)) is None
+    assert auc_over_rounds(updates.assign(present=0)) is None
 
 
 @pytest.mark.usefixtures("_unrendered_figures")
@@ -227,12 +227,12 @@ def test_run_that_saw_nothing_has_a_section_without_figures(tmp_path: Path) -> N
 
 
 def test_first_map_is_left_out_where_there_were_too_few() -> None:
-    found = updates_of().assign(early_x=np.nan, early_y=np.nan)
-    drawn = maps(found, 2)
+    updates = updates_of().assign(early_x=np.nan, early_y=np.nan)
+    drawn = maps(updates, 2)
     assert drawn is not None
     assert "too few updates" in drawn.caption
     assert "first fifth" not in drawn.image
-    assert list(tsne_maps(found)) == ["all rounds"]
+    assert list(tsne_maps(updates)) == ["all rounds"]
 
 
 @pytest.mark.parametrize(
@@ -263,30 +263,30 @@ def test_running_auc_is_that_of_the_updates_so_far() -> None:
     present = (draw.uniform(size=90) < 0.3) & (rounds > 4)
     scores = draw.integers(0, 6, 90).astype(float)
     scores[draw.uniform(size=90) < 0.1] = np.nan
-    found = running_auc(pd.DataFrame({"round": rounds, "cluster": 0, "present": present, "score": scores}))
+    aucs = running_auc(pd.DataFrame({"round": rounds, "cluster": 0, "present": present, "score": scores}))
     expected = {}
     for number in np.unique(rounds):
         past = (rounds <= number) & ~np.isnan(scores)
         if len(np.unique(present[past])) == 2 and (past & (rounds == number)).any():
             expected[number] = roc_auc_score(present[past], scores[past])
-    assert found.index.tolist() == list(expected)
-    assert found.index.min() > 4
-    assert found.tolist() == pytest.approx(list(expected.values()))
+    assert aucs.index.tolist() == list(expected)
+    assert aucs.index.min() > 4
+    assert aucs.tolist() == pytest.approx(list(expected.values()))
 
 
 def test_running_auc_of_many_rounds_has_the_first_and_the_last() -> None:
-    found = updates_of(1, rounds=20 * CHECKPOINTS)
-    aucs = running_auc(found)
+    updates = updates_of(1, rounds=20 * CHECKPOINTS)
+    aucs = running_auc(updates)
     assert len(aucs) == CHECKPOINTS
     assert (aucs.index[0], aucs.index[-1]) == (5, 20 * CHECKPOINTS)
-    assert aucs.iloc[-1] == pytest.approx(roc_auc_score(found["present"], found["score"]))
+    assert aucs.iloc[-1] == pytest.approx(roc_auc_score(updates["present"], updates["score"]))
 
 
 def test_curves_end_at_the_metrics_of_the_summary() -> None:
-    found = updates_of()
-    made = property_summary(found)
-    assert control_auc_over_rounds(found).iloc[-1] == pytest.approx(made.overall["property.auc_control"])
-    drawn = auc_over_rounds(found)
+    updates = updates_of()
+    made = property_summary(updates)
+    assert control_auc_over_rounds(updates).iloc[-1] == pytest.approx(made.overall["property.auc_control"])
+    drawn = auc_over_rounds(updates)
     assert drawn is not None
     ends = f"all models {made.overall['property.auc']:.3f}, cluster 1 {made.by_cluster[1]['property_auc']:.3f}"
     assert ends in drawn.image
@@ -328,7 +328,7 @@ def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("metrics", "sentence"),
     [
         ({}, None),
         ({"property.auc": 0.9}, "tells updates with the property from others (AUC 0.900, 95 % interval 0.774"),
@@ -337,15 +337,15 @@ def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
         ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_counterfactual": 0.6}, "swapped: 0.600"),
     ],
 )
-def test_verdict_gains_a_sentence(found: dict, told: str | None) -> None:
+def test_verdict_gains_a_sentence(metrics: dict, sentence: str | None) -> None:
     plain = verdict(parse_summary(summary_of(GROUPS, 2)))
-    counts = {"property.updates": 60, "property.positives": 20} if found else {}
-    said = verdict(parse_summary(summary_of(GROUPS, 2) | counts | found))
-    if told is None:
-        assert said == plain
+    counts = {"property.updates": 60, "property.positives": 20} if metrics else {}
+    text = verdict(parse_summary(summary_of(GROUPS, 2) | counts | metrics))
+    if sentence is None:
+        assert text == plain
     else:
-        assert told in said
-        assert said.count(". ") == plain.count(". ") + 1
+        assert sentence in text
+        assert text.count(". ") == plain.count(". ") + 1
 
 
 def test_epsilon_is_shown_with_its_delta_and_what_it_is_of() -> None:
@@ -392,8 +392,8 @@ def test_paper_s_figures_of_two_runs(both: tuple[Path, Path], tmp_path: Path) ->
     assert lines[0] == f"| FL | {one.mean():.4f} ± {one.std():.4f} | 0.3074 ± 0.2752 |"
     assert lines[1] == f"| CFL, cluster 0 | {first.mean():.4f} ± {first.std():.4f} | 0.9234 ± 0.1725 |"
     assert lines[3].endswith(f"| {DASH} |")
-    told = (tmp_path / "a" / "cosine.svg").read_text(encoding="utf-8")
-    assert f"FL: {one.mean():.3f} ± {one.std():.3f}" in told
+    cosine_drawn = (tmp_path / "a" / "cosine.svg").read_text(encoding="utf-8")
+    assert f"FL: {one.mean():.3f} ± {one.std():.3f}" in cosine_drawn
 
 
 def test_map_of_few_rounds_is_said_to_be_missing(both: tuple[Path, Path], tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def damaged(fl: Path, cfl: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "sentence"),
     [
         (swap, "must be a run of FL, with one model"),
         (unfinished, "is not a finished run"),
@@ -443,11 +443,11 @@ def damaged(fl: Path, cfl: Path) -> tuple[Path, Path]:
         (damaged, "property.csv: is damaged"),
     ],
 )
-def test_runs_that_cannot_be_drawn_are_one_sentence(both, tmp_path, capsys, spoil, told) -> None:
+def test_runs_that_cannot_be_drawn_are_one_sentence(both, tmp_path, capsys, spoil, sentence) -> None:
     assert drawn(spoil(*both), tmp_path / "out") == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert sentence in text
+    assert text.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -57,16 +57,16 @@ class Section:
     """The shipped federation, with another attack."""
     period: Positive = 5
     attack = property(lambda self: Counting())
-    of = staticmethod(lambda simulation: None)
+    from_simulation = staticmethod(lambda simulation: None)
 
     def check(self, config):
         pass
 
-    def draw(self, *given):
-        return PropertyAttackSection(period=self.period).draw(*given)
+    def draw(self, *args):
+        return PropertyAttackSection(period=self.period).draw(*args)
 
-    def federation(self, *given):
-        return PropertyAttackSection(period=self.period).federation(*given)
+    def federation(self, *args):
+        return PropertyAttackSection(period=self.period).federation(*args)
 
     def malicious_clients(self, model, federation):
         return None
@@ -107,7 +107,7 @@ def kill_after(number):
 
 
 def without_config(out):
-    return {name: each for name, each in content(out).items() if name != "config.toml"}
+    return {name: data for name, data in content(out).items() if name != "config.toml"}
 
 
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(finished, config_of, tmp_path):

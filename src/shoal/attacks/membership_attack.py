@@ -19,7 +19,7 @@ from shoal.engine import Engine
 from shoal.models.model import Loss, cross_entropy
 
 Needs = Literal["nothing", "records", "reference models"]
-"""What an attack is fitted on: nothing, the shadow models' records, or records with `Records.reference`, in which case
+"""Input of an attack's fit: nothing, the shadow models' records, or records with `Records.reference`. With the last,
 every query has the reference models' outputs too."""
 
 
@@ -33,7 +33,7 @@ class Query:
         reference: (R, M, C) float32, the reference models' outputs on the same examples; None unless the attack needs
             reference models.
         trained_on: (R, M) bool, whether each reference model was trained on each example; None like ``reference``.
-        loss: with which the attacked model was trained.
+        loss: of the attacked model's training.
     """
 
     outputs: Tensor
@@ -44,7 +44,7 @@ class Query:
 
     @staticmethod
     def unseen(outputs: Tensor, labels: Tensor, reference: Tensor | None, loss: Loss = cross_entropy) -> "Query":
-        """A query about examples that no reference model was trained on (an offline attack)."""
+        """Query for an offline attack: no reference model was trained on the examples."""
         trained_on = None if reference is None else torch.zeros(reference.shape[:2], dtype=torch.bool)
         return Query(outputs, labels, reference, trained_on, loss)
 
@@ -56,7 +56,7 @@ class ReferenceModels:
     Args:
         models: (R, P) float32 on the CPU.
         trained_on: (R, S) bool, which examples of the shadow set each was trained on.
-        outputs: (R, S, C) float32, the outputs of each on the whole shadow set.
+        outputs: (R, S, C) float32, the outputs of each on the shadow set.
     """
 
     models: Tensor
@@ -68,14 +68,14 @@ class ReferenceModels:
         return torch.stack([engine.outputs(model, x, rows).cpu() for model in self.models])
 
     def without(self, model: int) -> "ReferenceModels":
-        """All but one; the later ones move up."""
+        """Reference models but for number ``model``; later ones move up."""
         kept = torch.arange(len(self.models)) != model
         return ReferenceModels(self.models[kept], self.trained_on[kept], self.outputs[kept])
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Outputs of the shadow models of one cluster on examples they were trained on, and on others.
+    """Outputs of the shadow models of one cluster on their members and non-members.
 
     Args:
         outputs: (M, C) float32, outputs before softmax.
@@ -100,31 +100,31 @@ class Records:
 
     def where(self, mask: Tensor) -> "Records":
         """The records at ``mask`` (M,) bool."""
-        return replace(self, **{name: getattr(self, name)[mask] for name in _OF_EACH})
+        return replace(self, **{name: getattr(self, name)[mask] for name in _COLUMNS})
 
     def without(self, model: int) -> "Records":
-        """The records of the other shadow models; their numbers and the reference models are without this one."""
-        others = self.where(self.shadow != model)
+        """Records but for those of shadow model ``model``; later shadow models move up."""
+        kept = self.where(self.shadow != model)
         reference = None if self.reference is None else self.reference.without(model)
-        return replace(others, shadow=others.shadow - (others.shadow > model).long(), reference=reference)
+        return replace(kept, shadow=kept.shadow - (kept.shadow > model).long(), reference=reference)
 
     def query(self, model: int) -> Query:
-        """One shadow model's records as a query against this model, with the others as reference models.
+        """Query against one shadow model about its records, with the other shadow models as reference models.
 
         Its members are ``member[shadow == model]``.
         """
-        own = self.where(self.shadow == model)
+        asked = self.where(self.shadow == model)
         if self.reference is None:
-            return Query(own.outputs, own.labels, loss=self.loss)
-        others = self.reference.without(model)
-        outputs, trained_on = others.outputs[:, own.example], others.trained_on[:, own.example]
-        return Query(own.outputs, own.labels, outputs, trained_on, self.loss)
+            return Query(asked.outputs, asked.labels, loss=self.loss)
+        reference = self.reference.without(model)
+        outputs, trained_on = reference.outputs[:, asked.example], reference.trained_on[:, asked.example]
+        return Query(asked.outputs, asked.labels, outputs, trained_on, self.loss)
 
     @staticmethod
     def joined(records: Sequence["Records"], reference: ReferenceModels | None) -> "Records":
         """Records one after another, of models with one loss, with these reference models."""
-        joined = {name: torch.cat([getattr(each, name) for each in records]) for name in _OF_EACH}
-        return Records(**joined, reference=reference, loss=records[0].loss)
+        columns = {name: torch.cat([getattr(part, name) for part in records]) for name in _COLUMNS}
+        return Records(**columns, reference=reference, loss=records[0].loss)
 
     @staticmethod
     def none() -> "Records":
@@ -133,8 +133,8 @@ class Records:
         return Records(torch.empty(0, 0), nothing, nothing.bool(), nothing, nothing)
 
 
-_OF_EACH = ("outputs", "labels", "member", "shadow", "example")
-"""The fields of `Records` that have a value for each record."""
+_COLUMNS = ("outputs", "labels", "member", "shadow", "example")
+"""The fields of `Records` with one value per record."""
 
 
 class FittedAttack(Protocol):
@@ -191,7 +191,7 @@ class MembershipAttack(Protocol):
 
 
 def needs_classes(attack: MembershipAttack | type) -> bool:
-    """Whether an attack reads posteriors or predicted classes, which a regression does not have."""
+    """True of an attack that reads posteriors or predicted classes, which a regression lacks."""
     return bool(getattr(attack, "needs_classes", False))
 
 
@@ -202,7 +202,7 @@ def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> NDArr
     array([1.386])
     """
     if not len(labels):
-        return np.empty(0)  # A loss of a user's own may fail without examples.
+        return np.empty(0)  # A user's loss may fail without examples.
     # Losses of a user may hold float32 tensors, such as weights of classes, so they get what they get in training.
     return loss(outputs.double() if loss is cross_entropy else outputs, labels).detach().double().numpy()
 
@@ -223,5 +223,5 @@ def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy
         return -torch.from_numpy(losses(outputs, labels, loss))
     outputs = outputs.double()
     true = outputs.gather(1, labels[:, None])
-    others = outputs.scatter(1, labels[:, None], -torch.inf)
-    return true[:, 0] - others.logsumexp(dim=1)
+    other_classes = outputs.scatter(1, labels[:, None], -torch.inf)
+    return true[:, 0] - other_classes.logsumexp(dim=1)

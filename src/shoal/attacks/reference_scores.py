@@ -1,6 +1,6 @@
 """Scores of records by the attacked models and by reference models, and the protocol of the attacks on them.
 
-Reference models are trained as the attacked one was, each on another draw of the same records; so each record has
+Reference models are trained as the attacked one was, each on another draw of the same records. So each record has
 scores by models that trained on it (IN) and by models that did not (OUT). An attack on this matrix needs no network.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
@@ -19,17 +19,17 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 View = Literal["outsider", "client", "server"]
-"""Who can carry out an attack: whoever has the released models; a client, who is sent those of all clusters in every
-round; the server, who sees what clients send."""
+"""Attacker of an attack. An outsider has the released models; a client is sent those of all clusters in every round;
+the server sees clients' updates."""
 
-_REAL, _WHOLE, _TRUTH = "fiu", "iu", "b"
+_REAL, _INTEGER, _TRUTH = "fiu", "iu", "b"
 """Kinds of number, in numpy's letters."""
 
-_RECORDS = {"score": _REAL, "member": _TRUTH, "reference": _REAL, "reference_member": _TRUTH, "model": _WHOLE}
-"""The fields of `ReferenceScores` that have a row for each record, and the kind of number that each holds."""
+_RECORDS = {"score": _REAL, "member": _TRUTH, "reference": _REAL, "reference_member": _TRUTH, "model": _INTEGER}
+"""The fields of `ReferenceScores` with one row per record, and the kind of number in each."""
 
-_TYPES = {_REAL: (np.float64, "numbers"), _WHOLE: (np.int64, "integers"), _TRUTH: (np.bool_, "true and false")}
-"""The type that a kind of number becomes, and what a sentence calls it."""
+_TYPES = {_REAL: (np.float64, "numbers"), _INTEGER: (np.int64, "integers"), _TRUTH: (np.bool_, "true and false")}
+"""The type that a kind of number becomes, and its name in an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Population:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
-        _check(self, "population.", {"score": _REAL, "reference": _REAL, "model": _WHOLE})
+        _check(self, "population.", {"score": _REAL, "reference": _REAL, "model": _INTEGER})
 
     def __len__(self) -> int:
         return len(self.score)
@@ -126,21 +126,19 @@ class ReferenceScores:
         return replace(self, **{name: getattr(self, name)[rows] for name in _RECORDS})
 
     def only(self, references: Sequence[int] | Ints) -> "ReferenceScores":
-        """All records, with the reference models at these positions (r,) alone, in this order.
+        """Keep only the reference models at these positions (r,), in this order.
 
         Raises:
             InputError: a position that no reference model has.
         """
         chosen = np.asarray(references, dtype=np.int64)
-        for each in chosen:
-            self._require_reference(int(each))
-        others = self.population
-        return replace(
-            self,
-            reference=self.reference[:, chosen],
-            reference_member=self.reference_member[:, chosen],
-            population=None if others is None else replace(others, reference=others.reference[:, chosen]),
-        )
+        for r in chosen:
+            self._require_reference(int(r))
+        population = self.population
+        if population is not None:
+            population = replace(population, reference=population.reference[:, chosen])
+        reference, reference_member = self.reference[:, chosen], self.reference_member[:, chosen]
+        return replace(self, reference=reference, reference_member=reference_member, population=population)
 
     def leave_one_out(self, r: int) -> "ReferenceScores":
         """Reference model r as the attacked model, with the others as its reference models; of the population too.
@@ -151,11 +149,11 @@ class ReferenceScores:
             InputError: a position that no reference model has.
         """
         self._require_reference(r)
-        others = self.only([each for each in range(self.references) if each != r])
-        population = others.population
+        kept = self.only(np.delete(np.arange(self.references), r))
+        population = kept.population
         if population is not None and self.population is not None:
             population = replace(population, score=self.population.reference[:, r])
-        return replace(others, score=self.reference[:, r], member=self.reference_member[:, r], population=population)
+        return replace(kept, score=self.reference[:, r], member=self.reference_member[:, r], population=population)
 
     def _require_reference(self, r: int) -> None:
         require(
@@ -202,24 +200,22 @@ def _check(value: Any, prefix: str, kinds: dict[str, str]) -> None:  # noqa: ANN
     shape: tuple[int, ...] = np.shape(getattr(value, next(iter(kinds))))
     require(len(shape) == 1, f"'{prefix}score' must have the shape (records,); got {shape}")
     for name, kind in kinds.items():
-        given: ArrayLike = np.asarray(getattr(value, name))
-        dtype, what = _TYPES[kind]
-        require(given.dtype.kind in kind, f"'{prefix}{name}' must hold {what}; got an array of {given.dtype}")
+        array: NDArray[Any] = np.asarray(getattr(value, name))
+        dtype, words = _TYPES[kind]
+        require(array.dtype.kind in kind, f"'{prefix}{name}' must hold {words}; got an array of {array.dtype}")
         if name == "reference":
             require(
-                given.ndim == 2 and len(given) == shape[0],
-                f"'{prefix}reference' must have the shape ({shape[0]}, reference models); got {given.shape}",
+                array.ndim == 2 and len(array) == shape[0],
+                f"'{prefix}reference' must have the shape ({shape[0]}, reference models); got {array.shape}",
             )
         else:
             allowed = np.shape(value.reference) if name == "reference_member" else shape
-            require(given.shape == allowed, f"'{prefix}{name}' must have the shape {allowed}; got {given.shape}")
-        if kind == _REAL:
-            broken = np.argwhere(~np.isfinite(given))
-            if len(broken):
-                # Only then, since the sentence about no place would write out the whole array.
-                place = tuple(int(each) for each in broken[0])
-                raise InputError(
-                    f"'{prefix}{name}' must hold finite numbers, since p = 0 and p = 1 have no logit; got "
-                    f"{given[place]} at {', '.join(map(str, place))}"
-                )
-        object.__setattr__(value, name, given.astype(dtype, copy=False))
+            require(array.shape == allowed, f"'{prefix}{name}' must have the shape {allowed}; got {array.shape}")
+        broken = np.argwhere(~np.isfinite(array)) if kind == _REAL else np.empty((0, 1))
+        if len(broken):
+            place = tuple(map(int, broken[0]))
+            raise InputError(
+                f"'{prefix}{name}' must hold finite numbers, since p = 0 and p = 1 have no logit; got "
+                f"{array[place]} at {', '.join(map(str, place))}"
+            )
+        object.__setattr__(value, name, array.astype(dtype, copy=False))

@@ -1,7 +1,6 @@
-"""What attacks find out about models, updates and records whose truth is known.
+"""Measurement of attacks on models, updates and records whose truth is known.
 
-Attacks give scores; here they are turned into rates with intervals. Everything here scores a finished model or a table
-of records; nothing here trains a federation. May import `attacks` and below.
+Scores of attacks become rates with intervals. Nothing here trains a federation. May import `attacks` and below.
 """
 
 from shoal.audit.audit import Audit, audit_records

@@ -58,16 +58,6 @@ class Audit:
         omitted: attacks that were not computed, and why.
         guesses: further keys and values of audit.json: what the server guesses beside membership.
         notes: what must be known of the records, in sentences without a full stop.
-
-    Example:
-        >>> import numpy as np
-        >>> import shoal
-        >>> member, none, one_model = np.arange(40) < 20, np.zeros((40, 0)), np.zeros(40, dtype=np.int64)
-        >>> scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, one_model)
-        >>> record, client = np.arange(40).astype(object), np.array(["a", "b"] * 20, dtype=object)
-        >>> audit = shoal.audit_records(shoal.AuditRecords(scores, record, client, client), shoal.Stream(0))
-        >>> audit.strongest()["attack"], audit.flat()["attacks.loss.a.accuracy"], audit.omitted["lira"]
-        ('loss', 1.0, 'needs 3 reference models; there are 0')
     """
 
     attacks: pd.DataFrame
@@ -90,9 +80,7 @@ class Audit:
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
         """The row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
 
-        The attack is chosen on the reference models, each attacked in turn with the others as its references (with
-        fewer than three: RMIA, offline RMIA, difficulty calibration or the loss, the first that could be asked).
-        Another decides only where it is certain to be stronger, by an interval that all attacks keep at once.
+        The attack that was chosen beforehand decides (`attack_records`), unless another is certain to be stronger.
         """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
         return rows[rows["strongest"].astype(bool)].to_dict("records")[0]
@@ -154,8 +142,10 @@ def audit_records(
         >>> scores = shoal.ReferenceScores(score, member, reference, trained, one_model)
         >>> names, all_of_one = np.arange(200).astype(object), np.full(200, "all", dtype=object)
         >>> audit = shoal.audit_records(shoal.AuditRecords(scores, names, all_of_one, all_of_one), shoal.Stream(0))
-        >>> audit.references, audit.strongest()["accuracy"] > 0.7, audit.attacks["attack"].nunique()
-        (8, True, 7)
+        >>> audit.strongest()["accuracy"] > 0.7, audit.attacks["attack"].nunique(), audit.flat()["references"]
+        (True, 7, 8)
+        >>> dict(audit.omitted)
+        {'other-clusters': 'there is only one model'}
     """
     require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
     attacked = attack_records(records, attacks)

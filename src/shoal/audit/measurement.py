@@ -76,7 +76,7 @@ class FinishedTraining:
 
     @property
     def predictions(self) -> Predictions:
-        """Those of the deployed models on test and training examples."""
+        """The deployed models' metrics and classes."""
         return self.attacks.predictions
 
     @property
@@ -137,7 +137,7 @@ class Measurement(Protocol):
 
     @property
     def title(self) -> str:
-        """What tables call it."""
+        """The title in tables."""
         ...
 
     def measure(self, finished: FinishedTraining, /) -> Summary:
@@ -393,7 +393,7 @@ def repeated_attacks(finished: FinishedTraining) -> Summary:
 
 @measurement("shadow_examples", "Examples of each shadow model")
 def shadow_examples(finished: FinishedTraining) -> Summary:
-    """How many examples each cluster's shadow models train on, which half the shadow set limits."""
+    """Number of examples of each cluster's shadow models, which half the shadow set limits."""
     if not finished.attacks.used_shadow_models:
         return Summary()
     state, federation, shadows = finished.state, finished.federation, finished.red_team.shadow_models

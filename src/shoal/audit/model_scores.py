@@ -34,7 +34,7 @@ class Membership:
 
     @staticmethod
     def of_clusters(state: State, within: int) -> "Membership":
-        """That of the K models of the clusters; members trained ``within`` so many rounds of the last training."""
+        """Membership of the K clusters' models; members trained ``within`` so many rounds of the last training."""
         trainers = state.trainers(within)
         cluster = state.assignment.clamp(min=0)
         member = (state.assignment >= 0) & trainers[torch.arange(len(cluster)), cluster]
@@ -42,7 +42,7 @@ class Membership:
 
     @staticmethod
     def of_deployed(state: State, deployed: Deployed, within: int) -> "Membership":
-        """That of the models that clients use: the clusters', or personal ones.
+        """Membership of the models that clients use: the clusters', or personal ones.
 
         Of several models that a client trained last, as FedEM's clients train all, the latest is the one that it uses.
         """
@@ -62,7 +62,7 @@ class Membership:
 
 
 def is_personal(deployed: Deployed) -> bool:
-    """Whether each client has a model of its own, and not a cluster's of which it happens to be the only client."""
+    """True where clients have models of their own, not a cluster's of which one happens to be the only client."""
     single = torch.equal(deployed.model, torch.arange(len(deployed.models)))
     shared = torch.equal(deployed.model, deployed.assignment)
     return isinstance(deployed.models, PersonalModels) or (single and not shared)
@@ -166,15 +166,15 @@ class ModelScores:
         client: Ints | int = NOBODY,
         weight: Floats | float = 1.0,
     ) -> RecordTable:
-        """Rows of model k."""
+        """Rows of model k; with many clients' models they are many, so integers are short."""
         return RecordTable.from_columns(
             score,
             member,
             weight=weight,
-            record=_short(record),
-            client=_short(np.asarray(client)),
-            group=_short(stratum // self._labels),
-            model=_short(np.asarray(k)),
+            record=record.astype(np.int32),
+            client=client,
+            group=(stratum // self._labels).astype(np.int32),
+            model=np.int32(k),
             attack=self.attack,
         )
 
@@ -215,8 +215,3 @@ class ModelScores:
         """(G, labels) numbers of test examples by group and label."""
         shape = len(self.federation.groups), self._labels
         return np.bincount(self._test_stratum, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
-
-
-def _short(values: Ints) -> Ints:
-    """Integers in the fewest bytes that hold them: with a model for each client, rows are many."""
-    return values.astype(np.min_scalar_type(-1 - values.max(initial=0)))

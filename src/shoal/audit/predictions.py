@@ -139,7 +139,7 @@ def with_references(
 
 
 def _rows(shards: Shards, examples: Tensor) -> Tensor:
-    """Where in the data the training ``examples`` (t,) are."""
+    """Rows of the training ``examples`` (t,) in the data."""
     return shards.indices[examples].to(shards.y.device)
 
 
@@ -164,7 +164,7 @@ class Predictions:
 
     @staticmethod
     def join(parts: "Sequence[Predictions]") -> "Predictions":
-        """Those of the models of all ``parts``, of which each client uses one."""
+        """Predictions of the models of all ``parts``, of which each client uses one."""
         return Predictions(
             test=np.concatenate([part.test for part in parts]),
             training=np.sum([part.training for part in parts], axis=0),
@@ -181,7 +181,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 def predictions_of(
     outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: Metric
 ) -> Predictions:
-    """Those of the deployed models from number ``first`` on, which have these ``outputs``."""
+    """Predictions of the deployed models from number ``first`` on, which have these ``outputs``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
     by_group = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
     total = torch.zeros(len(federation), dtype=torch.float64)

@@ -1,5 +1,6 @@
 """The exposure of single records, over all models that did and did not train on them."""
 
+from collections.abc import Iterator
 from math import nan
 
 import numpy as np
@@ -81,11 +82,8 @@ def record_exposure(
     if values.shape[1] < LEAST_MODELS:
         return exposure, np.full(len(scores), nan)
     random, largest = stream("record exposure").numpy(), []
-    redrawn = _permuted if pair is None else _swapped
-    blocks = np.arange(values.shape[1]) if pair is None else _opposites(inside)
-    number = np.arange(len(scores)) if pair is None else np.unique(pair, return_inverse=True)[1]
-    for _ in range(DRAWS):
-        drawn, drawn_error, _ = _distances(values, redrawn(inside, number, blocks, random), prior)
+    for redrawn in _redrawn(inside, pair, random):
+        drawn, drawn_error, _ = _distances(values, redrawn, prior)
         largest.append(np.nanmax(drawn / drawn_error, initial=-np.inf))
     c = np.sort(largest)[int(np.ceil(confidence * (len(largest) + 1))) - 1]
     return exposure, norm.cdf((distance - c * error) / 2)
@@ -141,13 +139,12 @@ def _opposites(inside: Bools) -> NDArray[np.int64]:
     return block
 
 
-def _swapped(inside: Bools, pair: NDArray[np.int64], blocks: NDArray[np.int64], random: np.random.Generator) -> Bools:
-    """Memberships where fair coins, one for each pair and block of models, swap the two records of the pair."""
-    heads = random.random((int(pair.max()) + 1, len(blocks))) < 0.5
-    return inside ^ heads[:, blocks][pair]
-
-
-def _permuted(inside: Bools, pair: NDArray[np.int64], blocks: NDArray[np.int64], random: np.random.Generator) -> Bools:
-    """Memberships of each record in another order of the models."""
-    del pair, blocks
-    return random.permuted(inside, axis=1)
+def _redrawn(inside: Bools, pair: NDArray[np.int64] | None, random: np.random.Generator) -> Iterator[Bools]:
+    """`DRAWS` assignments of memberships, drawn as they are where nothing is leaked."""
+    if pair is None:
+        yield from (random.permuted(inside, axis=1) for _ in range(DRAWS))
+        return
+    number, blocks = np.unique(pair, return_inverse=True)[1], _opposites(inside)
+    for _ in range(DRAWS):
+        heads = random.random((int(number.max()) + 1, len(blocks))) < 0.5
+        yield inside ^ heads[:, blocks][number]

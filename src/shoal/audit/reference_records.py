@@ -46,7 +46,7 @@ LEAST_OF_CELL = 50
 
 @dataclass(frozen=True, eq=False)
 class AttackScores:
-    """What an attack says of M records.
+    """Scores and thresholds of an attack on M records.
 
     Args:
         view: who could carry it out.
@@ -77,17 +77,6 @@ class AuditRecords:
 
     Raises:
         InputError: one of several groups is called ``all``.
-
-    Example:
-        >>> import numpy as np
-        >>> import shoal
-        >>> member, none, one_model = np.arange(40) < 20, np.zeros((40, 0)), np.zeros(40, dtype=np.int64)
-        >>> scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, one_model)
-        >>> record, client = np.arange(40).astype(object), np.array(["a", "b"] * 20, dtype=object)
-        >>> records = shoal.AuditRecords(scores, record, client, group=client)
-        >>> audit = shoal.audit_records(records, shoal.Stream(0))
-        >>> audit.groups, [audit.strongest("client", name)["members"] for name in ("a", "b")]
-        (['a', 'b'], [10, 10])
     """
 
     scores: ReferenceScores

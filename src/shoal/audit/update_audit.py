@@ -93,7 +93,7 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
 
 
 AGAINST_CLIENTS = "-others"
-"""What follows an attack's name where non-members are other clients' examples, not records that nobody trained on."""
+"""Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rich.table import Table
 from shoal.audit.audit import Audit
 from shoal.core.formats import decimal, format_duration, percent
 from shoal.data.sources.catalog import Availability
-from shoal.reports.estimate import null_size
+from shoal.reports.estimate import at_chance
 from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
@@ -43,7 +43,7 @@ def in_words(audit: Audit) -> str:
         interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
         chosen = "chosen beforehand" if row["chosen"] else "certain to find more than the attack chosen beforehand"
         line = f"{name}: {row['attack']}, {chosen}, has balanced accuracy {decimal(row['accuracy'])} ({interval}; "
-        line += f"chance: 0.500{null_size(row['accuracy.null_high'])}), AUC {decimal(row['auc'])}"
+        line += f"{at_chance(row['accuracy.null_high'])}), AUC {decimal(row['auc'])}"
         if isnan(row["tpr_at_fpr_0.01"]):
             line += f"; too few non-members ({row['non_members']}) for a rate at 1 % false positives"
         else:

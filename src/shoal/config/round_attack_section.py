@@ -12,15 +12,15 @@ from shoal.simulation.simulation import Simulation
 
 
 class RoundAttackSection(Protocol):
-    """The scenario of the table: `shoal.property.PropertyAttackSection`, or the class of ``name = "module:Name"``.
+    """Value of the table: `shoal.property.PropertyAttackSection`, or a class that ``name = "module:Name"`` names.
 
-    ``config`` is the whole configuration, a `shoal.Config`.
+    ``config`` is the configuration, a `shoal.Config`.
     """
 
     attack: RoundAttack
 
     @staticmethod
-    def of(simulation: Simulation) -> "RoundAttackSection | None":
+    def from_simulation(simulation: Simulation) -> "RoundAttackSection | None":
         """The table that describes the attack of a simulation in Python; None where none does."""
         ...
 
@@ -29,7 +29,7 @@ class RoundAttackSection(Protocol):
         ...
 
     def draw(self, config: Any, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:  # noqa: ANN401
-        """Draw the examples of each client."""
+        """Draw the partition of the examples."""
         ...
 
     def federation(
@@ -44,5 +44,5 @@ class RoundAttackSection(Protocol):
         ...
 
     def malicious_clients(self, model: Model, federation: Federation) -> MaliciousClients | None:
-        """Clients that train in their own way for the attack; None: it only observes."""
+        """Clients that train in their own way for the attack; None where it only observes."""
         ...

@@ -84,11 +84,8 @@ class MislabelledCanaries:
         """The federation that trains on the canaries, and all canaries.
 
         A client's canaries depend on the stream, its id and the number of its examples, never on its position. Inputs
-        are shared with ``federation``, which is left as it was; without canaries it is returned itself.
-
-        Args:
-            federation: before any canaries.
-            stream: of clients, records, wrong labels (uniform over the others), and of the coins.
+        are shared with ``federation``, which is left as it was; without canaries it is returned itself. Wrong labels
+        are uniform over the others.
 
         Raises:
             InputError: too few clients with more than ``per_client`` examples, a single class, clients that share

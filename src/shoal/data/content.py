@@ -1,7 +1,6 @@
 """Content of data: a fingerprint of everything that a federation holds, and the examples that it has more than once."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
@@ -17,23 +16,17 @@ _BLOCK = 2**24
 """Numbers that are hashed at once."""
 
 
-def fingerprint(data: SourceData) -> str:
-    """64 hexadecimal digits that depend on every example, label, name, group, preference and schedule of ``data``."""
-    return _hash(data).hexdigest()
-
-
-def tensors_fingerprint(*tensors: Tensor) -> str:
-    """64 hexadecimal digits that depend on the shapes, types and values of ``tensors``."""
-    return _hash(tensors).hexdigest()
-
-
-def _hash(value: object) -> "hashlib._Hash":
+def fingerprint(data: SourceData | tuple[Tensor, ...]) -> str:
+    """64 hexadecimal digits that depend on all of ``data``: on the shape, type and values of every tensor, and on every
+    name, group, preference and schedule.
+    """
     digest = hashlib.sha256()
 
     def feed(value: object) -> None:
         if isinstance(value, Tensor):
             digest.update(repr((value.dtype, tuple(value.shape))).encode())
-            for block in _blocks(value.detach().cpu()):
+            # In blocks, so that not all rows are copied at once where they do not lie in order.
+            for block in value.detach().cpu().split(_rows(value)) if value.dim() else [value.detach().cpu()]:
                 # A copy, since a tensor of one number counts as contiguous with any stride, but is not to `view`.
                 flat = block.contiguous().flatten()
                 flat = flat.clone(memory_format=torch.contiguous_format) if len(flat) == 1 else flat
@@ -49,13 +42,13 @@ def _hash(value: object) -> "hashlib._Hash":
         else:
             digest.update(repr(value).encode())
 
-    feed(value)
-    return digest
+    feed(data)
+    return digest.hexdigest()
 
 
-def _blocks(value: Tensor) -> Sequence[Tensor]:
-    """Blocks of rows, so that not all are copied at once where they do not lie in order."""
-    return value.split(max(1, _BLOCK // max(1, value[:1].numel()))) if value.dim() else [value]
+def _rows(value: Tensor) -> int:
+    """The number of rows of a block."""
+    return max(1, _BLOCK // max(1, value[:1].numel()))
 
 
 def content_hashes(x: Tensor, y: Tensor) -> NDArray[np.uint64]:
@@ -67,7 +60,7 @@ def content_hashes(x: Tensor, y: Tensor) -> NDArray[np.uint64]:
     >>> first == again, first == other
     (True, False)
     """
-    digests, size = [], max(1, _BLOCK // max(1, x[:1].numel()))
+    digests, size = [], _rows(x)
     for first in range(0, len(y), size):
         parts = [_row_bytes(part[first : first + size]) for part in (x, y)]
         digests += [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in np.concatenate(parts, axis=1)]

@@ -155,9 +155,7 @@ def partition_dataset(
     Label skew is of the labels before their shift.
 
     Args:
-        dataset: the examples.
-        partition: how many go where.
-        groups: of clients, with their shares and shifts.
+        dataset, partition, groups: the examples, how many go where, and how they are shifted.
         preferences: of the clients; None: each tolerates a membership-inference accuracy of 0.65 and weighs risk by
             0.5, as in `Federation.from_tensors`.
         stream: of the partition and the shifts; by default that of `shoal run` with seed 0.
@@ -278,11 +276,7 @@ def _equal_counts(total: int, parts: int) -> list[int]:
 
 
 def apportion(shares: Sequence[float], total: int) -> list[int]:
-    """Integers in proportion to ``shares`` that sum to ``total`` (largest remainder method).
-
-    >>> apportion([0.15, 0.85], 50)
-    [8, 42]
-    """
+    """Integers in proportion to ``shares`` that sum to ``total`` (largest remainder method)."""
     exact = [share / sum(shares) * total for share in shares]
     # Rounding to nine places keeps 0.29 * 100 = 28.999999999999996 from losing a client.
     floors = [int(round(value, 9)) for value in exact]
@@ -329,36 +323,29 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
     With a small ``alpha`` clients have few classes and unequal sizes. A client without any example gets one of the
     largest client, since a client must have data.
     """
-    rng = stream.numpy()
-    owners = np.zeros(len(labels), dtype=np.int64)
-    for label in np.unique(labels.numpy()):
-        indices = rng.permutation(np.flatnonzero(labels.numpy() == label))
-        owners[indices] = _split(len(indices), rng.dirichlet(np.full(clients, alpha)))
+    owners = draw_owners(labels.numpy(), clients, alpha, stream.numpy())
     for client in np.flatnonzero(np.bincount(owners, minlength=clients) == 0):
         largest = np.bincount(owners, minlength=clients).argmax()
         owners[np.flatnonzero(owners == largest)[0]] = client
     return torch.from_numpy(owners)
 
 
-def skew_labels_balanced(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """As `skew_labels`, but a client that has 1/clients of all examples gets none of the classes that follow, and some
-    clients may have no example.
+def draw_owners(
+    labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator, *, balanced: bool = False
+) -> np.ndarray:
+    """As `skew_labels`, but some clients may have no example.
+
+    Where ``balanced``, a client that has 1/clients of all examples gets none of the classes that follow.
     """
     owners = np.zeros(len(labels), dtype=np.int64)
-    sizes = np.zeros(clients)
     for label in np.unique(labels):
         indices = rng.permutation(np.flatnonzero(labels == label))
-        has_room = sizes < len(labels) / clients
-        shares = rng.dirichlet(np.full(clients, alpha)) * has_room
-        if shares.sum() == 0:
-            # A small alpha gave everything to clients that get no more.
-            shares = has_room.astype(np.float64)
-        owners[indices] = _split(len(indices), shares / shares.sum())
-        sizes = np.bincount(owners[labels <= label], minlength=clients)
+        shares = rng.dirichlet(np.full(clients, alpha))
+        if balanced:
+            has_room = np.bincount(owners[labels < label], minlength=clients) < len(labels) / clients
+            # A small alpha may give everything to clients that get no more.
+            shares = shares * has_room if (shares * has_room).any() else has_room
+            shares = shares / shares.sum()
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
+        owners[indices] = np.searchsorted(cuts, np.arange(len(indices)), side="right")
     return owners
-
-
-def _split(count: int, shares: np.ndarray) -> np.ndarray:
-    """The owner of each of ``count`` examples, in the order of the owners, by their ``shares``."""
-    cuts = np.floor(np.cumsum(shares)[:-1] * count).astype(np.int64)
-    return np.searchsorted(cuts, np.arange(count), side="right")

@@ -1,12 +1,12 @@
 """Preferences of clients: the risk that each tolerates, and the weight of risk against loss."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from shoal.core.errors import integer, require
+from shoal.core.errors import InputError, described, integer, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 
@@ -78,11 +78,21 @@ def draw_preferences(
         require(beta == "threshold", f'\'beta\' must be a number in [0, 1] or "threshold"; got "{beta}"')
         require(low < high, "'beta' = \"threshold\" needs 'thresholds' with low < high")
         return Preferences(threshold, (high - threshold) / (high - low), drawn=True)
-    values = [*map(float, beta)] if isinstance(beta, Iterable) else [float(beta)] * clients
-    require(
-        len(values) == clients,
-        f"'beta' must be one number or one for each of {clients} clients; got {len(values)} numbers",
-    )
-    for value in values:
-        require(0 <= value <= 1, f"'beta' must be in [0, 1]; got {value:g}")
-    return Preferences(threshold, torch.tensor(values, dtype=torch.float64), drawn=low < high)
+    return Preferences(threshold, per_client("beta", beta, clients, 0), drawn=low < high)
+
+
+def per_client(name: str, value: object, clients: int, low: float) -> Tensor:
+    """One number, or one per client, as (clients,) float64 in [low, 1].
+
+    Raises:
+        InputError: numbers outside this range, or another number of them.
+    """
+    form = f"'{name}' must be one number or one for each of {clients} clients"
+    try:
+        values = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{form}; got {described(value)}") from error
+    require(values.dim() == 0 or values.shape == (clients,), f"{form}; got {described(values.tolist())}")
+    wrong = values[~((values >= low) & (values <= 1))]
+    require(len(wrong) == 0, f"'{name}' must be in [{low:g}, 1]; got {wrong[:1].sum():g}")
+    return values.expand(clients).clone()

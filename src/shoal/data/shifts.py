@@ -85,10 +85,8 @@ def shifted_inputs(
     client, on the id of its client instead of the index.
 
     Args:
-        dataset: the examples.
-        indices: (m,) int64, which of them.
-        groups: how images are shifted.
-        group: (m,) int64, the index of each example's group in ``groups``.
+        dataset, indices: the set and (m,) int64, which of its examples.
+        groups, group: the groups and (m,) int64, the index of each example's group among them.
         stream: of the angles and factors.
         client: (m,) int64, the id of each image's client; None: no client, and each image has a shift of its own.
 

@@ -155,7 +155,7 @@ class RunSettings:
 
     @property
     def limits(self) -> Limits:
-        """What is merged."""
+        """The limits of what is merged."""
         return Limits(self.max_examples, self.max_update_norm or math.inf)
 
 

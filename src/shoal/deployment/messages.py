@@ -1,4 +1,4 @@
-"""What passes between the server and a client in a round, and what the server refuses to take."""
+"""Messages between the server and a client in a round, and the server's checks of a client's update."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class RejectedReplyError(ShoalError):
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """What the server sends a client in a round.
+    """The message of the server to a client in a round.
 
     Args:
         round: number of the round, from 1.
@@ -56,7 +56,7 @@ class Refusal:
 
 @settings
 class Limits:
-    """What the server takes from a client.
+    """The limits of what the server takes from a client.
 
     Args:
         max_examples: the largest number of examples that is believed.
@@ -83,12 +83,10 @@ def parts_of(algorithm: Algorithm) -> RemoteRounds:
 
 
 def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts_best: bool) -> None:
-    """Raise `RejectedReplyError` unless ``update`` can be merged.
+    """Raise `RejectedReplyError` unless ``update`` can be merged, whose ``end`` is float32.
 
     Args:
-        update: a client's, whose ``end`` is (P,) float32 already.
         models: (K, P), those of its offer.
-        limits: of the server.
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters, examples = len(models), update.examples

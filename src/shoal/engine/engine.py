@@ -259,8 +259,8 @@ class Engine:
 
         def work(owners: Tensor) -> _Result:
             ends = gather_params(starts, index[owners]).to(self.device)
-            for drawn, settings in ((randomness, local), *then):
-                trainer.train(self._bound(), ends, shards, owners, drawn, settings, term, rule=rule)
+            for drawn, phase in ((randomness, local), *then):
+                trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
@@ -271,9 +271,9 @@ class Engine:
             return finish(owners, ends)
 
         units = trainer.units(shards, local)
-        for _, further in then:
+        for _, phase in then:
             # The same parts again; the trainer prepares for these steps too.
-            trainer.units(shards, further)
+            trainer.units(shards, phase)
         yield from self._pool.in_order(work, units)
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:

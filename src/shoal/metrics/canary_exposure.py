@@ -15,14 +15,14 @@ from shoal.metrics.intervals import Bools, Floats, clopper_pearson
 class CanaryRate:
     """The true positive rate of canaries at a threshold that the left-out ones set.
 
-    The limits are of Clopper and Pearson 1934: ``low`` and ``high`` take the threshold as given, ``fpr_high``
-    bounds its false positive rate.
+    The limits are of Clopper and Pearson 1934: ``low`` and ``high`` take the threshold as fixed, ``fpr_high`` bounds
+    its false positive rate.
 
     Args:
         tpr: the share of the trained canaries above the threshold.
         low, high: the interval of that share.
         fpr_high: upper limit of the false positive rate at the threshold.
-        found: number of trained canaries above the threshold.
+        hits: number of trained canaries above the threshold.
         members: number of trained canaries.
         non_members: number of left-out canaries.
     """
@@ -31,7 +31,7 @@ class CanaryRate:
     low: float
     high: float
     fpr_high: float
-    found: int
+    hits: int
     members: int
     non_members: int
 
@@ -49,7 +49,7 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0, confidence:
         >>> import numpy as np
         >>> from shoal.metrics import canary_rate
         >>> rate = canary_rate(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False]))
-        >>> rate.tpr, rate.found, round(rate.low, 3), round(rate.high, 3)
+        >>> rate.tpr, rate.hits, round(rate.low, 3), round(rate.high, 3)
         (0.5, 1, 0.013, 0.987)
     """
     require(0 <= max_fpr < 1, f"'max_fpr' must be at least 0 and below 1; got {max_fpr:g}")
@@ -60,9 +60,9 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0, confidence:
         nan = float("nan")
         return CanaryRate(nan, nan, nan, nan, 0, members, len(left_out))
     threshold = left_out[allowed]
-    found, false = int((scores[member] > threshold).sum()), int((left_out > threshold).sum())
-    low, high = clopper_pearson([found, false], [members, len(left_out)], confidence)
-    return CanaryRate(found / members, float(low[0]), float(high[0]), float(high[1]), found, members, len(left_out))
+    hits, mistakes = int((scores[member] > threshold).sum()), int((left_out > threshold).sum())
+    low, high = clopper_pearson([hits, mistakes], [members, len(left_out)], confidence)
+    return CanaryRate(hits / members, float(low[0]), float(high[0]), float(high[1]), hits, members, len(left_out))
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:

@@ -35,7 +35,7 @@ def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
 
 
 def is_migrated(assignment: Ints, group: Ints) -> Bools:
-    """(N,), true for each client in a cluster where another group has more clients than its own.
+    """Mask (N,) of the clients in a cluster where another group has more clients than theirs.
 
     Where several groups of a cluster are the largest, their clients have not migrated.
 
@@ -54,5 +54,5 @@ def is_migrated(assignment: Ints, group: Ints) -> Bools:
 
 
 def exceeds_threshold(exposure: Floats, threshold: Floats) -> Bools:
-    """(N,), true where membership-inference accuracy on a client's model exceeds its threshold (IFCA-MIR, 5.2.2)."""
+    """Mask (N,) of the clients whose model's membership-inference accuracy exceeds their threshold (IFCA-MIR 5.2.2)."""
     return exposure > threshold

@@ -172,8 +172,8 @@ def auc_design_effect(members: Floats, non_members: Floats) -> float:
         members, non_members: (Q,) scores, those of a pair at the same place.
     """
 
-    def below(x: Floats, others: Floats) -> Floats:
-        return (np.searchsorted(others, x) + np.searchsorted(others, x, side="right")) / (2 * len(others))
+    def below(x: Floats, ordered: Floats) -> Floats:
+        return (np.searchsorted(ordered, x) + np.searchsorted(ordered, x, side="right")) / (2 * len(ordered))
 
     if len(members) < 2:
         return 1.0

@@ -23,7 +23,7 @@ from shoal.metrics.intervals import (
 from shoal.metrics.roc import roc_with_auc
 
 FALSE_POSITIVES = 3
-"""Fewest false positives at which a true positive rate is given."""
+"""Fewest false positives at which a true positive rate is reported."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def membership_metrics(
     Args:
         scores, is_member, weights: of the M examples.
         threshold: one, or one for each example (M,).
-        confidence: of all intervals; they take ``threshold`` as given.
+        confidence: of all intervals; they take ``threshold`` as fixed.
         pair: (M,) the pair of each example; each pair has a member and a non-member, of equal weights, whose errors may
             be correlated. None, or not such pairs: examples are taken as independent.
 
@@ -115,7 +115,7 @@ def membership_metrics(
 
 
 def least_non_members(max_fpr: float) -> float:
-    """The fewest non-members (`effective_size`) with which a true positive rate is given at a false positive rate."""
+    """The fewest non-members (`effective_size`) for a true positive rate at this false positive rate."""
     return FALSE_POSITIVES / max_fpr
 
 

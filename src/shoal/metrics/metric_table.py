@@ -16,7 +16,7 @@ from shoal.core.formats import ACCURACY, DASH, count, decimal, format_duration, 
 
 Format = Literal["percent", "decimal", "count", "seconds", "number"]
 Scope = Literal["run", "group", "model", "round"]
-"""What a metric is of: a whole run, a group of clients, a model and its clients, or a model in a round."""
+"""Scope of a metric: a run, a group of clients, a model and its clients, or a model in a round."""
 
 _TEXTS: Mapping[Format, Callable[[float], str]] = {
     "percent": percent, "decimal": decimal, "count": count, "seconds": format_duration, "number": number,
@@ -35,7 +35,7 @@ class Metric:
         meaning: in one or two sentences.
         format: how a value is written: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
         better: which values are better; None: neither.
-        scopes: what it is of, separated by spaces: "run", "group", "model" or "round".
+        scopes: separated by spaces: "run", "group", "model" or "round".
         of_model: the meaning of a model's, where that is another one.
         decimals: of a mean over seeds; None: as many as the format has.
         interval: whether the ends of its 95 % interval are reported beside it.
@@ -84,7 +84,7 @@ class Metric:
         >>> metric_of("violations").plain(1.25), metric_of("accuracy").plain(0.8123), metric_of("migrated").plain(1, 0)
         ('1.2', '0.812', '1')
         """
-        places = next(each for each in (decimals, self.decimals, _DECIMALS[self.format]) if each is not None)
+        places = next(p for p in (decimals, self.decimals, _DECIMALS[self.format]) if p is not None)
         return DASH if value is None or isnan(value) else f"{value:z,.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -113,7 +113,7 @@ def metric_of(
     key: str,
     *,
     measured: str = ACCURACY,
-    own: Mapping[str, Metric] | None = None,
+    declared: Mapping[str, Metric] | None = None,
     attack_title: Callable[[str], str] = str,
 ) -> Metric:
     """The metric of a key in `summary.json`, without the group or the model that it is of.
@@ -123,7 +123,7 @@ def metric_of(
     Args:
         key: of the metric.
         measured: what the run reports as accuracy.
-        own: the metrics of the user's measurements, by key.
+        declared: the metrics of the user's measurements, by key.
         attack_title: the title of an attack, from its name in audit.json.
 
     Example:
@@ -133,21 +133,23 @@ def metric_of(
         >>> metric_of("accuracy", measured="R2").text(-12.5), metric_of("mine").name
         ('-12.5', 'mine')
     """
-    if own and key in own:
-        return own[key]
+    if declared and key in declared:
+        return declared[key]
     if _family(key) in METRICS:
         return _measured_by(METRICS[_family(key)], measured)
     for prefix, name in _FAMILIES.items():
         if key.startswith(prefix):
-            which = key.removeprefix(prefix)
-            words = attack_title(which.replace("_", "-")) if prefix == "mia_by_" else which
-            words = words.replace("_", " ") if prefix == "directive." else words
+            words = key.removeprefix(prefix)
+            if prefix == "mia_by_":
+                words = attack_title(words.replace("_", "-"))
+            elif prefix == "directive.":
+                words = words.replace("_", " ")
             return Metric(key, name.format(words), better=None if prefix == "directive." else "lower")
     return Metric(key, key, format="number")
 
 
 def is_declared(key: str) -> bool:
-    """Whether a key, without the group or the model that it is of, is in the table or of a family in it."""
+    """True if a key, without its group or its model, is in the table or of a family in it."""
     return _family(key) in METRICS or key.startswith(tuple(_FAMILIES))
 
 
@@ -160,8 +162,7 @@ def _measured_by(metric: Metric, measured: str) -> Metric:
     """A metric of accuracy as that of a run with another metric: its own name, and a number of any size."""
     if measured == ACCURACY or metric.key not in ("accuracy", "train_accuracy"):
         return metric
-    if metric.key == "accuracy":
-        meaning = "Mean over held-out examples of a client's own group; higher is better."
-        return replace(metric, name=measured, meaning=meaning, of_model=meaning, format="number")
-    meaning = "On the examples that the clients trained on."
-    return replace(metric, name=f"train {measured}", meaning=meaning, of_model=meaning, format="number")
+    name, meaning = measured, "Mean over held-out examples of a client's own group; higher is better."
+    if metric.key == "train_accuracy":
+        name, meaning = f"train {measured}", "On the examples that the clients trained on."
+    return replace(metric, name=name, meaning=meaning, of_model=meaning, format="number")

@@ -15,13 +15,13 @@ Metrics = Mapping[str, float]
 """Numbers by name; counts are ints."""
 
 FlatSummary = Mapping[str, float | int | str]
-"""What `summary.json` holds."""
+"""Content of `summary.json`."""
 
 TEXT_KEYS = ("algorithm", "dataset")
 """Keys of `summary.json` whose values are not numbers."""
 
 RUN_KEYS = (*TEXT_KEYS, "seed", "rounds")
-"""Keys that say which run it is."""
+"""Keys that identify a run."""
 
 _Owner = TypeVar("_Owner", bound=Hashable)
 
@@ -58,8 +58,8 @@ class Summary(dict[str, float | int | str]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overall", _defined(self.overall))
-        object.__setattr__(self, "by_group", {name: _defined(each) for name, each in self.by_group.items()})
-        object.__setattr__(self, "by_cluster", {k: _defined(each) for k, each in self.by_cluster.items()})
+        object.__setattr__(self, "by_group", {name: _defined(metrics) for name, metrics in self.by_group.items()})
+        object.__setattr__(self, "by_cluster", {k: _defined(metrics) for k, metrics in self.by_cluster.items()})
         self.update(flatten(self))
 
     def __or__(self, other: "Summary") -> "Summary":  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -74,16 +74,16 @@ class Summary(dict[str, float | int | str]):
     __ior__ = __or__  # pyright: ignore[reportAssignmentType]
 
     def __repr__(self) -> str:
-        known = [f"{name}={value}" for name, value in self.run.items()]
+        run = [f"{name}={value}" for name, value in self.run.items()]
         if "accuracy.overall" in self.overall:
-            known.append(f"accuracy={self.overall['accuracy.overall']:.3f}")
-        mia = [f"{name} {each['mia']:.3f}" for name, each in self.by_group.items() if "mia" in each]
-        return shortened(f"Summary({', '.join(known)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
+            run.append(f"accuracy={self.overall['accuracy.overall']:.3f}")
+        mia = [f"{name} {metrics['mia']:.3f}" for name, metrics in self.by_group.items() if "mia" in metrics]
+        return shortened(f"Summary({', '.join(run)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
 
     @property
     def clients(self) -> int:
         """The number of clients."""
-        return sum(int(each.get("clients", 0)) for each in self.by_cluster.values())
+        return sum(int(metrics.get("clients", 0)) for metrics in self.by_cluster.values())
 
 
 def _defined(metrics: Metrics) -> Metrics:
@@ -112,7 +112,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("group", r".*"),
     ("overall", r".*"),
 )
-"""The order of `summary.json`, in blocks: whose metrics, and which. A metric stands in the first block that fits."""
+"""The order of `summary.json`, in blocks: owner and names of metrics. A metric stands in the first block that fits."""
 
 
 def flatten(summary: Summary) -> dict[str, float | int | str]:
@@ -123,20 +123,20 @@ def flatten(summary: Summary) -> dict[str, float | int | str]:
     """
     owners = {
         "overall": [("", "", summary.overall)],
-        "group": [("", f".{name}", each) for name, each in summary.by_group.items()],
-        "cluster": [(f"clusters.{k}.", "", each) for k, each in summary.by_cluster.items()],
+        "group": [("", f".{name}", metrics) for name, metrics in summary.by_group.items()],
+        "cluster": [(f"clusters.{k}.", "", metrics) for k, metrics in summary.by_cluster.items()],
     }
     flat: dict[str, float | int | str] = dict(summary.run)
-    for whose, names in _ORDER:
+    for owner, names in _ORDER:
         fits = re.compile(names, re.DOTALL).fullmatch
-        for before, after, metrics in owners[whose]:
+        for before, after, metrics in owners[owner]:
             # A key that stands in an earlier block keeps its place.
             flat |= {f"{before}{name}{after}": value for name, value in metrics.items() if fits(name)}
     return flat
 
 
 class MetricKey(NamedTuple):
-    """A key of `summary.json` taken apart: the metric, and the group or the cluster that it is of, if either."""
+    """Parts of a key of `summary.json`: the metric, and its group or its cluster, if either."""
 
     metric: str
     group: str | None = None
@@ -181,7 +181,7 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
     if _OVERALL.fullmatch(key):
         return MetricKey(key)
     if _AGAINST.fullmatch(key):
-        group = max((each for each in groups if key.endswith(f".{each}")), key=len, default=key.rpartition(".")[2])
+        group = max((name for name in groups if key.endswith(f".{name}")), key=len, default=key.rpartition(".")[2])
         return MetricKey(key.removesuffix(f".{group}"), group)
     of_group = _GROUP.fullmatch(key)
     return MetricKey(of_group[1], of_group[2]) if of_group else MetricKey(key)
@@ -196,8 +196,8 @@ def parse_summary(flat: FlatSummary) -> Summary:
     (True, {'seed': 1}, {'few': {'mia': 0.5, 'violations': 0}})
     """
     # Every group with clients has "violations", and where there are test examples of it "accuracy".
-    keys = map(split_key, flat)
-    groups = {each.group for each in keys if each.group is not None and each.metric in {"accuracy", "violations"}}
+    parts = map(split_key, flat)
+    groups = {part.group for part in parts if part.group is not None and part.metric in {"accuracy", "violations"}}
     run: dict[str, Any] = {}
     overall: dict[str, Any] = {}
     by_group: dict[str, dict[str, Any]] = {}

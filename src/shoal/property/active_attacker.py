@@ -81,14 +81,14 @@ class ActivePropertyAttacker:
         local: LocalSGD,
         engine: Engine,
     ) -> tuple[Tensor, Tensors]:
-        """See `shoal.engine.MaliciousClients.train`."""
+        """Train the cluster's model with its head; return the scaled model (P,) and the heads."""
         del client
         start, heads = state.models[cluster], state.adversary["head"].clone()
         require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
         both = replace(shards, y=self.labels.to(shards.y.device))
-        # The attacker minimises a loss of its own, whatever the others are asked to minimise.
-        own = replace(local, objective=None)
-        end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, own)
+        # The attacker minimises its own loss, whatever objective the other clients have.
+        local = replace(local, objective=None)
+        end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, local)
         named = self.model.layout.views(end)
         if self.train_head:
             heads[cluster] = self._head(named)

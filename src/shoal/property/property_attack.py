@@ -1,4 +1,4 @@
-"""Property inference by a client: in which rounds does another client train on examples with a property?
+"""Property inference by a client: the rounds in which another client trains on examples with a property.
 
 The attacker receives what every client receives, the models before and after each round; their differences are the
 aggregated updates. It simulates such updates with and without the property on examples of its own
@@ -97,7 +97,7 @@ class PropertyAttack:
         require(
             not otherwise,
             "a property attack takes single updates out of the mean by which a model moves, and "
-            f"{', '.join(type(each).__name__ for each in otherwise)} moves models otherwise; choose another algorithm",
+            f"{', '.join(type(part).__name__ for part in otherwise)} moves models otherwise; choose another algorithm",
         )
 
     def auxiliary_examples(self, federation: Federation) -> Auxiliary:
@@ -158,7 +158,7 @@ class PropertyAttack:
                 moved[k] = moved[k] - share * part
         of_victim = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
         swapped = self._swapped(attacked, moved, before, report, training) if attacked else {}
-        others = torch.cat([updates[:0], *(update[None] for update in swapped.values())])
+        counterfactual = torch.cat([updates[:0], *(update[None] for update in swapped.values())])
         simulated = self._simulated(visible, before, training)
         count, layout = self.simulated_updates, training.engine.model.layout
         observation = RoundObservation(
@@ -171,7 +171,7 @@ class PropertyAttack:
             has_property=torch.tensor([k in of_victim for k in attacked], dtype=torch.bool),
             clients=torch.bincount(report.assignment, minlength=models)[attacked],
             swapped=torch.tensor([attacked.index(k) for k in swapped], dtype=torch.int64),
-            swapped_features=extract_features(layout, others),
+            swapped_features=extract_features(layout, counterfactual),
             cosine=_cosine(updates, last[attacked]),
         )
         last = last.clone()
@@ -223,8 +223,8 @@ class PropertyAttack:
         """Features of simulated aggregated updates of model k: with the property, then as many without it."""
         stream = training.stream("property attack", before.round + 1, "model", k)
         local, federation = training.local_of(before, k), training.federation
-        # The attacker does not know how many examples others have: a simulated client has as many as it trains on.
-        own = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
+        # The attacker does not know other clients' numbers of examples: a simulated client has as many as it trains on.
+        examples = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
         size = self.aggregate_size(round(training.participation * len(federation)), len(before.models))
         held = self.simulated_clients
         fractions = [self.property_fractions[i % len(self.property_fractions)] for i in range(held)]
@@ -232,7 +232,7 @@ class PropertyAttack:
             before.models[k],
             auxiliary,
             fractions + [0.0] * max(held, 3 * size),
-            size=min(own, local.batch(own) * local.steps_of(own)),
+            size=min(examples, local.batch(examples) * local.steps_of(examples)),
             local=local,
             engine=training.engine,
             stream=stream,

@@ -1,7 +1,7 @@
 """Federations in which one client, the victim, has examples with a property: their schedule and their partition.
 
 Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, sections 4 and
-4.1.1; label skew as `skew_labels_balanced`.
+4.1.1; label skew as `draw_owners`, balanced.
 """
 
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ from shoal.data.partition import (
     Partition,
     PartitionIndices,
     disjoint,
+    draw_owners,
     partitioned,
     shuffled_indices,
-    skew_labels_balanced,
 )
 from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import Shards
@@ -99,7 +99,7 @@ def schedule_of(federation: Federation) -> PropertySchedule:
 
 @settings
 class PropertyPartition:
-    """How examples with and without a property are partitioned.
+    """Partition of examples with and without a property.
 
     The training examples are ``clients * examples_per_client``, drawn as for any federation. Those with the property go
     to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``, from which the
@@ -150,7 +150,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
         f"{len(has_property):,}",
     )
     order = shuffled_indices(dataset, stream("split").numpy())
-    training, *others = disjoint(partition, order, _GROUPS)
+    training, *parts = disjoint(partition, order, _GROUPS)
     with_property, without = training[has_property[training]], training[~has_property[training]]
     cut = round(plan.attacker_share * len(with_property))
     for name, count in (("attacker", cut), ("victim", len(with_property) - cut)):
@@ -163,9 +163,9 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients = [without[owners == client] for client in range(partition.clients)]
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
-    holdout, shadow, test = map(torch.from_numpy, others)
-    own = ClientIndices.joined([torch.from_numpy(indices) for indices in clients])
-    return PartitionIndices(own, ClientIndices.equal(holdout, partition.clients), shadow, test)
+    holdout, shadow, test = map(torch.from_numpy, parts)
+    training_indices = ClientIndices.joined([torch.from_numpy(indices) for indices in clients])
+    return PartitionIndices(training_indices, ClientIndices.equal(holdout, partition.clients), shadow, test)
 
 
 def partition_by_property(
@@ -200,19 +200,14 @@ def partitioned_federation(
 ) -> Federation:
     """The federation of a data set whose partition by property is ``drawn`` already."""
     has_property = _has_property(dataset)
-    schedule = PropertySchedule(
-        has_property[drawn.clients.indices],
-        has_property[drawn.test],
-        victim=VICTIM,
-        attacker=ATTACKER,
-        period=plan.period,
-    )
+    of_clients, of_test = has_property[drawn.clients.indices], has_property[drawn.test]
+    schedule = PropertySchedule(of_clients, of_test, victim=VICTIM, attacker=ATTACKER, period=plan.period)
     federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
     return replace(federation, schedule=schedule)
 
 
 def _has_property(dataset: LabelledDataset) -> Tensor:
-    """(M,) bool, which examples have the property; neither all nor none."""
+    """Mask (M,) of the examples with the property; neither all nor none."""
     has_property = dataset.has_property
     if has_property is None:
         raise InputError(
@@ -246,16 +241,16 @@ def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyP
     skew = stream("skew").numpy()
     if alpha is None:
         return skew.permutation(np.arange(len(labels)) % clients)
-    owners, others, left = np.full(len(labels), VICTIM), clients, np.arange(len(labels))
+    owners, skewed, left = np.full(len(labels), VICTIM), clients, np.arange(len(labels))
     if plan.victim_labels == "natural":
-        # Enough are left for the others to have a batch each.
+        # Enough are left for the other clients to have a batch each.
         count = min(max(of_victim, plan.min_examples), len(labels) - (clients - 1) * plan.min_examples)
-        others, left = clients - 1, stream("victim").numpy().permutation(len(labels))[count:]
+        skewed, left = clients - 1, stream("victim").numpy().permutation(len(labels))[count:]
     for _ in range(_ATTEMPTS):
-        drawn = skew_labels_balanced(labels[left], others, alpha, skew)
-        if np.bincount(drawn, minlength=others).min() >= plan.min_examples:
-            # With a natural victim, the others are all clients but this one.
-            owners[left] = drawn if others == clients else drawn + (drawn >= VICTIM)
+        drawn = draw_owners(labels[left], skewed, alpha, skew, balanced=True)
+        if np.bincount(drawn, minlength=skewed).min() >= plan.min_examples:
+            # A natural victim is not among the skewed clients.
+            owners[left] = drawn if skewed == clients else drawn + (drawn >= VICTIM)
             return owners
     raise InputError(
         f"'dirichlet_alpha' = {alpha:g} leaves a client fewer than {plan.min_examples} of {len(labels):,} examples "

@@ -1,6 +1,6 @@
-"""The section of a run's page on a property attack: who infers what, the metrics, and the figures.
+"""The section of a run's page on a property attack: its words, its metrics, and its figures.
 
-The figures are its AUC over rounds, cosines of consecutive updates, and t-SNE maps.
+The figures are the AUC over rounds, cosines of consecutive updates, and t-SNE maps.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 
-from shoal.core.formats import DASH, capitalized, count
+from shoal.core.formats import DASH, count
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
 from shoal.reports.curves import Curve, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
-from shoal.reports.table import Cell, Row, Table, metric_table, row
+from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
 if TYPE_CHECKING:
     from shoal.property.scenario import PropertyAttackSection
@@ -29,7 +29,7 @@ CHECKPOINTS = 100
 """Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
 
 WITHOUT, WITH = plot.LineStyle(plot.WITHIN, "", "o"), plot.LineStyle(plot.OVER, "", "^")
-"""How updates without the property and with it are drawn: they differ in shape and in colour."""
+"""Marks of updates without the property and with it, which differ in shape and in colour."""
 
 MOST = 1200
 """Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
@@ -65,9 +65,9 @@ def property_section(
 
 def _victim(period: int, task: str | None) -> str:
     main, _, held = (task or "").partition("/")
-    what = f"the property {held} (the models learn {main}, which is another matter)" if held else "a property"
+    named = f"the property {held} (the models learn {main}, which is another matter)" if held else "a property"
     return (
-        f"One client, the victim, holds examples with {what}. In every round whose number is a multiple of "
+        f"One client, the victim, holds examples with {named}. In every round whose number is a multiple of "
         f"{period} it trains on these alone, in all others on its other examples alone. Another client wants to "
         "know in which rounds the property was there."
     )
@@ -83,13 +83,13 @@ def _attacker(section: "PropertyAttackSection") -> str:
         "scaled": f"{trains}, and sends its update {section.gamma:g} times as large (an active attack, scaled)",
     }[section.mode]
     visible = "all models" if attack.visible_models == "all" else "only the model that it trains in a round,"
-    own = "examples of its own" if attack.auxiliary == "attacker" else "examples of its own and the test examples"
+    examples = "examples of its own" + " and the test examples" * (attack.auxiliary != "attacker")
     forest = "a random forest" if attack.forests == "single" else "a random forest for each model"
     late = f" from round {attack.warm_up + 1} on" if attack.warm_up else ""
     return (
         f"That client, the attacker, {does}. It sees {visible} before and after each round{late}; their difference is "
-        f"the aggregated update of those who trained the model. On {own} it simulates such updates with the property "
-        f"and without, and {forest} that learned from these says how likely it is in a real one."
+        f"the aggregated update of those who trained the model. On {examples} it simulates such updates with the "
+        f"property and without, and {forest} that learned from these says how likely it is in a real one."
     )
 
 
@@ -106,7 +106,7 @@ def _reading(clusters: int) -> str:
 
 
 def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
-    """One column for all models, and one for each where there are several."""
+    """Table with a column for all models, and where there are several a column per model."""
     overall, several = summary.overall, clusters > 1
     models = [summary.by_cluster.get(k, {}) for k in range(clusters)] if several else []
     columns = ("all models", *(f"cluster {k}" for k in range(clusters))) if several else ("value",)
@@ -115,9 +115,8 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
 
     def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> Row:
         """A metric of all models, or its ``cells`` in every column."""
-        metric = METRICS[key]
-        texts = [metric.text(overall.get(key)), *("" for _ in models)] if cells is None else cells
-        return row(Cell(capitalized(metric.name.removeprefix("property ")), metric.meaning + remark), *texts)
+        texts = [METRICS[key].text(overall.get(key)), *("" for _ in models)] if cells is None else cells
+        return metric_row(METRICS[key], *texts, remark=remark, family="property ")
 
     control, auc = METRICS["property.auc_control"].text, METRICS["property_auc"].text
     random = "Of the AUC of random scores, by the counts above: of few updates it is large."
@@ -128,7 +127,8 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
     rows = (
         named("property.updates", [count(total) for total, _ in sizes]),
         named("property.positives", [count(held) for _, held in sizes]),
-        named("property.auc", [auc(overall.get("property.auc")), *(auc(each.get("property_auc")) for each in models)]),
+        named("property.auc", [auc(overall.get("property.auc")),
+                               *(auc(of_model.get("property_auc")) for of_model in models)]),
         named("property.auc_control", [control(overall.get("property.auc_control")),
                                        *(control(control_auc(frame)) for frame in frames[1:])]),
         row(Cell("Standard deviation at chance", random), *(control(_sd_at_chance(*size)) for size in sizes)),
@@ -149,8 +149,8 @@ def _sd_at_chance(total: int, held: int) -> float:
     >>> round(_sd_at_chance(180, 12), 4)
     0.0865
     """
-    others = total - held
-    return sqrt((total + 1) / (12 * held * others)) if held and others else nan
+    without = total - held
+    return sqrt((total + 1) / (12 * held * without)) if held and without else nan
 
 
 def _spread(metrics: Metrics, mean: str, deviation: str) -> str:
@@ -192,10 +192,10 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
 
 def cosines(updates: pd.DataFrame) -> plot.Figure | None:
     """Cosines of a model's consecutive updates, one panel per cluster; None where no two follow each other."""
-    panels = {k: own for k, own in by_cluster(updates).items() if own["cosine"].notna().any()}
+    panels = {k: rows for k, rows in by_cluster(updates).items() if rows["cosine"].notna().any()}
     if not panels:
         return None
-    spreads = {f"cluster {k}": mean_and_sd(own) for k, own in panels.items()}
+    spreads = {f"cluster {k}": mean_and_sd(rows) for k, rows in panels.items()}
     half = half_window(updates["round"].max())
 
     def draw(figure: MplFigure) -> None:
@@ -241,10 +241,10 @@ def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
     )
     if list(panels) == ["all rounds"]:
         caption += " The first fifth of the rounds has too few updates for a map of its own."
-    whose = "FL, one model" if models == 1 else f"CFL, {models} models"
+    framework = "FL, one model" if models == 1 else f"CFL, {models} models"
     counts = ", ".join(f"{title}: {len(points)}" for title, points in panels.items())
-    alt = f"Maps of updates by t-SNE ({whose}); {counts}."
-    return plot.draw_figure("property-maps", f"t-SNE maps of updates ({whose})", caption, alt, draw, height=3.2)
+    alt = f"Maps of updates by t-SNE ({framework}); {counts}."
+    return plot.draw_figure("property-maps", f"t-SNE maps of updates ({framework})", caption, alt, draw, height=3.2)
 
 
 def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:
@@ -294,14 +294,14 @@ def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
     >>> running_auc(frame).to_dict()
     {2: 0.5, 3: 0.75}
     """
-    known = updates.dropna(subset=[score]) if score in updates else updates.head(0)
-    begins = known.groupby("present")["round"].min()
+    scored = updates.dropna(subset=[score]) if score in updates else updates.head(0)
+    begins = scored.groupby("present")["round"].min()
     if len(begins) < 2:
         return pd.Series(dtype=float)
-    rounds = np.unique(known["round"])
+    rounds = np.unique(scored["round"])
     rounds = rounds[rounds >= begins.max()]
     some = np.unique(np.linspace(0, len(rounds) - 1, CHECKPOINTS).round().astype(int))
-    past = {number: known[known["round"] <= number] for number in rounds[some].tolist()}
+    past = {number: scored[scored["round"] <= number] for number in rounds[some].tolist()}
     return pd.Series({number: auc(rows, score) for number, rows in past.items()})
 
 

@@ -57,7 +57,7 @@ class PropertyAttackSection:
     attack: Annotated[PropertyAttack, Inline()] = PropertyAttack()
 
     @staticmethod
-    def of(simulation: Simulation) -> "PropertyAttackSection | None":
+    def from_simulation(simulation: Simulation) -> "PropertyAttackSection | None":
         """The table of a simulation in Python with a passive attack; an active one does not say its weights."""
         attack, schedule = simulation.round_attack, simulation.federation.schedule
         if not isinstance(attack, PropertyAttack) or simulation.malicious_clients is not None:
@@ -66,7 +66,7 @@ class PropertyAttackSection:
         return PropertyAttackSection(attack=attack, period=period)
 
     def check(self, config: Config) -> None:
-        """Raise `InputError` where examples are dealt out in another way, or no attacked round has the property."""
+        """Raise `InputError` where examples are partitioned in another way, or no attacked round has the property."""
         data, groups = config.data, config.data.groups.values()
         require(
             [(group.rotation, group.brightness, group.label_shift) for group in groups] == [(None, None, None)],
@@ -82,7 +82,7 @@ class PropertyAttackSection:
         )
 
     def draw(self, config: Config, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:
-        """See `draw_property_partition`."""
+        """Draw the partition by property."""
         return draw_property_partition(dataset, self._partition(config), stream)
 
     def federation(

@@ -27,14 +27,7 @@ MAX_PER_WEIGHT = 5_000
 
 @dataclass(frozen=True, eq=False)
 class Auxiliary:
-    """The examples that the attacker simulates updates on.
-
-    Args:
-        x: (M, ...).
-        y: (M,) int64.
-        with_property: rows of x and y with the property.
-        without_property: rows without it.
-    """
+    """Examples x (M, ...) and y (M,) to simulate updates on: int64 rows with the property, and rows without it."""
 
     x: Tensor
     y: Tensor
@@ -42,7 +35,7 @@ class Auxiliary:
     without_property: Tensor
 
     def matched(self) -> "Auxiliary":
-        """As many rows of each label with the property as without it: the smaller of the two numbers.
+        """Keep as many rows of each label with the property as without it: the smaller of the two numbers.
 
         Otherwise a classifier of simulated updates may learn the labels instead of the property.
         """
@@ -66,12 +59,12 @@ class Auxiliary:
     @staticmethod
     def from_attacker_and_test(federation: Federation) -> "Auxiliary":
         """The attacker's examples with the property, and all test examples (the published codes)."""
-        own, test = Auxiliary.from_attacker(federation), federation.test
-        held, has_property = own.with_property.to(own.y.device), schedule_of(federation).test_has_property
+        training, test = Auxiliary.from_attacker(federation), federation.test
+        held, has_property = training.with_property.to(training.y.device), schedule_of(federation).test_has_property
         rows = len(held) + torch.arange(len(test))
         return Auxiliary(
-            x=torch.cat([own.x[held], test.x]),
-            y=torch.cat([own.y[held], test.y]),
+            x=torch.cat([training.x[held], test.x]),
+            y=torch.cat([training.y[held], test.y]),
             with_property=torch.cat([torch.arange(len(held)), rows[has_property]]),
             without_property=rows[~has_property],
         )
@@ -89,8 +82,6 @@ def local_updates(
 ) -> Tensor:
     """The updates (n, P) of n simulated clients that start from ``model`` (P,).
 
-    However many aggregated updates contain a local update, it is computed once, together with the others.
-
     Args:
         auxiliary: the examples to sample from, without replacement for each client.
         property_fractions: n, the fraction of each client's examples that has the property; if it is above 0, at least
@@ -101,8 +92,8 @@ def local_updates(
     rows = []
     for fraction in property_fractions:
         held = min(max(round(fraction * size), int(fraction > 0)), len(auxiliary.with_property))
-        others = min(size - held, len(auxiliary.without_property)) if fraction < 1 else 0
-        for kind, count in ((auxiliary.with_property, held), (auxiliary.without_property, others)):
+        rest = min(size - held, len(auxiliary.without_property)) if fraction < 1 else 0
+        for kind, count in ((auxiliary.with_property, held), (auxiliary.without_property, rest)):
             # A sample of none must not advance the generator: the samples after it would change.
             order = torch.randperm(len(kind), generator=generator) if count else torch.arange(0)
             rows.append(kind[order[:count]])
@@ -121,7 +112,7 @@ def aggregated_updates(
 ) -> Tensor:
     """Simulated aggregated updates (2 * count, P): ``count`` with the property, then as many without it.
 
-    Each is the mean of ``size`` local updates; in each of the first half, one of these has the property.
+    An aggregated update is the mean of ``size`` local updates; in the first half, one of these has the property.
 
     Args:
         with_property: (n, P), local updates on examples with the property.
@@ -131,8 +122,8 @@ def aggregated_updates(
     held = len(with_property)
     weights = torch.zeros(2 * count, held + len(without_property))
     for a in range(2 * count):
-        others = size - (a < count)
-        weights[a, held + torch.randperm(len(without_property), generator=generator)[:others]] = 1 / size
+        drawn = torch.randperm(len(without_property), generator=generator)[: size - (a < count)]
+        weights[a, held + drawn] = 1 / size
         if a < count:
             weights[a, a % held] = 1 / size
     return weights[:, :held] @ with_property + weights[:, held:] @ without_property

@@ -38,7 +38,7 @@ _PERPLEXITY = 30
 
 @dataclass(frozen=True, eq=False)
 class RoundObservation:
-    """One round as the attacker sees it, with the ground truth beside it.
+    """Round as the attacker sees it, with the ground truth beside it.
 
     S simulated and A observed aggregated updates, each of one cluster's model, with F features. C of the observed ones
     hold a part of the victim's, and are given once more as they would have been in a round of the other kind.
@@ -79,7 +79,7 @@ def classify_updates(
     trees: int = 100,
     jobs: int = 1,
 ) -> pd.DataFrame:
-    """Score each aggregated update of a whole training by how likely it contains the property.
+    """Score each aggregated update of a training by how likely it contains the property.
 
     Returns:
         One row per update, with ``round``, ``cluster``, ``clients``, ``present``, ``cosine``; ``score``, the forest's
@@ -126,16 +126,16 @@ def classify_updates(
         [begin + part.swapped.numpy() for begin, part in zip(begins, observations, strict=True)], dtype=np.int64
     )
     observed = np.concatenate([seen, joined("swapped_features")]).astype(np.float32)
-    of_cluster = np.concatenate([cluster, cluster[swapped]])
+    observed_cluster = np.concatenate([cluster, cluster[swapped]])
     scaler = StandardScaler().fit(simulated)
     simulated, observed = np.asarray(scaler.transform(simulated)), np.asarray(scaler.transform(observed))
-    # Which simulated and which observed updates each forest is for; the number -1 is that of a forest for all.
-    trained = {k: (simulated_cluster == k, of_cluster == k) for k in np.unique(cluster).tolist()}
+    # The simulated and the observed updates of each forest, by cluster; -1: one forest for all.
+    trained = {k: (simulated_cluster == k, observed_cluster == k) for k in np.unique(cluster).tolist()}
     if forests == "single":
         trained = {-1: (slice(None), slice(None))}
 
     def scores(label: NDArray[np.bool_], size: int, stream: Stream) -> NDArray[np.float32]:
-        """Of the observed updates, then of the swapped; NaN where a forest has only one kind to train on."""
+        """Scores of observed, then of swapped updates; NaN where a forest has only one kind to train on."""
         scored = np.full(len(observed), np.nan, dtype=np.float32)
         for k, (of_training, of_observed) in trained.items():
             if len(np.unique(label[of_training])) == 2:
@@ -234,10 +234,10 @@ def property_summary(updates: pd.DataFrame) -> Summary:
 
 
 def update_records(updates: pd.DataFrame, score: str = "score") -> RecordTable:
-    """The updates as the records of an attack, "members" those with the property; without those that have no score."""
-    known = updates.dropna(subset=[score])
-    scores, present = known[score].to_numpy(), known["present"].to_numpy(dtype=bool)
-    return RecordTable.from_columns(scores, present, model=known["cluster"].to_numpy(), attack="property", view=CLIENT)
+    """The scored updates as the records of an attack; "members" have the property."""
+    scored = updates.dropna(subset=[score])
+    scores, present = scored[score].to_numpy(), scored["present"].to_numpy(dtype=bool)
+    return RecordTable.from_columns(scores, present, model=scored["cluster"].to_numpy(), attack="property", view=CLIENT)
 
 
 def auc(updates: pd.DataFrame, score: str = "score") -> float:
@@ -247,15 +247,15 @@ def auc(updates: pd.DataFrame, score: str = "score") -> float:
 
 def control_auc(updates: pd.DataFrame) -> float:
     """The mean AUC of the classifiers that learned from shuffled labels; NaN where it is undefined."""
-    names = [str(name) for name in updates if str(name).startswith("control.")]
+    names = [name for name in updates.columns if name.startswith("control.")]
     return float(np.mean([auc(updates, name) for name in names])) if names else nan
 
 
 def _auc_within(updates: pd.DataFrame) -> float:
     """The mean AUC of the models by their numbers of pairs of an update with the property and one without."""
-    models = [found for _, found in sorted(measure(update_records(updates), by="model").items())]
-    pairs = [found.members * found.non_members for found in models]
-    return float(np.average(np.nan_to_num([found.auc for found in models]), weights=pairs)) if sum(pairs) else nan
+    models = [metrics for _, metrics in sorted(measure(update_records(updates), by="model").items())]
+    pairs = [metrics.members * metrics.non_members for metrics in models]
+    return float(np.average(np.nan_to_num([metrics.auc for metrics in models]), weights=pairs)) if sum(pairs) else nan
 
 
 def _counterfactual(updates: pd.DataFrame) -> Metrics:

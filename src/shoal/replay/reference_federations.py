@@ -70,7 +70,7 @@ class FederationScores:
 
     @property
     def personal(self) -> bool:
-        """Whether clients have models of their own."""
+        """True where clients have models of their own."""
         return len(self.population) == 0
 
 
@@ -101,7 +101,7 @@ class AttackedRun:
 
     @staticmethod
     def from_run(simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine) -> "AttackedRun":
-        """That of a finished simulation; ``rows`` are those of `rounds.csv`.
+        """The attack on a finished simulation with these ``rows`` of `rounds.csv`.
 
         Raises:
             InputError: a property attack, whose victim's examples are not the same in every round, or no example that
@@ -147,7 +147,7 @@ class AttackedRun:
         return Stream(self.simulation.seed)("audit")
 
     def scores(self, engine: Engine) -> FederationScores:
-        """Those of the attacked models: the first of each pair was trained on."""
+        """Scores of the attacked models, which trained on the first record of each pair."""
         return self._scores(self.state, self.deployed, self._first, engine, self.simulation.member_rounds)
 
     def all_models(self, engine: Engine) -> Tensor:

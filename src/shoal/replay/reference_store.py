@@ -15,7 +15,7 @@ from shoal.audit.reference_records import AttackedRecords, attack_records
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
-from shoal.data.content import tensors_fingerprint
+from shoal.data.content import fingerprint
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores
 from shoal.replay.run_records import records_of_run
@@ -27,7 +27,7 @@ AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
 _VERSION = 2
-"""Of what a reference federation is; scores of another version are trained anew."""
+"""Version of the files; scores of another one are trained anew."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
 
@@ -159,12 +159,12 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
 
 def _write(path: Path, attacked: str, stored: FederationScores) -> None:
     tensors = {name: getattr(stored, name).contiguous() for name in _FIELDS}
-    about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": tensors_fingerprint(*tensors.values())}
+    about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": fingerprint(tuple(tensors.values()))}
     write_bytes(path, save(tensors, about))
 
 
 def _read(path: Path, attacked: str) -> FederationScores | None:
-    """None where the file is missing, damaged, or of other attacked models, as after a run was extended."""
+    """The scores in a file; None where it is missing, damaged, or of other models, as after a run was extended."""
     if not path.exists():
         return None
     try:
@@ -173,7 +173,7 @@ def _read(path: Path, attacked: str) -> FederationScores | None:
         if about.get("attacked") != attacked:
             return None
         tensors = load_file(path)
-        if about.get("hash") != tensors_fingerprint(*(tensors[name] for name in _FIELDS)):
+        if about.get("hash") != fingerprint(tuple(tensors[name] for name in _FIELDS)):
             LOG.warning("%s: is not what was written; it is trained again", path)
             return None
         return FederationScores(**{name: tensors[name] for name in _FIELDS}, seconds=float(about["seconds"]))

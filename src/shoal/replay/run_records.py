@@ -81,9 +81,7 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
     client = attacked.records.client
     cells = threshold_cells(federation.group[client].numpy(), model[client].numpy())
     none = np.empty((len(client), 0), dtype=bool)
-    for key in LABEL_ATTACKS:
-        if key in left_out(attacked):
-            continue
+    for key in [key for key in LABEL_ATTACKS if key not in left_out(attacked)]:
         scores = _by_label(key, attacked, used, engine).numpy()
         thresholds = reference_thresholds(scores, None, none, *cells)
         answers[key] = AttackScores(OUTSIDER, scores, thresholds)
@@ -168,7 +166,7 @@ def _client_names(federation: Federation) -> list[str]:
 
 
 def _names(federation: Federation, part: str, rows: Tensor) -> list[str]:
-    """What the user calls the examples in these rows of a part of the federation."""
+    """The user's names of the examples in these rows of a part of the federation."""
     name_of = federation.origins.get(part, (part + "-{}").format)
     return [name_of(row) for row in rows.tolist()]
 

@@ -7,9 +7,9 @@ from shoal.attacks import ShadowModelAttack, SourceInference
 from shoal.audit.update_audit import AGAINST_CLIENTS
 from shoal.core.formats import capitalized
 
-_DECLARED = [each for each in vars(shoal.attacks).values() if isinstance(each, type) and hasattr(each, "title")]
+_DECLARED = [attack for attack in vars(shoal.attacks).values() if isinstance(attack, type) and hasattr(attack, "title")]
 
-TITLES: Mapping[str, str] = {getattr(each, "name"): getattr(each, "title") for each in _DECLARED} | {  # noqa: B009
+TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") for attack in _DECLARED} | {  # noqa: B009
     "posterior": ShadowModelAttack.title,
     "label-only": "label only",
     "boundary-distance": "boundary distance",

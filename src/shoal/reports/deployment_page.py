@@ -45,8 +45,8 @@ def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.Data
 def _section(name: str, title: str, frame: pd.DataFrame) -> Section:
     whole = [pd.api.types.is_integer_dtype(frame[column]) for column in frame]
     rows = (row(*map(_text, values, whole)) for values in frame.itertuples(index=False))
-    first, *others = map(str, frame)
-    return Section(name, title, table=Table(heads([first], others), tuple(rows)))
+    first, *further = map(str, frame)
+    return Section(name, title, table=Table(heads([first], further), tuple(rows)))
 
 
 def _text(value: object, whole: bool) -> str:

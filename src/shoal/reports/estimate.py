@@ -15,13 +15,14 @@ OPEN_WIDTH = 0.2
 Outcome = Literal["open", "chance", "exposed"]
 
 
-def null_size(null_high: float) -> str:
-    """How large a balanced accuracy is by chance, to stand after the 0.5 of chance; empty where it is unknown.
+def at_chance(null_high: float) -> str:
+    """How large a balanced accuracy is at chance; ``null_high`` is what 95 % of tests do not exceed there, or NaN.
 
-    >>> null_size(0.532)
-    ', where 95 % of tests of this size give at most 0.532'
+    >>> at_chance(0.532)
+    'chance: 0.500, where 95 % of tests of this size give at most 0.532'
     """
-    return "" if isnan(null_high) else f", where 95 % of tests of this size give at most {decimal(null_high)}"
+    tests = "" if isnan(null_high) else f", where 95 % of tests of this size give at most {decimal(null_high)}"
+    return f"chance: 0.500{tests}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,15 @@ class Estimate:
         value = self.value - other.value
         below = hypot(self.value - self.low, other.high - other.value)
         return Estimate(value, value - below, value + hypot(self.high - self.value, other.value - other.low))
+
+    def with_interval(self, *remarks: str) -> str:
+        """The value, with its interval and ``remarks`` in brackets.
+
+        >>> Estimate(0.6, 0.5, 0.7).with_interval("chance: 0.500"), Estimate(0.6).with_interval()
+        ('0.600 (0.500 to 0.700; chance: 0.500)', '0.600')
+        """
+        brackets = "; ".join(filter(None, [self.interval, *remarks]))
+        return f"{self.text} ({brackets})" if brackets else self.text
 
     @property
     def outcome(self) -> Outcome:

@@ -48,7 +48,7 @@ def inline(svg: bytes, name: str, alt: str, style: str = "") -> str:
     """The SVG file ``svg`` as an element of a page, on which ``name`` is unique; ``alt`` is its content in words."""
     root = _parsed(svg)
     for parent in root.iter():
-        for child in [each for each in parent if each.tag in (f"{_SVG}metadata", f"{_SVG}style")]:
+        for child in [element for element in parent if element.tag in (f"{_SVG}metadata", f"{_SVG}style")]:
             parent.remove(child)
     for element, inside in _walk(root, ""):
         element.tag = element.tag.removeprefix(_SVG)

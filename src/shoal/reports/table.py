@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from shoal.core.formats import capitalized
+from shoal.metrics.metric_table import Metric
+
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|#~$&"})
 
 _GREEK = "alpha beta gamma delta epsilon eta theta lambda mu pi rho sigma tau phi omega"
@@ -108,6 +111,11 @@ def heads(words: Iterable[str], numbers: Iterable[str] = ()) -> tuple[Column, ..
 def metric_table(title: str, columns: Iterable[str], rows: Iterable[Row], note: str = "") -> Table:
     """A table with a metric in each row; the first cell is its name, with its meaning below."""
     return Table(heads(["metric"], columns), tuple(rows), title, note=note)
+
+
+def metric_row(metric: Metric, *texts: str, remark: str = "", family: str = "") -> Row:
+    """A metric's row: its name, without that of its ``family``, and its meaning with a ``remark``; then ``texts``."""
+    return row(Cell(capitalized(metric.name.removeprefix(family)), metric.meaning + remark), *texts)
 
 
 def markdown(table: Table) -> str:

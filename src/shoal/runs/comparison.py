@@ -171,13 +171,13 @@ def _setting(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metric]) -> dict[str, list[str]]:
+def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str, Metric]) -> dict[str, list[str]]:
     """The cells by label; ``measured`` is the runs' metric, accuracy or another."""
     models = sorted({k for summary in summaries for k in summary.by_cluster})
     table: dict[str, list[str]] = {}
     for row in dict.fromkeys([*ROWS, *_further(summaries)]):
         key = row.removeprefix(MODELS)
-        metric = metric_of(key, measured=measured, own=own)
+        metric = metric_of(key, measured=measured, declared=declared)
         of_groups = [[summary.by_group[group].get(key) for summary in summaries] for group in summaries[0].by_group]
         if row != key:
             values = [[summary.by_cluster.get(k, {}).get(key) for k in models] for summary in summaries]
@@ -193,8 +193,12 @@ def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metr
 
 def _further(summaries: Sequence[Summary]) -> list[str]:
     """Rows that depend on the runs: the directives that clusters were given last, and the user's own metrics."""
-    of_models = [f"{MODELS}{key}" for summary in summaries for one in summary.by_cluster.values() for key in one]
-    of_others = [key for summary in summaries for one in (summary.overall, *summary.by_group.values()) for key in one]
+    of_models = [
+        f"{MODELS}{key}" for summary in summaries for metrics in summary.by_cluster.values() for key in metrics
+    ]
+    of_others = [
+        key for summary in summaries for metrics in (summary.overall, *summary.by_group.values()) for key in metrics
+    ]
     directives = [key for key in of_models if key.startswith(f"{MODELS}{COLUMN}")]
     return [*directives, *(key for key in [*of_others, *of_models] if not is_declared(key.removeprefix(MODELS)))]
 

@@ -23,7 +23,7 @@ from shoal.control import Coordinator
 from shoal.core.errors import InputError
 from shoal.core.formats import ACCURACY
 from shoal.data import Group
-from shoal.data.content import fingerprint, tensors_fingerprint
+from shoal.data.content import fingerprint
 from shoal.metrics import Metric
 from shoal.models import metric_name
 from shoal.reports.run.description import RunDescription
@@ -68,9 +68,9 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         table[SIMULATION] |= {} if function is None else {name: _written(function)}
     if canaries is not None:
         tensors = (canaries.x, canaries.y, canaries.client, canaries.record, canaries.member)
-        table[SIMULATION]["canaries"] = tensors_fingerprint(*tensors)
+        table[SIMULATION]["canaries"] = fingerprint(tuple(tensors))
     if start is not None:
-        table[SIMULATION]["start"] = {"models": tensors_fingerprint(start.state.models), "public": start.public}
+        table[SIMULATION]["start"] = {"models": fingerprint((start.state.models,)), "public": start.public}
     if simulation.malicious_clients is not None:
         table[SIMULATION]["malicious_clients"] = _written(simulation.malicious_clients)
     if simulation.record_updates:
@@ -85,7 +85,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     if attack is not None:
         about = _named(attack) | {"table": attack.name, "columns": list(attack.columns)}
         table[SIMULATION]["round_attack"] = about
-        section = described_by(RoundAttackSection).of(simulation)
+        section = described_by(RoundAttackSection).from_simulation(simulation)
         table |= {} if section is None else {"property_attack": table_of(section)}
     text = _HEAD + tomli_w.dumps(table, multiline_strings=True)
     return replace(_described(tomllib.loads(text), text), examples=digest)

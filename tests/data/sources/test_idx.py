@@ -61,12 +61,6 @@ def test_classes_of_an_unknown_idx_set_are_counted(tmp_path):
     assert load_idx_folder(write_folder(tmp_path), "idx", None, transposed=False).classes == 3
 
 
-def test_a_single_idx_file_is_read(tmp_path):
-    folder = write_folder(tmp_path)
-    assert read_idx(folder / NAMES[0], "images").shape == (5, 3, 4)
-    assert read_idx(folder / NAMES[1], "labels").tolist() == TRAIN_LABELS.tolist()
-
-
 def test_a_test_split_may_be_empty(tmp_path):
     write_folder(tmp_path)
     (tmp_path / NAMES[2]).write_bytes(idx_bytes(np.zeros((0, 28, 28), np.uint8)))

@@ -76,7 +76,7 @@ class NoiseChanges:
 def augmentation_votes(
     engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | NoiseChanges | None = None
 ) -> Tensor:
-    """How many changed copies of each record the model gives the record's label.
+    """Number of changed copies of each record to which the model gives the record's label.
 
     Args:
         engine: evaluates the model.
@@ -84,7 +84,7 @@ def augmentation_votes(
         x: (N, ...) inputs, as `Engine.prepare` stores them or not.
         y: (N,) int64, labels.
         rows: (M,) int64, the records that are scored.
-        copies: what is changed; None: `ImageChanges` of images.
+        copies: the changes; None: `ImageChanges` of images.
 
     Returns:
         (M,) int64, from 0 to the number of copies.
@@ -164,7 +164,7 @@ def boundary_distance(
 
 
 def _right(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
-    """Whether the model gives each changed record its label: (m,) bool on the CPU."""
+    """(m,) bool on the CPU, True where the model gives a changed record its label."""
     rows = rows.to(x.device)
     outputs = engine.outputs(model, change(gather(x, rows).float())).cpu()
     return outputs.argmax(dim=1) == y[rows.to(y.device)].cpu()

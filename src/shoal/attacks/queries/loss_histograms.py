@@ -29,7 +29,7 @@ from shoal.engine import Engine, State
 from shoal.metrics.intervals import RateEstimate, mean_rate_interval
 
 EDGES: NDArray[np.float64] = np.geomspace(1e-4, 20.0, 33)
-"""Of 32 bins of the loss, in nats; one more bin on each side takes what is smaller and larger."""
+"""Edges of 32 bins of the loss, in nats; one more bin on each side takes smaller and larger losses."""
 
 Counts = NDArray[np.float64]
 
@@ -44,8 +44,8 @@ class LossHistograms:
 
     Example:
         >>> import shoal
-        >>> own, kept = ([[-1.0], [1.0]], [0, 1]), ([[3.0]], [1])
-        >>> federation = shoal.Federation.from_tensors([own] * 3, holdout=[kept] * 3, test=kept)
+        >>> training, holdout = ([[-1.0], [1.0]], [0, 1]), ([[3.0]], [1])
+        >>> federation = shoal.Federation.from_tensors([training] * 3, holdout=[holdout] * 3, test=holdout)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> state = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1).state
         >>> with shoal.Engine(model) as engine:
@@ -72,7 +72,7 @@ class LossHistograms:
         return accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream)
 
     def received(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> Counts:
-        """What the server receives: (N, 2, B) histograms of each client's members and hold-outs.
+        """Histograms (N, 2, B) of each client's members and hold-outs, as the server receives them.
 
         A client that has not yet trained a model sends nothing, which is zeros.
         """
@@ -165,16 +165,15 @@ def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Co
     """
     right, total = np.zeros(2), np.zeros(2)
     for judged in (0, 1):
-        own = counts[half == judged].sum(axis=0)
-        others = counts[half != judged].sum(axis=0)
-        if not own.any():
+        here, other_half = (counts[side].sum(axis=0) for side in (half == judged, half != judged))
+        if not here.any():
             continue
-        usable = [histograms for histograms in (others, elsewhere) if (histograms.sum(axis=1) > 0).all()]
+        usable = [histograms for histograms in (other_half, elsewhere) if (histograms.sum(axis=1) > 0).all()]
         if not usable:
             return RateEstimate.unknown()
         cut = best_cut(usable[0])
-        right += own[0, :cut].sum(), own[1, cut:].sum()
-        total += own.sum(axis=1)
+        right += here[0, :cut].sum(), here[1, cut:].sum()
+        total += here.sum(axis=1)
     # Noise can leave a total without examples, and rates outside [0, 1].
     if not (total > 0).all():
         return RateEstimate.unknown()
@@ -184,9 +183,7 @@ def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Co
 
 
 def best_cut(counts: Counts) -> int:
-    """How many of the lowest bins are called members so that members and hold-outs (2, B) are told apart best.
-
-    The lowest of equally good ones.
+    """Number of lowest bins to call members that tells members and hold-outs (2, B) apart best; the lowest of several.
 
     >>> best_cut(np.array([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]]))
     1
@@ -205,7 +202,7 @@ def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.rando
 
 
 def histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
-    """(n, B) how many of each owner's examples have a loss in each bin."""
+    """Numbers (n, B) of each owner's examples with a loss in each bin."""
     counts = np.zeros((len(shards), len(EDGES) + 1))
     if len(shards.indices):
         rows = shards.indices.to(shards.y.device)
@@ -215,11 +212,11 @@ def histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
 
 
 def client_histograms(model: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Counts:
-    """(2, B) the histograms of one client's members and hold-outs."""
+    """Histograms (2, B) of one client's members and hold-outs."""
     return np.stack([histograms(model, shards, engine)[0] for shards in (members, holdout)])
 
 
 def _halves(ids: Tensor, stream: Stream) -> NDArray[np.int64]:
-    """(n,) 0 or 1, for each client at random, as many of one as of the other; whatever the order of clients."""
+    """Random halves (n,), 0 or 1, whatever the order of clients."""
     rank = stream.seeds(ids).argsort().argsort()
     return (rank % 2).numpy()

@@ -37,7 +37,7 @@ class RecordedRisks:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """Those of the round that ``state`` has done; of their intervals nothing is known."""
+        """The recorded risks of the round that ``state`` has done, with unknown intervals."""
         del federation, engine, local, stream
         recorded = self.by_round.get(state.round, state.risks)
         risks = recorded if recorded.shape == state.risks.shape else state.risks
@@ -45,7 +45,7 @@ class RecordedRisks:
 
     @staticmethod
     def from_rows(every: int, rows: Sequence[Mapping[str, float]]) -> "RecordedRisks":
-        """Those in the rows of `rounds.csv`, which are one per round and cluster, in order."""
+        """Risks in the rows of `rounds.csv`, one row per round and cluster, in order."""
         by_round: dict[int, list[float]] = {}
         for row in rows:
             by_round.setdefault(int(row["round"]), []).append(row["risk"])

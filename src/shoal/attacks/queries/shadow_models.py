@@ -28,7 +28,7 @@ from shoal.engine.rounds.cohort_trainer import CohortTrainer
 LOG = logging.getLogger(__name__)
 
 _MOST_OWNERS = 2**20
-"""Of one shadow model; their names are consecutive, so what is random in one does not depend on the others."""
+"""Most owners of one shadow model. Their ids are consecutive, so its randomness does not depend on the others."""
 
 
 @settings
@@ -50,9 +50,6 @@ class ShadowModels:
             "federated": they are split between as many owners as the cluster has clients, who train it from random
             parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as
             much as the rounds of the run so far, times the number of shadow models, for every estimate.
-
-    Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each of
-    them on one pool of examples.
 
     Example:
         >>> import shoal
@@ -85,8 +82,8 @@ class ShadowModels:
     ) -> list[Records]:
         """Train shadow models of each of the K models of ``state``, and record their outputs: K records.
 
-        With ``keep_models`` the shadow models are in `Records.reference`, and outputs are those of an evaluation on the
-        whole shadow set, which may differ in the last bits. Otherwise a model is dropped once its outputs are recorded.
+        With ``keep_models`` the shadow models are in `Records.reference`, and outputs are those of an evaluation on all
+        of the shadow set, which may differ in the last bits. Otherwise a model is dropped after its outputs' record.
 
         Raises:
             InputError: the shadow set has fewer than two examples.
@@ -96,11 +93,11 @@ class ShadowModels:
         for owner, model, examples in self._trained(state, federation, engine, local, stream):
             member = torch.arange(len(examples)) < len(examples) // 2
             if keep_models:
-                whole = engine.outputs(model, shadow.x).cpu()
+                all_outputs = engine.outputs(model, shadow.x).cpu()
                 trained_on = torch.zeros(len(shadow), dtype=torch.bool)
                 trained_on[examples[member]] = True
-                kept[owner] = model.cpu(), trained_on, whole
-                outputs = whole[examples]
+                kept[owner] = model.cpu(), trained_on, all_outputs
+                outputs = all_outputs[examples]
             else:
                 outputs = engine.outputs(model, shadow.x, examples.to(shadow.y.device)).cpu()
             number = torch.full((len(examples),), owner % self.number)
@@ -137,13 +134,12 @@ class ShadowModels:
             ends = self._trained_federated(state, federation, engine, local, stream, inside)
             yield from zip(owners.tolist(), ends, samples, strict=True)
             return
-        shards = Shards.from_indices(
-            shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(rows) for rows in inside])
-        )
+        sizes = torch.tensor([len(rows) for rows in inside])
+        shards = Shards.from_indices(shadow.x, shadow.y, torch.cat(inside), sizes)
         if self.warm_start:
-            starts, which = state.models, owners // self.number
+            starts, start_of = state.models, owners // self.number
         else:
-            starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in owners]), owners
+            starts, start_of = torch.stack([engine.model.init(stream("start", int(i))) for i in owners]), owners
         largest = int(federation.clients.sizes.max())
         # Clusters whose clients train in the same way are trained together; usually all.
         for alike in [training for i, training in enumerate(local) if training not in local[:i]]:
@@ -151,7 +147,7 @@ class ShadowModels:
             passes = alike.passes_of(largest) if self.epochs == "round" else self.epochs
             training = replace(alike, epochs=passes, steps=None)
             randomness = training.randomness(shards, owners, stream("batches")).take(some)
-            for trained, ends in engine.train(starts, which[some], shards.take(some), randomness, training):
+            for trained, ends in engine.train(starts, start_of[some], shards.take(some), randomness, training):
                 for owner, end in zip(some[trained].tolist(), ends, strict=True):
                     yield owner, end, samples[owner]
 
@@ -177,9 +173,7 @@ class ShadowModels:
         return train_shadow_federations(federations, federation.shadow, state.round, engine, stream)
 
     def size_of(self, state: State, federation: Federation, k: int) -> int:
-        """How many examples a shadow model of cluster k trains on: as many as the cluster's clients, where half the
-        shadow set is enough.
-        """
+        """Number of examples of a shadow model of cluster k; at most half the shadow set."""
         sizes = federation.clients.sizes
         if self.size == "cluster":
             wanted = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))
@@ -192,7 +186,7 @@ class ShadowModels:
 
 
 def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
-    """How many of some examples each owner gets, in proportion to clients' sizes.
+    """Split a number of examples between owners, in proportion to clients' sizes.
 
     Args:
         examples: at least 1.
@@ -211,12 +205,12 @@ def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ShadowFederation:
-    """One shadow model and its owners.
+    """Shadow model with its owners.
 
     Args:
         start: (P,).
         examples: (M,) int64, the positions in the shadow set of the examples that the model is trained on.
-        sizes: (m,) int64, how many of these each owner has, in order.
+        sizes: (m,) int64, the number of these of each owner, in order.
         local: local training of the owners in the last round (`LocalSGD.at`).
     """
 
@@ -248,12 +242,12 @@ def train_shadow_federations(
         DivergenceError: a result is not finite.
     """
     counts = torch.tensor([len(model.sizes) for model in federations])
-    which = torch.repeat_interleave(torch.arange(len(federations)), counts)
+    model_of = torch.repeat_interleave(torch.arange(len(federations)), counts)
     names = torch.cat([s * _MOST_OWNERS + torch.arange(len(model.sizes)) for s, model in enumerate(federations)])
     indices, sizes = (torch.cat([getattr(model, name) for model in federations]) for name in ("examples", "sizes"))
     shards = Shards.from_indices(shadow.x, shadow.y, indices, sizes)
-    weights = averaging_weights(which, sizes, len(federations))
-    state = State.initial(torch.stack([model.start for model in federations]), len(which))
+    weights = averaging_weights(model_of, sizes, len(federations))
+    state = State.initial(torch.stack([model.start for model in federations]), len(model_of))
     for number in range(1, rounds + 1):
         trainer = CohortTrainer(
             engine=engine,
@@ -262,6 +256,6 @@ def train_shadow_federations(
             local_of=lambda s, _, left=rounds - number: federations[s].local.rounds_earlier(left),
             batches=stream("round", number, "batches"),
         )
-        plan = RoundPlan(which, (LocalTraining(state.models, which, weights),))
+        plan = RoundPlan(model_of, (LocalTraining(state.models, model_of, weights),))
         state = replace(state, models=trainer.train(state, plan)[0].models)
     return state.models

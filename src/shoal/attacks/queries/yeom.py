@@ -85,7 +85,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class FittedGap:
-    """Scores by whether the model classifies an example correctly."""
+    """Scores by the model's correctness."""
 
     threshold: float = 0.5
 

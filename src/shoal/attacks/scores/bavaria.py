@@ -5,12 +5,13 @@ distribution's update as in Murphy 2007, Conjugate Bayesian analysis of the Gaus
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from shoal.attacks.reference_scores import Floats, ReferenceScores, View
-from shoal.attacks.scores.in_and_out import Side, in_and_out, pooled_variances
+from shoal.attacks.scores.in_and_out import Side, log_ratio
 from shoal.core.settings import settings
 
 LARGEST = 1e3
@@ -19,8 +20,7 @@ LARGEST = 1e3
 
 @dataclass(frozen=True)
 class Prior:
-    """Of the mean and the variance of one record's scores: variance ~ inverse-gamma(shape, scale), and
-    mean ~ N(mean, variance / strength).
+    """Prior of a record's mean and variance: variance ~ inverse-gamma(a0, b0), mean ~ N(m0, variance / k0).
 
     Args:
         mean, strength, shape, scale: m0, k0, a0 and b0.
@@ -53,13 +53,7 @@ class BaVarIA:
         """In nats; above 0 the record is likelier to be a member."""
         if not len(records):
             return np.empty(0)
-        sides = in_and_out(self, records, needs_in=True)
-        pooled = pooled_variances(self, *sides)
-        inside, outside = (
-            _log_predictive(records.score, side, fitted_prior(side, variance))
-            for side, variance in zip(sides, pooled, strict=True)
-        )
-        return inside - outside
+        return log_ratio(self, records, partial(_log_predictive, records.score))
 
 
 def fitted_prior(side: Side, variance: float) -> Prior:
@@ -84,11 +78,11 @@ def fitted_prior(side: Side, variance: float) -> Prior:
     return Prior(float(means.mean()), variance / between, shape, variance * (shape - 1))
 
 
-def _log_predictive(x: Floats, side: Side, prior: Prior) -> Floats:
+def _log_predictive(x: Floats, side: Side, pooled: float) -> Floats:
     """Log density (M,) of the next score: Student-t with 2 a_n degrees of freedom around m_n."""
     from scipy.special import gammaln  # noqa: PLC0415 - only this attack needs scipy
 
-    n, mean = side.count, side.mean
+    prior, n, mean = fitted_prior(side, pooled), side.count, side.mean
     strength, shape = prior.strength + n, prior.shape + n / 2
     centre = (prior.strength * prior.mean + n * mean) / strength
     scale = prior.scale + side.squares / 2 + prior.strength * n * (mean - prior.mean) ** 2 / (2 * strength)

@@ -82,6 +82,5 @@ class OtherClusters:
 
     def scores(self, records: ReferenceScores) -> Floats:
         """Scores (M,); ``records`` are those of ``all_models``, in the same order."""
-        own = np.arange(self.all_models.shape[1]) == records.model[:, None]
-        others = np.where(own, 0, self.all_models).sum(axis=1) / (self.all_models.shape[1] - 1)
-        return records.score - others
+        trained = np.arange(self.all_models.shape[1]) == records.model[:, None]
+        return records.score - np.where(trained, 0, self.all_models).sum(axis=1) / (self.all_models.shape[1] - 1)

@@ -4,15 +4,13 @@ Where all reference models are on one side of a record, its other side is taken 
 difference between IN and OUT: of R random halves, 2 in 2^R records have one side only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.attacks.reference_scores import Bools, Floats, ReferenceAttack, ReferenceScores
 from shoal.core.errors import require
-
-VARIANCE_FLOOR = 1e-3
-"""Least variance of one record's scores, as a share of the pooled variance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +49,11 @@ class Side:
 
 
 def in_and_out(attack: ReferenceAttack, records: ReferenceScores, *, needs_in: bool) -> tuple[Side, Side]:
-    """The IN and the OUT side of the records; see the top of this file.
+    """The IN and the OUT side of the records.
 
     Args:
-        attack: that asks.
-        records: of which the sides are.
+        attack: named in errors, with its ``least``.
+        records: to be split.
         needs_in: whether IN scores are read; without, only OUT scores must exist, and the IN side may be wrong.
 
     Raises:
@@ -103,13 +101,18 @@ def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
     return [float(variance) for variance in variances]
 
 
-def record_variances(side: Side, pooled: float) -> Floats:
-    """Each record's own variance (M,) of its scores, at least `VARIANCE_FLOOR` of the pooled one.
+def log_ratio(
+    attack: ReferenceAttack, records: ReferenceScores, log_density: Callable[[Side, float], Floats]
+) -> Floats:
+    """The log density (M,) of each record's score on its IN side minus that on its OUT side.
 
-    Records with fewer than two scores on this side have the pooled one.
+    Args:
+        attack, records: as in `in_and_out`.
+        log_density: (M,) of the scores on a side, from the side and its pooled variance.
     """
-    own = np.divide(side.squares, side.freedom, out=np.full(len(side.scores), pooled), where=side.freedom > 0)
-    return np.maximum(own, VARIANCE_FLOOR * pooled)
+    sides = in_and_out(attack, records, needs_in=True)
+    inside, outside = map(log_density, sides, pooled_variances(attack, *sides))
+    return inside - outside
 
 
 def _mean(scores: Floats, used: Bools) -> Floats:

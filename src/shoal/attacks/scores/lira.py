@@ -8,13 +8,16 @@ from typing import ClassVar
 import numpy as np
 
 from shoal.attacks.reference_scores import Floats, ReferenceScores, View
-from shoal.attacks.scores.in_and_out import Side, in_and_out, pooled_variances, record_variances
+from shoal.attacks.scores.in_and_out import Side, in_and_out, log_ratio, pooled_variances
 from shoal.core.settings import Positive, settings
+
+VARIANCE_FLOOR = 1e-3
+"""Least variance of one record's scores, as a share of the pooled variance."""
 
 
 @settings
 class LiRA:
-    """How much likelier a record's score is among models that trained on it than among models that did not.
+    """Log-likelihood ratio of a record's score, with normal distributions of its IN and of its OUT scores.
 
     log N(score; mean_in, variance_in) - log N(score; mean_out, variance_out). With few reference models a side has one
     variance for all records: that of the scores around each record's own mean, with the degrees of freedom that these
@@ -23,7 +26,7 @@ class LiRA:
     moved by the mean difference between IN and OUT, and the other way round.
 
     Args:
-        own_variance: from so many reference models on, each record has variances of its own.
+        own_variance: number of reference models from which on each record has its own variances.
 
     Example:
         >>> import numpy as np
@@ -55,22 +58,22 @@ class LiRA:
 
     def scores(self, records: ReferenceScores) -> Floats:
         """In nats; above 0 the record is likelier to be a member."""
-        sides = in_and_out(self, records, needs_in=True)
-        pooled = pooled_variances(self, *sides)
-        inside, outside = (
-            _log_normal(records.score, side.mean, _variances(side, variance, records, self.own_variance))
-            for side, variance in zip(sides, pooled, strict=True)
-        )
-        return inside - outside
+
+        def log_density(side: Side, pooled: float) -> Floats:
+            """The log density (M,), but for a constant."""
+            variance = _variances(side, pooled, self.own_variance)
+            return -0.5 * (np.log(variance) + (records.score - side.mean) ** 2 / variance)
+
+        return log_ratio(self, records, log_density)
 
 
 @settings
 class OfflineLiRA:
-    """How far a record's score is above those of models that did not train on it, in their standard deviations.
+    """Distance of a record's score from the mean of its OUT scores, in their standard deviations.
 
-    The paper's score is the normal distribution function of this; it is the same order of the records, but would be 1
-    for all beyond eight standard deviations. Variances, and records without OUT scores, as in `LiRA`; so what IN scores
-    say of the mean difference is used where there are any.
+    The paper's score is the normal distribution function of this. It orders the records alike, but would be 1 for all
+    beyond eight standard deviations. Variances, and records without OUT scores, as in `LiRA`; IN scores, where there
+    are any, give the mean difference.
 
     Args:
         own_variance: as in `LiRA`.
@@ -87,16 +90,16 @@ class OfflineLiRA:
         """In standard deviations."""
         _, outside = in_and_out(self, records, needs_in=False)
         (pooled,) = pooled_variances(self, outside)
-        variances = _variances(outside, pooled, records, self.own_variance)
-        return (records.score - outside.mean) / np.sqrt(variances)
+        return (records.score - outside.mean) / np.sqrt(_variances(outside, pooled, self.own_variance))
 
 
-def _variances(side: Side, pooled: float, records: ReferenceScores, own_variance: int) -> Floats:
-    if records.references >= own_variance:
-        return record_variances(side, pooled)
-    return np.full(len(records), pooled)
+def _variances(side: Side, pooled: float, own_variance: int) -> Floats:
+    """The variances (M,) of a side's scores: the pooled one, or with many reference models each record's own.
 
-
-def _log_normal(x: Floats, mean: Floats, variance: Floats) -> Floats:
-    """The log density, but for a constant."""
-    return -0.5 * (np.log(variance) + (x - mean) ** 2 / variance)
+    A record's own variance is at least `VARIANCE_FLOOR` of the pooled one; fewer than two scores have none.
+    """
+    variances = np.full(len(side.scores), pooled)
+    if side.scores.shape[1] < own_variance:
+        return variances
+    np.divide(side.squares, side.freedom, out=variances, where=side.freedom > 0)
+    return np.maximum(variances, VARIANCE_FLOOR * pooled)

@@ -21,7 +21,7 @@ TIE = 1e-6
 
 @settings
 class RMIA:
-    """The fraction of records z over whose ratio a record's ratio is by a factor gamma.
+    """The fraction of records z whose ratio a record's ratio exceeds by a factor gamma.
 
     The ratio is p(record) by the attacked model over its mean by reference models, half IN and half OUT. z are the
     population's rows of the same attacked model, which all reference models count for, since none trained on them;
@@ -48,7 +48,7 @@ class RMIA:
         """Fractions, within `TIE`."""
         inside, outside = in_and_out(self, records, needs_in=True)
         average = np.logaddexp(_log_mean(inside), _log_mean(outside)) - np.log(2)
-        return _fractions(records, average, _log_mean(outside), _of_population(records), self.gamma)
+        return _fractions(records, average, _log_mean(outside), _population_average(records), self.gamma)
 
 
 @settings
@@ -73,10 +73,10 @@ class OfflineRMIA:
     def scores(self, records: ReferenceScores) -> Floats:
         """Fractions, within `TIE`."""
         _, outside = in_and_out(self, records, needs_in=False)
-        average = self._of_all(_log_mean(outside))
-        return _fractions(records, average, average, self._of_all(_of_population(records)), self.gamma)
+        average = self._all_models(_log_mean(outside))
+        return _fractions(records, average, average, self._all_models(_population_average(records)), self.gamma)
 
-    def _of_all(self, log_out: Floats) -> Floats:
+    def _all_models(self, log_out: Floats) -> Floats:
         return np.log(((1 + self.a) * np.exp(log_out) + 1 - self.a) / 2) if self.a < 1 else log_out
 
 
@@ -96,18 +96,18 @@ def _fractions(
     ratio, as_z = log_p - average, log_p - average_z
     least, fraction = ratio - np.log(gamma), np.full(len(records), 0.5)
     for k in np.unique(records.model):
-        own, z = records.model == k, np.empty(0)
+        rows, z = records.model == k, np.empty(0)
         if records.population is not None:
             z = (_log_sigmoid(records.population.score) - population)[records.population.model == k]
         if len(z):
-            fraction[own] = np.searchsorted(np.sort(z), least[own], side="right") / len(z)
-        elif own.sum() > 1:
-            below = np.searchsorted(np.sort(as_z[own]), least[own], side="right") - (as_z <= least)[own]
-            fraction[own] = below / (own.sum() - 1)
+            fraction[rows] = np.searchsorted(np.sort(z), least[rows], side="right") / len(z)
+        elif rows.sum() > 1:
+            below = np.searchsorted(np.sort(as_z[rows]), least[rows], side="right") - (as_z <= least)[rows]
+            fraction[rows] = below / (rows.sum() - 1)
     return fraction + TIE * ratio / (1 + np.abs(ratio))
 
 
-def _of_population(records: ReferenceScores) -> Floats:
+def _population_average(records: ReferenceScores) -> Floats:
     """Log of the mean probability (Z,) of each row by all reference models, since none trained on it."""
     if records.population is None:
         return np.empty(0)

@@ -1,4 +1,4 @@
-"""Reconstruction from centroids: clients' updates, from the models that a server releases and from who trained which.
+"""Reconstruction of clients' updates from the models that a server releases and from clients' choices of a model.
 
 A server that releases every model of every round, as IFCA's must, releases means over known sets of clients. Where the
 sets change from round to round, their differences tell single clients apart: with points that stay,
@@ -22,14 +22,14 @@ from shoal.engine import RoundUpdates, averaging_weights
 
 @dataclass(frozen=True, eq=False)
 class ReconstructedUpdates:
-    """One update of each client, from the moves of the models alone.
+    """Reconstructed updates, one per client, from the moves of the models alone.
 
     Args:
         clients: (N,) int64 ids, ascending.
         updates: (N, P) float64: what each client's update would be if it sent the same in all these rounds.
-        resolution: (N,) in [0, 1]: how much of it is the client's own; 1: its alone, 1 / m: only the mean of m clients
-            who were never apart.
-        explained: in [0, 1], how much of the squared lengths of the moves these updates explain; 1: all, as where each
+        resolution: (N,) in [0, 1], the client's share of its reconstructed update; 1: its alone, 1 / m: only the mean
+            of m clients who were never apart.
+        explained: in [0, 1], the share of the squared lengths of the moves that these updates explain; 1 where each
             client sent the same every time.
     """
 
@@ -40,7 +40,7 @@ class ReconstructedUpdates:
     __repr__ = one_line
 
     def cosines(self, rounds: Sequence[RoundUpdates]) -> Tensor:
-        """(N,) the cosine of each reconstructed update with the mean of those that the client did send.
+        """Cosines (N,) of each reconstructed update with the mean of the updates that the client did send.
 
         Args:
             rounds: with the updates that the server received; the attacker has not seen them.
@@ -66,7 +66,6 @@ def reconstruct_updates(
 
     Raises:
         InputError: arrays of other shapes than these, or nobody who took part.
-
     """
     rounds, count = assignment.shape
     require(
@@ -76,13 +75,13 @@ def reconstruct_updates(
     )
     require(bool((assignment >= 0).any()), "a reconstruction needs clients that took part; nobody did")
     models, weights = moves.shape[1], torch.ones(count) if sizes is None else sizes
-    of_round = list[Tensor]()
+    averages = list[Tensor]()
     for chosen in assignment:
         there = torch.nonzero(chosen >= 0).flatten()
         row = torch.zeros(models, count, dtype=torch.float64)
         row[:, there] = averaging_weights(chosen[there], weights[there], models)
-        of_round.append(row)
-    system = torch.cat(of_round)
+        averages.append(row)
+    system = torch.cat(averages)
     inverse, moved = torch.linalg.pinv(system), moves.double().flatten(0, 1)
     updates = inverse @ moved
     left = float((moved - system @ updates).square().sum() / moved.square().sum().clamp(min=1e-300))
@@ -109,8 +108,8 @@ def reconstruct_from_rounds(rounds: Sequence[RoundUpdates], sizes: Tensor | None
         ...     rounds.append(RoundUpdates(number, clients, torch.zeros_like(clients), model, sent[clients]))
         ...     model = model + sent[clients].mean(dim=0)
         ...
-        >>> found = reconstruct_from_rounds(rounds)
-        >>> found.updates.flatten().round(decimals=3), found.resolution.round(decimals=3)
+        >>> made = reconstruct_from_rounds(rounds)
+        >>> made.updates.flatten().round(decimals=3), made.resolution.round(decimals=3)
         (tensor([2., 2., 8.], dtype=torch.float64), tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64))
     """
     moves, assignment, clients = moves_between(rounds)
@@ -124,9 +123,7 @@ def moves_between(rounds: Sequence[RoundUpdates]) -> tuple[Tensor, Tensor, Tenso
         InputError: as `reconstruct_from_rounds`.
     """
     by_number = {updates.round: updates for updates in rounds}
-    pairs = [
-        (updates, by_number[number + 1]) for number, updates in sorted(by_number.items()) if number + 1 in by_number
-    ]
+    pairs = [(by_number[n], by_number[n + 1]) for n in sorted(by_number) if n + 1 in by_number]
     require(bool(pairs), "a reconstruction needs the models before and after a round; got no two consecutive rounds")
     shapes = {tuple(updates.models.shape) for pair in pairs for updates in pair}
     require(len(shapes) == 1, f"a reconstruction needs the same models in all rounds; got shapes {sorted(shapes)}")

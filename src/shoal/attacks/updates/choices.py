@@ -1,10 +1,11 @@
-"""What a client's choices of a model over rounds say of its group, and of how much risk it tolerates.
+"""Inference of a client's group, and of its tolerance of risk, from its choices of a model over rounds.
 
-A server, or whoever sees who trained which model, knows the groups of some clients and guesses those of the others.
-Where clients weigh a model's risk against its loss (IFCA-MIR), or take none above their threshold, it may also tell
-strict clients from others.
-Threat: that a client's choices reveal what its data are like is stated by MingledPie, NDSS 2025. The estimator is ours,
-not that paper's: naive Bayes over rounds, with the choices of the known clients for its tables.
+A server, or anyone who sees which model each client trained, knows the groups of some clients and guesses those of the
+others. Where clients weigh a model's risk against its loss (IFCA-MIR), or take none above their threshold, it may also
+tell strict clients from others.
+
+Source: MingledPie, NDSS 2025, states the threat that a client's choices reveal its data. The estimator is ours, not
+that paper's: naive Bayes over rounds, with tables of the choices of the clients whose groups are known.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ STRICTER, LAXER, NEITHER = 1, 0, -1
 
 @dataclass(frozen=True, eq=False)
 class IdentityGuesses:
-    """How often the groups of clients were guessed.
+    """Accuracy of the guesses of clients' groups.
 
     Args:
         clients: number of clients that were guessed.
@@ -36,8 +37,8 @@ class IdentityGuesses:
         low, high: its 95 % interval over clients (`mean_rate_interval`), for these rounds.
         last_round: the balanced accuracy from each client's last choice alone.
         chance: that of always guessing the most frequent group, 1 / (number of groups).
-        margin: (T,) how much likelier, in nats, the choices up to each round are in a client's own group than in the
-            likeliest other; a mean over the clients of each group and over the groups.
+        margin: (T,) log-likelihood in nats of the choices up to each round, of a client's own group minus the likeliest
+            other; a mean over the clients of each group and over the groups.
     """
 
     clients: int
@@ -61,7 +62,7 @@ class ClusterIdentity:
 
     Args:
         splits: into halves, over which figures are averaged.
-        smoothing: what is added to every count.
+        smoothing: added to every count.
 
     Example:
         >>> import numpy as np
@@ -70,8 +71,8 @@ class ClusterIdentity:
         >>> draw, group = np.random.default_rng(0), np.arange(40) % 2
         >>> loyal = np.where(draw.random((10, 40)) < 0.8, group, 1 - group)  # (T, N)
         >>> random = draw.integers(0, 2, (10, 40))
-        >>> guesses = [ClusterIdentity().guess(each, group, np.arange(40), Stream(0)) for each in (loyal, random)]
-        >>> [round(each.accuracy, 2) for each in guesses]
+        >>> guess = ClusterIdentity().guess
+        >>> [round(guess(chosen, group, np.arange(40), Stream(0)).accuracy, 2) for chosen in (loyal, random)]
         [0.93, 0.45]
     """
 
@@ -115,8 +116,8 @@ class ClusterIdentity:
             bool(sizes.min() >= 2),
             "needs at least two clients of each group, one whose group is known and one that is guessed; a group has 1",
         )
-        found = len(np.unique(choices[choices >= 0]))
-        require(found > 1, f"needs clients that chose at least two clusters; they chose {found}")
+        clusters = len(np.unique(choices[choices >= 0]))
+        require(clusters > 1, f"needs clients that chose at least two clusters; they chose {clusters}")
         last_choice = len(choices) - 1 - (choices[::-1] >= 0).argmax(axis=0)
         right, last = np.zeros((2, len(asked)))
         margin = np.zeros(len(choices))
@@ -139,17 +140,17 @@ class ClusterIdentity:
         )
 
     def _likelihood(
-        self, choices: NDArray[np.int64], group: NDArray[np.int64], known: NDArray[np.bool_]
+        self, choices: NDArray[np.int64], group: NDArray[np.int64], labelled: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """(T, N, G) log P(choice | group) by the ``known`` clients; 0 where a client did not take part."""
+        """Values (T, N, G) of log P(choice | group) by the ``labelled`` clients; 0 where a client did not take part."""
         groups = np.arange(int(group.max()) + 1)
-        found, of_group = np.zeros((*choices.shape, len(groups))), (group[:, None] == groups) & known[:, None]
+        likelihood, in_group = np.zeros((*choices.shape, len(groups))), (group[:, None] == groups) & labelled[:, None]
         for t, chosen in enumerate(choices):
             clusters = np.unique(chosen[chosen >= 0])
             ones = (chosen[:, None] == clusters).astype(np.float64)
-            counts = ones.T @ of_group + self.smoothing
-            found[t] = ones @ np.log(counts / counts.sum(axis=0)) if len(clusters) else 0.0
-        return found
+            counts = ones.T @ in_group + self.smoothing
+            likelihood[t] = ones @ np.log(counts / counts.sum(axis=0)) if len(clusters) else 0.0
+        return likelihood
 
 
 @settings
@@ -161,17 +162,6 @@ class PreferenceInference:
 
     Args:
         identity: the estimator.
-
-    Example:
-        >>> import numpy as np
-        >>> import torch, shoal
-        >>> from shoal.attacks import PreferenceInference
-        >>> strict, none = np.arange(40) % 2, np.zeros(40, dtype=np.int64)
-        >>> chosen = np.where(np.random.default_rng(0).random((10, 40)) < 0.9, strict, 1 - strict)
-        >>> preferences = shoal.Preferences(torch.tensor(0.8 - 0.2 * strict), torch.full((40,), 0.5))
-        >>> guesses = PreferenceInference().guess(chosen, none, preferences, np.arange(40), shoal.Stream(0))
-        >>> guesses.accuracy > 0.9, guesses.chance
-        (True, 0.5)
     """
 
     name: ClassVar[str] = "preference-inference"
@@ -198,18 +188,19 @@ class PreferenceInference:
             InputError: fewer than two clients that took part and are stricter than as many others of their groups, or
                 clients that chose one cluster alone.
         """
-        known = np.where((assignment >= 0).any(axis=0), group, -1)
-        half = strictness(preferences, known, clients)
+        seen = np.where((assignment >= 0).any(axis=0), group, -1)
+        half = strictness(preferences, seen, clients)
+        stricter = int((half == STRICTER).sum())
         require(
-            int((half == STRICTER).sum()) >= 2,
+            stricter >= 2,
             "needs at least two clients that are stricter than others of their groups, one whose preference is known "
-            f"and one that is guessed; there are {int((half == STRICTER).sum())}",
+            f"and one that is guessed; there are {stricter}",
         )
-        return self.identity.guess(assignment, half, clients, stream, strata=np.maximum(known, 0))
+        return self.identity.guess(assignment, half, clients, stream, strata=np.maximum(seen, 0))
 
 
 def strictness(preferences: Preferences, group: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(N,), `STRICTER` or `LAXER`, equally many of each in every group, each stricter than all laxer ones.
+    """Classes (N,), `STRICTER` or `LAXER`: equally many in every group, and each stricter than all laxer ones.
 
     A client is stricter than another if its threshold is lower, or is the same and its beta larger. `NEITHER`: the
     middle one of an odd group, those as strict as the middle on both sides, and those of no group (-1).
@@ -219,7 +210,7 @@ def strictness(preferences: Preferences, group: NDArray[np.int64], clients: NDAr
     >>> strictness(tolerated, np.array([0, 0, 0, 1, 1]), np.arange(5)).tolist()
     [1, -1, 0, -1, -1]
     """
-    found = np.full(len(group), NEITHER)
+    classes = np.full(len(group), NEITHER)
     thresholds, betas = preferences.threshold.numpy(), preferences.beta.numpy()
     for value in np.unique(group[group >= 0]):
         members = np.flatnonzero(group == value)
@@ -227,8 +218,8 @@ def strictness(preferences: Preferences, group: NDArray[np.int64], clients: NDAr
         count = len(ranked) // 2
         while count > 0 and _alike(preferences, int(ranked[count - 1]), int(ranked[-count])):
             count -= 1
-        found[ranked[:count]], found[ranked[len(ranked) - count :]] = STRICTER, LAXER
-    return found
+        classes[ranked[:count]], classes[ranked[len(ranked) - count :]] = STRICTER, LAXER
+    return classes
 
 
 def _alike(preferences: Preferences, one: int, other: int) -> bool:
@@ -237,7 +228,7 @@ def _alike(preferences: Preferences, one: int, other: int) -> bool:
 
 
 def _halves(cell: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:
-    """(N,) bool, a random half of each cell; of an odd one the half is the larger or the smaller by a coin."""
+    """Random half (N,) bool of each cell; of an odd one the larger or the smaller half by a coin."""
     half = np.zeros(len(cell), dtype=bool)
     generator = stream.generator()
     for c in range(int(cell.max()) + 1):
@@ -249,7 +240,6 @@ def _halves(cell: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:
 
 
 def _margin(likelihood: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(T, N) log-likelihood (T, N, G) of the own group minus the largest of another."""
-    own = group[:, None] == np.arange(int(group.max()) + 1)
-    others = np.where(own, -np.inf, likelihood).max(axis=2)
-    return np.where(own, likelihood, 0.0).sum(axis=2) - others
+    """Log-likelihood (T, N) of a client's group minus the largest of another group, from those of all (T, N, G)."""
+    true = group[:, None] == np.arange(int(group.max()) + 1)
+    return np.where(true, likelihood, 0.0).sum(axis=2) - np.where(true, -np.inf, likelihood).max(axis=2)

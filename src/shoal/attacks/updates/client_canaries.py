@@ -56,8 +56,8 @@ def estimate_client_epsilon(
 ) -> RateEstimate:
     """Epsilon of the normal distribution fitted to the cosines (k,) against that of unseen directions.
 
-    It is an estimate for these canaries and this mechanism, not a lower bound that holds with some probability, and not
-    an upper bound either: other updates may be more exposed. With few canaries the fitted standard deviation alone
+    The estimate is for these canaries and this mechanism. It is neither a lower bound that holds with some probability
+    nor an upper bound: other updates may be more exposed. With few canaries the fitted standard deviation alone
     makes epsilon positive: where nothing is revealed, delta = 1e-5 reads as 0.4 to 1.4 from 100 canaries and 0.1 to 0.4
     from 1,000.
 
@@ -123,7 +123,7 @@ def epsilon_of_normals(
 
 
 def hockey_stick(epsilon: float, p: tuple[float, float], q: tuple[float, float]) -> float:
-    """The integral of max(0, p - e^epsilon q) of two normal densities, each given by (mean, std).
+    """The integral of max(0, p - e^epsilon q) of two normal densities, each a pair (mean, std).
 
     >>> round(hockey_stick(0.0, (1.0, 1.0), (-1.0, 1.0)), 4)
     0.6827
@@ -216,11 +216,11 @@ class CanaryClients:
 
     @property
     def clients(self) -> Tensor:
-        """Their ids (m,) int64."""
+        """Ids (m,) int64."""
         return torch.tensor(self.ids)
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """Nothing is remembered."""
+        """No memory."""
         del state, stream
         return {}
 
@@ -273,7 +273,7 @@ class CanaryClients:
         del stream, jobs
         last = observations[max(observations)]
         cosine = last["cosine"].numpy()
-        found = estimate_client_epsilon(cosine[~np.isnan(cosine)], int(last["dimension"]), delta=self.delta)
-        values = {"": found.value, ".low": found.low, ".high": found.high}
+        epsilon = estimate_client_epsilon(cosine[~np.isnan(cosine)], int(last["dimension"]), delta=self.delta)
+        values = {"": epsilon.value, ".low": epsilon.low, ".high": epsilon.high}
         table = pd.DataFrame({"client": self.ids, "cluster": last["cluster"].numpy(), "cosine": cosine})
         return Summary(overall={f"canaries.client_epsilon{end}": value for end, value in values.items()}), table

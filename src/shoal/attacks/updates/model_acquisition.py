@@ -81,11 +81,11 @@ class HarvestedModel:
 
 @dataclass(frozen=True, eq=False)
 class Acquisition:
-    """What sybils obtained.
+    """Models that sybils obtained.
 
     Args:
-        harvest: of the clusters that honest clients have, in order of rounds.
-        clusters: (K,) int64, the clusters that honest clients have in the end.
+        harvest: the models of honest clients' clusters, in order of rounds.
+        clusters: (K,) int64, the honest clients' clusters in the end.
         joined: the round in which each sybil joined.
         received: all that the attacker saw, models of splits too.
         state: of the federation, sybils included, after the last round.
@@ -109,9 +109,8 @@ class Acquisition:
 
     def latest(self) -> dict[int, HarvestedModel]:
         """The last model that was obtained of each cluster."""
-        return {
-            harvested.cluster: harvested for harvested in self.harvest if harvested.cluster in self.clusters.tolist()
-        }
+        current = set(self.clusters.tolist())
+        return {harvested.cluster: harvested for harvested in self.harvest if harvested.cluster in current}
 
 
 @settings
@@ -145,9 +144,9 @@ class ModelAcquisition:
         ...     honest = replace(training, federation=federation.take(torch.arange(4)))
         ...     *_, (state, _) = honest.rounds(honest.start(), 3)
         ...     sybil = federation.clients.take(torch.tensor([4]))
-        ...     found = ModelAcquisition().acquire(training, state, sybil, rounds=6, every=2)
+        ...     acquired = ModelAcquisition().acquire(training, state, sybil, rounds=6, every=2)
         ...
-        >>> found.share(1), found.share(2)
+        >>> acquired.share(1), acquired.share(2)
         (0.5, 1.0)
     """
 
@@ -160,12 +159,12 @@ class ModelAcquisition:
     def reply(
         self, received: Sequence[Received], number: int, model: Tensor, honest: Tensor, stream: Stream
     ) -> tuple[int, Tensor]:
-        """What a sybil sends in round ``number``: which of the replies, and the update (P,).
+        """Reply of a sybil in round ``number``: its position in ``replies``, and the update (P,).
 
         Args:
-            received: what all sybils were sent until now.
+            received: by all sybils until now.
             number: of the round.
-            model: (P,) what it is sent.
+            model: (P,) that the sybil is sent.
             honest: (P,) the update of local training from that model.
             stream: of random directions.
         """
@@ -174,11 +173,11 @@ class ModelAcquisition:
         before = paths.sent(model, chosen)
         if before is not None:
             return chosen, before
-        kind, found = self.replies[chosen], paths.found(model)
+        kind, next_models = self.replies[chosen], paths.next_models(model)
         if kind == "random":
             direction = torch.randn(len(model), generator=stream("reply", chosen, len(received)).generator()).to(model)
-        elif kind == "away" and found:
-            direction = -normalize(torch.stack(found) - model, dim=1).sum(dim=0)
+        elif kind == "away" and next_models:
+            direction = -normalize(torch.stack(next_models) - model, dim=1).sum(dim=0)
         else:
             direction = honest if kind == "honest" else -honest
         return chosen, self.scale * honest.norm() * normalize(direction, dim=0)
@@ -188,8 +187,8 @@ class ModelAcquisition:
     ) -> Acquisition:
         """Let sybils join a federation, and play its rounds with them.
 
-        What they learn of it is the model that each is sent in a round, which comes from `Algorithm.plan` as for all
-        clients, and how clients train. Further sybils join until nothing is unknown to the attacker.
+        Sybils know how clients train and, as all clients, the model that `Algorithm.plan` sends them in a round.
+        Further sybils join until nothing is unknown to the attacker.
 
         Args:
             training: whose federation has the clients of ``state`` first, and then the sybils as they join. Their
@@ -246,7 +245,7 @@ def _sent(training: Training, state: State) -> list[tuple[int, Tensor]]:
 
 
 def _honest_update(training: Training, number: int, model: Tensor, examples: Shards, stream: Stream) -> Tensor:
-    """(P,), of local training from ``model``; the same again, whenever a sybil is sent that model."""
+    """Update (P,) of local training from ``model``; the same one whenever a sybil is sent that model."""
     local, engine = training.local.at_round(number), training.engine
     drawn = local.randomness(examples, torch.zeros(1, dtype=torch.int64), stream("batches"))
     ((_, end),) = engine.train(model[None], torch.zeros(1, dtype=torch.int64), examples, drawn, local)
@@ -287,7 +286,7 @@ class SybilPaths:
 
     Args:
         received: in the order in which it was sent.
-        replies: how many replies there are to each model.
+        replies: number of replies to each model.
     """
 
     def __init__(self, received: Sequence[Received], replies: int) -> None:
@@ -319,17 +318,17 @@ class SybilPaths:
         return untried[0] if untried else min(self._replies, key=lambda reply: self._behind(key, reply, {key}))
 
     def sent(self, model: Tensor, reply: int) -> Tensor | None:
-        """The update (P,) that a sybil has sent as this reply to this model; None: nobody has."""
+        """The update (P,) that a sybil has sent as this reply to this model; None where nobody has."""
         return self._sent.get((key_of(model), reply))
 
-    def found(self, model: Tensor) -> list[Tensor]:
-        """The model (P,) to which each of the replies to ``model`` first led, where it led anywhere."""
+    def next_models(self, model: Tensor) -> list[Tensor]:
+        """The models (P,) to which the replies to ``model`` first led, of the replies that led anywhere."""
         key = key_of(model)
         return [next(iter(self._next[key, reply].values())) for reply in self._replies if self._next.get((key, reply))]
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is unknown: every way leads to models that were tried in all ways, or to a cluster's."""
+        """True if nothing is unknown: every way leads to models that were tried in all ways, or to a cluster's."""
         firsts = set(self._first.values())
         if len(firsts) != 1:
             # Two newcomers were sent two models, so nothing comes before a cluster's.

@@ -1,4 +1,4 @@
-"""Source inference, whose a record is that somebody trained on; and group inference, what a cluster says of a client.
+"""Source inference, of the owner of a record; and group inference, of a client's group from its cluster.
 
 Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021, arXiv:2109.05659:
 the client whose model has the smallest loss on the record, which is the best guess where all are equally likely.
@@ -18,7 +18,7 @@ from shoal.metrics import clopper_pearson
 
 @dataclass(frozen=True)
 class Guesses:
-    """How often a guess was right.
+    """Accuracy of guesses.
 
     Args:
         right: number of correct guesses.
@@ -79,13 +79,12 @@ class SourceInference:
         """
         losses, assignment = mean_over_rounds(scores.loss.astype(np.float64)), last_assignment(scores)
         right, chance = [np.zeros(0, dtype=bool)], [np.zeros(0)]
-        for own in np.flatnonzero(assignment >= 0):
-            asked = np.flatnonzero(assignment >= 0)
-            if self.among == "cluster":
-                asked = np.flatnonzero(assignment == assignment[own])
-            records = np.flatnonzero(scores.client == own)
+        present = np.flatnonzero(assignment >= 0)
+        for owner in present:
+            asked = present if self.among == "federation" else np.flatnonzero(assignment == assignment[owner])
+            records = np.flatnonzero(scores.client == owner)
             if len(asked) > 1:
-                right.append(asked[losses[np.ix_(asked, records)].argmin(axis=0)] == own)
+                right.append(asked[losses[np.ix_(asked, records)].argmin(axis=0)] == owner)
                 chance.append(np.full(len(records), 1 / len(asked)))
         return Guesses.from_outcomes(np.concatenate(right), np.concatenate(chance))
 
@@ -94,20 +93,8 @@ class SourceInference:
 class GroupInference:
     """Guesses that a client is of the group that most clients of its cluster are of.
 
-    Who knows the groups of most members of a cluster, as by asking a few, knows that much of the others. A client alone
-    in its cluster counts as guessed. The chance is the largest group's share.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import GroupInference, UpdateScores
-        >>> values, clusters, groups = np.zeros((1, 4, 4)), np.array([[0, 0, 1, 1]]), np.array([0, 0, 1, 1])
-        >>> four, labels = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(
-        ...     np.array([1]), four, clusters, values, values, values, labels, four, groups, ("north", "south")
-        ... )
-        >>> guesses = GroupInference().guess(scores)
-        >>> guesses.accuracy, guesses.chance
-        (1.0, 0.5)
+    An attacker who knows the groups of most members of a cluster, as by asking a few, knows that much of the others. A
+    client alone in its cluster counts as guessed. The chance is the largest group's share.
     """
 
     name: ClassVar[str] = "group-inference"
@@ -117,15 +104,15 @@ class GroupInference:
     def guess(self, scores: UpdateScores) -> Guesses:
         """Guess the group of every client with records, from the cluster of its last recorded round."""
         assignment, of_client = last_assignment(scores), client_groups(scores)
-        known = np.flatnonzero((assignment >= 0) & (of_client >= 0))
-        group, cluster = of_client[known], assignment[known]
+        present = (assignment >= 0) & (of_client >= 0)
+        group, cluster = of_client[present], assignment[present]
         guessed = np.array([_most(group[cluster == k]) for k in cluster], dtype=np.int64)
-        share = float(np.bincount(group).max() / len(group)) if len(known) else float("nan")
+        share = float(np.bincount(group).max() / len(group)) if len(group) else float("nan")
         return Guesses.from_outcomes(guessed == group, np.full(len(group), share))
 
 
 def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
-    """(N,), the cluster of each client in its last recorded round; -1 for one in none."""
+    """The cluster (N,) of each client in its last recorded round; -1 for one in none."""
     last = np.full(len(scores.clients), -1, dtype=np.int64)
     for assignment in scores.assignment:
         last = np.where(assignment >= 0, assignment, last)
@@ -133,9 +120,9 @@ def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
 
 
 def client_groups(scores: UpdateScores) -> NDArray[np.int64]:
-    """(N,), the group that most records of each client are of; -1 for one without records."""
-    own = [scores.group[scores.client == i] for i in range(len(scores.clients))]
-    return np.array([_most(groups) if len(groups) else -1 for groups in own], dtype=np.int64)
+    """The group (N,) of most records of each client; -1 for one without records."""
+    by_client = [scores.group[scores.client == i] for i in range(len(scores.clients))]
+    return np.array([_most(groups) if len(groups) else -1 for groups in by_client], dtype=np.int64)
 
 
 def _most(values: NDArray[np.int64]) -> int:

@@ -51,7 +51,8 @@ class FedMIALoss:
                [0, 1, 0, 0],
                [0, 0, 1, 0],
                [0, 0, 0, 1]])
-        >>> [each.score(scores).argmax(axis=0).tolist() for each in (FedMIACosine(), GradCosine(), GradDifference())]
+        >>> attacks = FedMIACosine(), GradCosine(), GradDifference()
+        >>> [attack.score(scores).argmax(axis=0).tolist() for attack in attacks]
         [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
     """
 
@@ -82,7 +83,7 @@ class FedMIACosine:
     drop_outliers: Flag = False
 
     def score(self, scores: UpdateScores) -> NDArray[np.float64]:
-        """As of `FedMIALoss`."""
+        """(N, M) in [0, 1]; NaN as in `FedMIALoss`."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=self.drop_outliers)
 
 
@@ -120,17 +121,16 @@ def _percentiles(
     """The mean over rounds (N, M) of where each client's values (T, N, M) lie among the others' of its cluster."""
     from scipy.special import ndtr  # noqa: PLC0415 - scipy takes a while to import
 
-    found = np.full(values.shape, np.nan)
+    percentiles = np.full(values.shape, np.nan)
     for t, clusters in enumerate(assignment):
         for i in np.flatnonzero(clusters >= 0):
-            others = np.flatnonzero(clusters == clusters[i])
-            others = others[others != i]
-            if len(others) >= LEAST_OTHERS:
-                null = values[t, others]
+            same_model = np.flatnonzero(clusters == clusters[i])
+            null = values[t, same_model[same_model != i]]
+            if len(null) >= LEAST_OTHERS:
                 kept = np.ones(null.shape, dtype=bool)
                 if drop_outliers:
                     kept = null <= null.mean(axis=0) + 3 * null.std(axis=0)
                 mean = null.mean(axis=0, where=kept)
                 deviation = np.sqrt(null.var(axis=0, where=kept) + 1e-8)
-                found[t, i] = ndtr((values[t, i] - mean) / deviation)
-    return mean_over_rounds(found)
+                percentiles[t, i] = ndtr((values[t, i] - mean) / deviation)
+    return mean_over_rounds(percentiles)

@@ -1,9 +1,9 @@
-"""What an honest-but-curious server computes of every record from clients' updates, for its membership attacks.
+"""Values of every record that an honest-but-curious server computes from clients' updates, for its attacks.
 
 The server has the model that it sent, w, and receives each client's w_k. A client that trained on a record x moved
 against the gradient of its loss, so the record's loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks
-on these values (`update_membership.py`, `source_inference.py`) need neither shadow models nor further
-training, and as the values are computed from recorded updates, no framework but only its record.
+on these values (`update_membership.py`, `source_inference.py`) need neither shadow models nor further training. They
+need no framework either, only its record of the updates.
 """
 
 from collections.abc import Iterable
@@ -146,8 +146,7 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks import update_scores
-        >>> from shoal.attacks import OwnedRecords
+        >>> from shoal.attacks import OwnedRecords, update_scores
         >>> draw = shoal.Stream(0).generator()
         >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
         >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
@@ -196,18 +195,18 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
     )
 
 
-def check_updates(given: RoundUpdates, size: int) -> None:
+def check_updates(updates: RoundUpdates, size: int) -> None:
     """Raise `InputError` unless a round's updates can be attacked, for a network of ``size`` numbers."""
-    for name, rows, count in (("models", given.models, None), ("updates", given.updates, len(given))):
+    for name, rows, count in (("models", updates.models, None), ("updates", updates.updates, len(updates))):
         shape = tuple(rows.shape)
         fits = len(shape) == 2 and shape[1] == size and count in (None, shape[0])
         require(fits, f"'{name}' must have shape ({count or 'K'}, {size}) for this network; got {shape}")
         require(bool(torch.isfinite(rows).all()), f"'{name}' must be finite numbers; some are NaN or infinite")
-    inside = given.assignment.shape == given.clients.shape and bool(
-        ((given.assignment >= 0) & (given.assignment < len(given.models))).all()
-    )
-    require(inside, f"'assignment' must have one of the {len(given.models)} models, from 0, for each client")
-    ids, counts = given.clients.unique(return_counts=True)
+    assignment, models = updates.assignment, len(updates.models)
+    inside = bool(((assignment >= 0) & (assignment < models)).all())
+    fits = assignment.shape == updates.clients.shape and inside
+    require(fits, f"'assignment' must have one of the {models} models, from 0, for each client")
+    ids, counts = updates.clients.unique(return_counts=True)
     if bool((counts > 1).any()):
         raise InputError(
             f"'clients' must be different clients, since the attacks on updates take one update from each; "
@@ -215,24 +214,24 @@ def check_updates(given: RoundUpdates, size: int) -> None:
         )
 
 
-def _losses(given: RoundUpdates, records: OwnedRecords, engine: Engine) -> Tensor:
-    """(n, M) float32, of the models that the n clients sent."""
-    losses = torch.empty(len(given), len(records))
-    for i, (cluster, update) in enumerate(zip(given.assignment.tolist(), given.updates, strict=True)):
-        outputs = engine.outputs(given.models[cluster] + update, records.x)
+def _losses(updates: RoundUpdates, records: OwnedRecords, engine: Engine) -> Tensor:
+    """Losses (n, M) float32 of the models that the n clients sent."""
+    losses = torch.empty(len(updates), len(records))
+    for i, (cluster, update) in enumerate(zip(updates.assignment.tolist(), updates.updates, strict=True)):
+        outputs = engine.outputs(updates.models[cluster] + update, records.x)
         losses[i] = engine.model.loss(outputs, records.y.to(outputs.device)).cpu()
     return losses
 
 
-def _gradient_values(given: RoundUpdates, records: OwnedRecords, engine: Engine) -> dict[str, Tensor]:
+def _gradient_values(updates: RoundUpdates, records: OwnedRecords, engine: Engine) -> dict[str, Tensor]:
     """The values "cosine" and "difference", (n, M) float32 each."""
-    cosine, difference = torch.empty(len(given), len(records)), torch.empty(len(given), len(records))
-    for cluster in given.assignment.unique().tolist():
-        senders = torch.nonzero(given.assignment == cluster).flatten()
+    cosine, difference = torch.empty(2, len(updates), len(records))
+    for cluster in updates.assignment.unique().tolist():
+        senders = torch.nonzero(updates.assignment == cluster).flatten()
         # What is not trained, such as the averages of batch norm, has no gradient.
-        moved = -given.updates[senders, : engine.model.layout.trainable].to(engine.device)
-        values = partial(_compared, moved)
-        batches = list(engine.example_gradients_into(values, given.models[cluster], records.x, records.y))
+        moved = -updates.updates[senders, : engine.model.layout.trainable].to(engine.device)
+        compare = partial(_compared, moved)
+        batches = list(engine.example_gradients_into(compare, updates.models[cluster], records.x, records.y))
         cosine[senders] = torch.cat([values for values, _ in batches], dim=1)
         difference[senders] = torch.cat([values for _, values in batches], dim=1)
     return {"cosine": cosine, "difference": difference}
@@ -246,8 +245,8 @@ def _compared(moved: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_over_rounds(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean (N, M) of values (T, N, M) over the rounds in which they are known; NaN where they never are."""
-    known = ~np.isnan(values)
-    count = known.sum(axis=0)
-    total = np.where(known, values, 0.0).sum(axis=0)
+    """The mean (N, M) of values (T, N, M) over the rounds in which they are not NaN; NaN where they always are."""
+    present = ~np.isnan(values)
+    count = present.sum(axis=0)
+    total = np.where(present, values, 0.0).sum(axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)

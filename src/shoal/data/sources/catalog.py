@@ -260,11 +260,7 @@ def load_dataset(
 
 
 def kind_of(name: str) -> str:
-    """The kind of a source's examples, in the plural; "examples" of a user's own source.
-
-    >>> kind_of("digits"), kind_of("yelp"), kind_of("table"), kind_of("mine:load")
-    ('images', 'texts', 'rows', 'examples')
-    """
+    """The kind of a source's examples, in the plural: images, texts, rows; "examples" of a user's own source."""
     return "examples" if ":" in name else SOURCES[name].kind if name in SOURCES else "images"
 
 
@@ -273,12 +269,6 @@ def availability(data_dir: Path | None) -> list[Availability]:
 
     Raises:
         InputError: ``data_dir`` is not a folder.
-
-    Example:
-        >>> from shoal.data import availability
-        >>> sizes = {source.name: source.size for source in availability(None)}
-        >>> sizes["digits"], sizes["table"]
-        ('1,797 of 8x8', 'your rows')
     """
     here = data_dir is None or data_dir.expanduser().is_dir()
     require(here, f"'--data-dir' (or SHOAL_DATA) must be a folder; '{data_dir}' is none")

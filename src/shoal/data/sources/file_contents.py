@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def read_pictures(
-    paths: Sequence[Path], formats: Sequence[str], pixels_of: Callable[["Image"], np.ndarray]
+    paths: Sequence[Path], formats: tuple[str, ...], pixels_of: Callable[["Image"], np.ndarray]
 ) -> list[np.ndarray]:
     """``pixels_of`` each picture, in the order of the paths, decoded by several threads.
 

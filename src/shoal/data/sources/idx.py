@@ -39,8 +39,7 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     The test split may be empty, the training split may not.
 
     Args:
-        folder: of the files.
-        name: of the set.
+        folder, name: of the set.
         classes: of the official set; None: one more than the largest label.
         transposed: whether the files store each image transposed, as EMNIST's do; the result is upright.
 

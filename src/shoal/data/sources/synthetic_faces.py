@@ -46,10 +46,6 @@ def generate_faces(task: str | None) -> ImageDataset:
 
     Raises:
         InputError: no task, or one that the faces do not have.
-
-    >>> faces = generate_faces("smiling/sunglasses")
-    >>> faces.pixels.shape, faces.classes
-    (torch.Size([6000, 3, 62, 47]), 2)
     """
     main, name = read_task(task, "faces", _CHOICES)
     pixels, attributes = _faces()

@@ -32,9 +32,6 @@ def read_task(task: str | None, source: str, choices: Mapping[str, Iterable[str]
 
     Raises:
         InputError: no task, an unknown label or property, or a property that cannot be combined with the label.
-
-    >>> read_task("smiling/hat", "faces", {"smiling": ["hat", "sunglasses"]})
-    ('smiling', 'hat')
     """
     if task is None:
         main, properties = next(iter(choices.items()))
@@ -98,12 +95,6 @@ def thickness(pixels: Tensor) -> Tensor:
     Twice the ink over the length of its edge, which is the total variation of the brightness: the length of a level
     set, averaged over levels (the coarea formula). A long straight stroke of width w has the edge 2 per unit length
     and so measures w. In ``pixels`` (M, 1, H, W) ink is bright.
-
-    >>> bars = torch.zeros(2, 1, 40, 40)
-    >>> bars[0, 0, :, 10:12] = 255
-    >>> bars[1, 0, :, 10:16] = 255
-    >>> [round(float(width)) for width in thickness(bars)]
-    [2, 5]
     """
     widths = [np.zeros(0)]
     for block in pixels[:, 0].split(_BLOCK):
@@ -119,12 +110,6 @@ def slant(pixels: Tensor) -> Tensor:
 
     From the second moments about the centre of the ink, ``-mu_xy / mu_yy`` with y downward, as images are deslanted.
     In ``pixels`` (M, 1, H, W) ink is bright.
-
-    >>> stroke = torch.zeros(1, 1, 8, 8)
-    >>> for row in range(8):
-    ...     stroke[0, 0, row, 7 - row] = 255
-    >>> float(slant(stroke))
-    1.0
     """
     height, width = pixels.shape[-2:]
     y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")

@@ -173,6 +173,17 @@ def require_finite(name: str, x: Tensor, kind: str = "inputs") -> None:
         require(wrong == 0, f"{name} has {kind} that are NaN or infinite, in {wrong} of {len(x)} examples")
 
 
+def integers_of(value: object, form: str) -> Tensor:
+    """A copy of integers as int64, of any shape; others are an `InputError` that says what they must be, ``form``."""
+    wrong = f"{form}; got {described(value)}"
+    try:
+        numbers = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(wrong) from error
+    require(not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool), wrong)
+    return numbers.to("cpu", torch.int64, copy=True)
+
+
 def group_names(name: str, value: object, count: int) -> list[str]:
     """The ``count`` names of groups in ``value``, which sentences call ``name``.
 

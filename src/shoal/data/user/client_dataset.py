@@ -42,16 +42,6 @@ class ClientDataset:
         impute: what replaces empty cells, which are NaN; None: there are none.
         warnings: sentences for the user before training.
         origin: maps the number of an example to its name in the file or folder.
-
-    Example:
-        >>> import torch
-        >>> from shoal.data import ClientDataset
-        >>> x, names = torch.arange(4.0)[:, None].double(), ["ward 2", "ward 10", "ward 2", "ward 10"]
-        >>> data = ClientDataset.from_names("wards", x, clients=names, labels=["ill", "healthy", "ill", "ill"])
-        >>> data.client_names, data.client.tolist()
-        (('ward 10', 'ward 2'), [1, 0, 1, 0])
-        >>> data.class_names, data.labels.tolist(), data.shares
-        (('healthy', 'ill'), [1, 0, 1, 1], {'all': 1.0})
     """
 
     name: str
@@ -269,11 +259,8 @@ def federation_of_clients(
 ) -> Federation:
     """The federation of clients that have their examples already: pictures scaled to [0, 1], columns standardised.
 
-    Args:
-        data: the examples.
-        indices: of training, hold-out, shadow and test examples, as from `ClientSplit.draw`.
-        preferences: of the N clients.
-        scale: of columns; None: fitted to all clients' training examples. That of other columns is an `InputError`.
+    ``indices`` are those of `ClientSplit.draw`. ``scale`` is that of the same columns; None: the one fitted to all
+    clients' training examples.
 
     Example:
         >>> import torch, shoal
@@ -282,8 +269,8 @@ def federation_of_clients(
         >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels, inputs=["age"])
         >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), "threshold", shoal.Stream(0))
         >>> federation = federation_of_clients(data, ClientSplit().draw(data, shoal.Stream(0)), preferences)
-        >>> federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
-        (('a', 'b'), [8, 8], torch.Size([4]))
+        >>> data.class_names, federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
+        (('healthy', 'ill'), ('a', 'b'), [8, 8], torch.Size([4]))
     """
     x = _scaled(data, data.standardizer(indices) if scale is None else scale)
 

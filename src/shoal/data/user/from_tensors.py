@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from shoal.core.errors import InputError, described, integer, nearest, quoted, require
 from shoal.core.settings import MAX_CLASSES
 from shoal.data.names import EVERYBODY
-from shoal.data.preferences import Preferences
+from shoal.data.preferences import Preferences, per_client
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.data.user.arrays import Arrays, Examples, Task, group_names, require_finite, tensors_of
+from shoal.data.user.arrays import Arrays, Examples, Task, group_names, integers_of, require_finite, tensors_of
 from shoal.data.user.origins import own_example
 from shoal.data.user.packed_arrays import ClientArrays
 
@@ -74,9 +74,7 @@ def fields_from_tensors(
         "ids": torch.arange(count),
         "group": group,
         "groups": names,
-        "preferences": Preferences(
-            _per_client(threshold, count, "threshold", 0.5), _per_client(beta, count, "beta", 0.0)
-        ),
+        "preferences": Preferences(per_client("threshold", threshold, count, 0.5), per_client("beta", beta, count, 0)),
         "test": tested,
         "shadow": shadows,
         "holdout": held_out,
@@ -169,13 +167,8 @@ def _grouped(
 def _test_clients(value: object, tested: GroupedExamples, group: Tensor) -> Tensor:
     """`Examples.clients` of the test set, for clients of these groups (N,)."""
     form = f"the 'clients' of the test set must be {len(tested)} integers from -1 to {len(group) - 1}"
-    try:
-        client = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{form}; got {described(value)}") from error
-    integers = client.shape == (len(tested),) and not client.is_floating_point() and client.dtype != torch.bool
-    require(integers, f"{form}; got {described(value)}")
-    client = client.to(torch.int64)
+    client = integers_of(value, form)
+    require(client.shape == (len(tested),), f"{form}; got {described(value)}")
     strangers = client[(client < -1) | (client >= len(group))]
     require(len(strangers) == 0, f"{form}; got {strangers[:1].sum()}")
     wrong = torch.nonzero((client >= 0) & (group[client] != tested.group)).flatten()
@@ -194,17 +187,3 @@ def _check(name: str, x: Tensor, y: Tensor, classes: int | None) -> None:
         return
     wrong = y[(y < 0) | (y >= classes)]
     require(len(wrong) == 0, f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)")
-
-
-def _per_client(value: Limits, count: int, name: str, low: float) -> Tensor:
-    """One number, or one per client, as (count,) float64 in [low, 1]."""
-    form = f"'{name}' must be one number or one for each of {count} clients"
-    try:
-        values = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{form}; got {value!r}") from error
-    require(values.dim() == 0 or values.shape == (count,), f"{form}; got shape {tuple(values.shape)}")
-    values = values.expand(count).clone()
-    within = bool(((values >= low) & (values <= 1)).all())
-    require(within, f"'{name}' must be in [{low}, 1]; got {values.min():g} to {values.max():g}")
-    return values

@@ -15,7 +15,7 @@ from shoal.core.errors import InputError, described, require
 from shoal.core.representation import shortened
 from shoal.data.memory_format import to_channels_last
 from shoal.data.shards import Shards
-from shoal.data.user.arrays import Task, tensors_of
+from shoal.data.user.arrays import Task, integers_of, tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +135,9 @@ def _sizes(name: str, value: object, examples: int) -> Tensor:
             f"'sizes' of {name} must divide its {examples} examples, or be one number for each client; got {size}",
         )
         return torch.full((examples // size,), size)
-    wrong = f"'sizes' of {name} must be integers from 0, one for each client; got {described(value)}"
-    try:
-        sizes = torch.as_tensor(value).to("cpu", copy=True)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(wrong) from error
-    integers = not (sizes.is_floating_point() or sizes.is_complex() or sizes.dtype == torch.bool)
-    require(integers and sizes.dim() == 1 and not bool((sizes < 0).any()), wrong)
+    form = f"'sizes' of {name} must be integers from 0, one for each client"
+    sizes = integers_of(value, form)
+    require(sizes.dim() == 1 and not bool((sizes < 0).any()), f"{form}; got {described(value)}")
     total = int(sizes.sum())
     require(total == examples, f"'sizes' of {name} sum to {total}, but it has {examples} examples")
-    return sizes.to(torch.int64)
+    return sizes

@@ -47,7 +47,7 @@ class Standardizer:
 
     @staticmethod
     def fit(inputs: tuple[str, ...], x: Tensor, words: Words = (), impute: Impute | None = None) -> "Standardizer":
-        """Fit to training rows, by scikit-learn's transformers.
+        """Fit to training rows.
 
         Args:
             inputs: the names of the F columns.
@@ -57,7 +57,7 @@ class Standardizer:
         """
         # Here, so that what has no table does not load scikit-learn.
         from sklearn.impute import SimpleImputer  # noqa: PLC0415
-        from sklearn.preprocessing import OneHotEncoder, StandardScaler  # noqa: PLC0415
+        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
         values, fill, words = x.numpy(), [], words if any(words) else ()
         has_words = [bool(column) for column in words] or [False] * len(inputs)
@@ -76,8 +76,7 @@ class Standardizer:
         mean = np.where(has_words, 0.0, np.asarray(scaler.mean_))
         kept = ()
         if words:
-            places = OneHotEncoder().fit(values).categories_
-            pairs = list(zip(words, places, strict=True))
+            pairs = list(zip(words, map(np.unique, values.T), strict=True))
             kept = tuple(tuple(column[int(i)] for i in used) if column else () for column, used in pairs)
             fill = [
                 float(used.searchsorted(f)) if column else f for f, (column, used) in zip(fill, pairs, strict=False)

@@ -59,14 +59,9 @@ def frame_of(name: str, table: Table) -> pd.DataFrame:
 def read_rows(
     name: str, table: pd.DataFrame, columns: Columns, task: Task = "classification", *, of_clients: bool = True
 ) -> TableRows:
-    """The rows of a table.
+    """The rows of a table, which sentences call ``name``.
 
-    Args:
-        name: of the table, in sentences.
-        table: one row per example.
-        columns: what its columns are.
-        task: what labels are.
-        of_clients: whether each row needs the name of its client; the server's need none.
+    ``of_clients``: whether each row needs the name of its client; the server's need none.
 
     Raises:
         InputError: a column that is missing or of the wrong kind, or cells without a value.

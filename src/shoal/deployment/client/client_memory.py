@@ -1,4 +1,4 @@
-"""What a client remembers from round to round, in files on its own disk: an algorithm's tensors, its personal model."""
+"""A client's memory from round to round, in files on its own disk: an algorithm's tensors, its personal model."""
 
 import hashlib
 from dataclasses import dataclass, replace

@@ -44,7 +44,7 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """What has been spent; infinite once a round was trained without differential privacy."""
+        """The epsilon that has been spent; infinite once a round was trained without differential privacy."""
         return composed(self.steps, self.delta, self.accountant)
 
     def after(self, trainings: Sequence[LocalSGD], examples: int) -> "Ledger":

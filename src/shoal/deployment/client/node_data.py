@@ -24,13 +24,7 @@ from shoal.simulation.coordination import check_coordinator
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """A client as its node knows it.
-
-    Args:
-        config: the run's configuration, with everything decided.
-        federation: of this client alone.
-        setup: the network, local training and all defences.
-    """
+    """A client as its node knows it: the decided configuration, a federation of this client alone, and its training."""
 
     config: Config
     federation: Federation
@@ -48,8 +42,11 @@ def run_config(text: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the server's configuration is not TOML: {error}") from error
     code = sorted({value for value in _names(table) if ":" in value})
-    told = f"the server's configuration names Python code of its own, {quoted(code)}"
-    require(not code, f"{told}; a node runs none, so what it names must be in the package")
+    require(
+        not code,
+        f"the server's configuration names Python code of its own, {quoted(code)}; a node runs none, so what it names "
+        "must be in the package",
+    )
     return parse_config(table, "the server's configuration")
 
 

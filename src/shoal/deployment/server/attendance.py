@@ -18,14 +18,7 @@ from shoal.deployment.server.roster import Member, Roster
 
 @dataclass
 class Attendance:
-    """The attendance of a run.
-
-    Args:
-        exchange: brings messages to nodes.
-        settings: of the run configuration.
-        roster: the clients.
-        events: what happens to them.
-    """
+    """The attendance of a run: which client each node has, and which clients are waited for."""
 
     exchange: Exchange
     settings: RunSettings

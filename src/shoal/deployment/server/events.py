@@ -1,4 +1,4 @@
-"""What went wrong, and who came and went: a line for each in the run's log and in ``events.csv``."""
+"""Events of clients, who come, go, or do not reply: a line for each in the run's log and in ``events.csv``."""
 
 import csv
 import logging

@@ -1,4 +1,4 @@
-"""How messages travel between the server and its nodes, as the server's rounds use it."""
+"""The way of messages between the server and its nodes."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,12 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 Question = Literal["identify", "train", "histograms", "votes"]
-"""What a message asks of a client."""
+"""The question of a message to a client."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a message.
+    """The outcome of a message.
 
     Args:
         node: that it was sent to.
@@ -40,11 +40,7 @@ _POLL = 0.25
 
 @dataclass
 class Exchange:
-    """Sends messages to nodes and brings their answers; it remembers what is unanswered, to know late replies as such.
-
-    Args:
-        grid: that a ServerApp is given.
-    """
+    """Sends messages to nodes and brings their answers; it remembers what is unanswered, to know late replies."""
 
     grid: Grid
     _pending: dict[str, int] = field(default_factory=dict)

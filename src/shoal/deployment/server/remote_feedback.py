@@ -1,4 +1,4 @@
-"""What the server asks of clients beside training: histograms of losses, and whether a risk is over their limit."""
+"""Questions to clients beside training: histograms of losses, and whether a risk is over their limit."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,12 +27,7 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True, eq=False)
 class RemoteHistograms:
-    """Implements the engine's `RiskEstimator`; every client is sent the one model that it trained last.
-
-    Args:
-        server: asks the clients.
-        team: whose attack and period it is.
-    """
+    """Implements the engine's `RiskEstimator`; every client is sent the one model that it trained last."""
 
     server: Server
     team: RedTeam
@@ -62,10 +57,6 @@ class RemoteCoordinator:
 
     How good a model is, is measured on the server's shadow set. A prediction before the first round knows of nobody
     who is over a limit.
-
-    Args:
-        server: asks the clients.
-        law: what directives follow from what they say.
     """
 
     server: Server

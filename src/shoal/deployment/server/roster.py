@@ -1,4 +1,4 @@
-"""Who takes part: the clients that have ever joined a run, by name, and the nodes that they are at now."""
+"""The clients that have ever joined a run, by name, and the nodes that they are at now."""
 
 import json
 from collections.abc import Sequence
@@ -66,11 +66,7 @@ class Roster:
         member.node, member.waits = node, True
 
     def federation(self, of_server: Federation) -> Federation:
-        """The federation as the server sees it: numbers of examples, and none of them.
-
-        Args:
-            of_server: has the server's shadow and test set.
-        """
+        """The federation as the server sees it: numbers of examples, none of them, and its own shadow and test set."""
         count, clients = len(self.members), of_server.clients
         sizes = torch.tensor([member.examples for member in self.members], dtype=torch.int64)
         nobody = torch.zeros(count, dtype=torch.int64)
@@ -78,7 +74,7 @@ class Roster:
         return Federation(
             clients=Shards.from_indices(x, y, torch.zeros(int(sizes.sum()), dtype=torch.int64), sizes),
             holdout=Shards.from_indices(x, y, torch.zeros(0, dtype=torch.int64), nobody),
-            ids=torch.tensor([each.id for each in self.members], dtype=torch.int64),
+            ids=torch.tensor([member.id for member in self.members], dtype=torch.int64),
             group=nobody,
             groups=of_server.groups,
             preferences=Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)),

@@ -12,13 +12,7 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
     """One row per cluster: its clients in this round, and its model's risk and accuracy on the server's test set.
 
     The server does not know the clients' groups: ``accuracy.<group>`` is of the model, on each group's test examples,
-    and ``accuracy`` on all of them.
-
-    Args:
-        training: of the server.
-        state: after the round.
-        plan: what its clients did.
-        evaluated: whether accuracies are computed; they are NaN otherwise.
+    and ``accuracy`` on all of them; both are NaN in a round that is not ``evaluated``.
     """
     federation, rows = training.federation, []
     present = torch.nonzero(state.trained == state.round)
@@ -40,14 +34,7 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
 
 
 def summary_of(training: Training, state: State, rows: tuple[Row, ...], counts: dict[str, int]) -> dict[str, float]:
-    """The keys of ``summary.json`` that are measured: of clusters, and the number of events of each kind.
-
-    Args:
-        training: of the server.
-        state: after the last round.
-        rows: of the run.
-        counts: of events, by kind.
-    """
+    """The keys of ``summary.json`` that are measured after the last round: of clusters, and ``counts`` of events."""
     summary: dict[str, float] = {}
     last = {row["cluster"]: row for row in rows if row["round"] == state.round}
     for k in range(len(state.models)):

@@ -38,7 +38,7 @@ LOG = logging.getLogger("shoal")
 app = ServerApp()
 
 _TIMED = ("train", "red_team", "total")
-"""What a server can time: clients choose elsewhere, and nothing is attacked in the end."""
+"""The stages that a server can time: clients choose elsewhere, and nothing is attacked in the end."""
 
 
 @app.main()
@@ -97,15 +97,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A run in progress.
-
-    Args:
-        server: its server.
-        config: its configuration, with everything decided.
-        simulation: what the configuration describes.
-        federation: of the simulation, on the engine; of it only the server's shadow and test set are used.
-        engine: of the server.
-    """
+    """A run in progress; of its simulation's ``federation`` only the server's shadow and test set are used."""
 
     server: Server
     config: Config

@@ -53,7 +53,7 @@ class Server:
     def offer(
         self, number: int, member: Member, models: Tensor, risks: Tensor, directives: Mapping[str, Tensor]
     ) -> Offer:
-        """What a member is sent in the round ``number``."""
+        """The offer to a member in the round ``number``."""
         return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
@@ -67,13 +67,14 @@ class Server:
         return server_round(sized, state, self._received(updates, len(state.models)))
 
     def _updates(self, training: Training, state: State, cohort: list[int]) -> dict[int, ClientUpdate]:
-        """What the clients at ``cohort`` reply that can be merged, by position."""
+        """The updates of the clients at ``cohort`` that can be merged, by position."""
         number, members, attendance = state.round + 1, self.members, self.attendance
         offered, messages = self._offered(training, state, cohort), {}
         for i, (models, clusters) in offered.items():
             directives = {name: values[clusters] for name, values in state.directives.items()}
             messages[i] = pack_offer(self.offer(number, members[i], models, state.risks[clusters], directives))
         if not any(members[i].waits for i in cohort):
+            # Nobody has been heard from since the last deadline: the round waits for all of them.
             for i in cohort:
                 members[i].waits = True
         updates, silent = dict[int, ClientUpdate](), set(cohort)

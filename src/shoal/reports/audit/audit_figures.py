@@ -32,11 +32,11 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure 
     shown = drawn_groups(groups)
     if not shown:
         return None
-    found = [finding for name in shown for finding in groups[name] if finding.accuracy.known]
+    drawn_findings = [finding for name in shown for finding in groups[name] if finding.accuracy.known]
     best: dict[str, float] = {}
-    for finding in found:
+    for finding in drawn_findings:
         best[finding.attack] = max(best.get(finding.attack, 0.0), finding.accuracy.value)
-    heads = {finding.attack: finding.head for finding in found}
+    heads = {finding.attack: finding.head for finding in drawn_findings}
     attacks = sorted(best, key=lambda attack: best[attack])
 
     def draw(figure: MplFigure) -> None:
@@ -66,14 +66,13 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure 
     )
     if len(shown) < len(groups):
         caption += f" The {len(shown)} most exposed of {len(groups):,} groups are drawn."
-    alt = "Balanced accuracy of each attack. " + "; ".join(_words(finding) for finding in found) + "."
+    alt = "Balanced accuracy of each attack. " + "; ".join(_words(finding) for finding in drawn_findings) + "."
     height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
     return plot.draw_figure("attacks", "What each attack finds", caption, alt, draw, height=height)
 
 
 def _words(finding: Finding) -> str:
-    interval = f" ({finding.accuracy.interval})" if finding.accuracy.interval else ""
-    return f"{finding.title} on {finding.name}: {finding.accuracy.text}{interval}"
+    return f"{finding.title} on {finding.name}: {finding.accuracy.with_interval()}"
 
 
 def chance_share(exposure: NDArray[np.float64], references: int) -> NDArray[np.float64]:
@@ -102,8 +101,10 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
         names: of the groups that are drawn, in the order of their styles.
         references: R, the number of reference models.
     """
-    known = records[records["member"].astype(bool) & records["exposure"].notna()]
-    of_group = {name: np.sort(known.loc[known["group"].astype(str) == name, "exposure"].to_numpy()) for name in names}
+    members = records[records["member"].astype(bool) & records["exposure"].notna()]
+    of_group = {
+        name: np.sort(members.loc[members["group"].astype(str) == name, "exposure"].to_numpy()) for name in names
+    }
     of_group = {name: values for name, values in of_group.items() if len(values)}
     if not of_group:
         return None
@@ -126,9 +127,9 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
                 [mean], [(values >= mean).mean()], **style[name].mark, markersize=9, markeredgecolor="white", zorder=5
             )
             name_points(dot, [f"{name}: mean {decimal(mean)}"])
-            some = evenly(len(ranks), most=40)
-            texts = [f"{name}: {percent(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in some]
-            add_named_points(axes, exposure[some].tolist(), share[some].tolist(), texts)
+            points = evenly(len(ranks), most=40)
+            texts = [f"{name}: {percent(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in points]
+            add_named_points(axes, exposure[points].tolist(), share[points].tolist(), texts)
         axes.set(yscale="log", xlim=(left - 0.01, right + 0.01), ylim=(bottom, 1.3))
         plot.log_percent(axes.yaxis)
         axes.set(xlabel="exposure", ylabel="members with at least that")

@@ -15,7 +15,6 @@ from shoal.reports.audit import audit_epsilon, audit_tables
 from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
-from shoal.reports.estimate import null_size
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 
@@ -70,9 +69,9 @@ def audit_page(
         link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
         lead.append(("", link.format(run)))
     lead += [("verdict loud", warning)] * bool(warning)
-    drawn = [each for each in figures if each is not None]
-    scored_by = next((each.title for each in measured([everything])), "the attack that decides")
-    left_out = sum(not measured([found]) for found in by_name.values())
+    drawn = [item for item in figures if item is not None]
+    scored_by = next((item.title for item in measured([everything])), "the attack that decides")
+    left_out = sum(not measured([attempts]) for attempts in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
     sections = (
@@ -113,23 +112,24 @@ def _key_metrics(
     )
     if worst is None:
         return (("Attack that decides", DASH, "none could be measured"), *last)
-    whose = f"attacker: {worst.attacker}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
-    interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
+    attacker = f"attacker: {worst.attacker}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
     return (
-        ("Attack that decides", worst.head, whose),
-        ("Balanced accuracy", worst.accuracy.text, f"{interval}chance: 0.500{null_size(worst.null_high)}"),
+        ("Attack that decides", worst.head, attacker),
+        ("Balanced accuracy", worst.accuracy.text, worst.remark),
         ("TPR at 1 % FPR", worst.tpr[0.01].percent, _rate_remark(worst, groups[worst.name])),
         *last,
     )
 
 
-def _rate_remark(worst: Finding, found: Sequence[Finding]) -> str:
+def _rate_remark(worst: Finding, attempts: Sequence[Finding]) -> str:
     """The interval of a true positive rate, and another attack that has a larger one there."""
     tpr = worst.tpr[0.01]
     if not tpr.known:
         return worst.why_no_tpr(0.01)
     interval = f"95 % interval {tpr.percent_interval}; " if tpr.percent_interval else ""
-    highest = max((each for each in found if each.tpr[0.01].known), key=lambda each: each.tpr[0.01].value)
+    highest = max(
+        (finding for finding in attempts if finding.tpr[0.01].known), key=lambda finding: finding.tpr[0.01].value
+    )
     more = f"; more by {highest.title}: {highest.tpr[0.01].percent}" if highest.tpr[0.01].value > tpr.value else ""
     return f"{interval}chance: 1.0 %{more}"
 
@@ -159,7 +159,7 @@ def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], sc
             f"the {len(top)} of {len(records):,} records with the highest scores of {scored_by}, non-members among "
             "them.",
         )
-    shown = [_picture(each, pictures) for each in top[pictured].to_dict("records")]
+    shown = [_picture(record, pictures) for record in top[pictured].to_dict("records")]
     return Section(
         "records", "The most exposed records", paragraphs, pictures=[("", "", shown)] if shown else (),
         table=None if pictured.all() else audit_tables.of_records(top[~pictured]),

@@ -41,21 +41,21 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
     shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
     rows = list[Row]()
     for name in shown:
-        first, *others = groups[name]
-        whose = f"{name}: {count(first.members)} members, {count(first.non_members)} non-members"
-        rows += [row(whose, style="of"), _attack(first, "strong" if first.accuracy.known else "")]
-        rows += [_attack(finding) for finding in others]
-    found = [finding for name in shown for finding in groups[name]]
+        first, *weaker = groups[name]
+        heading = f"{name}: {count(first.members)} members, {count(first.non_members)} non-members"
+        rows += [row(heading, style="of"), _attack(first, "strong" if first.accuracy.known else "")]
+        rows += [_attack(finding) for finding in weaker]
+    listed = [finding for name in shown for finding in groups[name]]
     sentences = ["Below each figure its 95 % interval; in bold the attack that decides."]
-    if any(finding.attacker == SERVER for finding in found):
+    if any(finding.attacker == SERVER for finding in listed):
         sentences.append(
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
             "without such non-members are left out."
         )
-    if any(finding.attack.endswith(AGAINST_CLIENTS) for finding in found):
+    if any(finding.attack.endswith(AGAINST_CLIENTS) for finding in listed):
         sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
     for rate in FALSE_POSITIVE_RATES:
-        missing = [finding for finding in found if not finding.tpr[rate].known]
+        missing = [finding for finding in listed if not finding.tpr[rate].known]
         if missing:
             fewest = min(missing, key=lambda finding: finding.non_members)
             sentences.append(f"A dash at {100 * rate:g} % FPR: {fewest.why_no_tpr(rate)}.")
@@ -73,7 +73,10 @@ def by_model(models: Mapping[str, Sequence[Finding]]) -> Table | None:
     if len(models) < 2 or not listed:
         return None
     rows = (
-        row(f"model {one.name}", one.head, _value(one.accuracy), _rate(one.tpr[0.01]), *_counts(one)) for one in listed
+        row(
+            f"model {finding.name}", finding.head, _value(finding.accuracy), _rate(finding.tpr[0.01]), *_counts(finding)
+        )
+        for finding in listed
     )
     columns = (*heads(("model", "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
     note = "The members of a model are the attacked records whose clients trained it."
@@ -88,21 +91,24 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
         clients: the findings on each, of the attack that decides.
         records: `Audit.records`, which has the group of each client.
     """
-    known = [finding for finding in measured(clients.values()) if not isnan(finding.accuracy.low)]
-    if not known:
+    certain = [finding for finding in measured(clients.values()) if not isnan(finding.accuracy.low)]
+    if not certain:
         return None
     # By the lower end: of many clients with few records each, some have a high figure by chance.
-    listed = sorted(known, key=lambda finding: -finding.accuracy.low)[:MOST_ROWS]
+    listed = sorted(certain, key=lambda finding: -finding.accuracy.low)[:MOST_ROWS]
     group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
-    rows = (row(one.name, group.get(one.name, DASH), one.head, _value(one.accuracy), *_counts(one)) for one in listed)
-    above = sum(finding.accuracy.low > 0.5 for finding in known)
-    which = (
-        f"Of {len(known):,} clients with records of both kinds, the {len(listed)} whose 95 % interval begins highest"
+    rows = (
+        row(finding.name, group.get(finding.name, DASH), finding.head, _value(finding.accuracy), *_counts(finding))
+        for finding in listed
     )
-    if len(listed) == len(known):
-        which = "The clients with records of both kinds, by where their 95 % interval begins"
+    above = sum(finding.accuracy.low > 0.5 for finding in certain)
+    selection = (
+        f"Of {len(certain):,} clients with records of both kinds, the {len(listed)} whose 95 % interval begins highest"
+    )
+    if len(listed) == len(certain):
+        selection = "The clients with records of both kinds, by where their 95 % interval begins"
     chance = "by chance alone it would for about 1 in 40"
-    note = f"{which}. It begins above 0.5 for {above:,} of all {len(known):,}; {chance}."
+    note = f"{selection}. It begins above 0.5 for {above:,} of all {len(certain):,}; {chance}."
     columns = (*heads(("client", "group", "attack that decides")), _ACCURACY, *_COUNTS)
     return Table(columns, tuple(rows), "The most exposed clients", note=note)
 

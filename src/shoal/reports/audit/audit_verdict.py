@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from shoal.core.formats import capitalized, decimal
 from shoal.reports.attack_titles import WEAK
 from shoal.reports.audit.findings import Finding, measured
-from shoal.reports.estimate import Estimate, null_size
+from shoal.reports.estimate import Estimate, at_chance
 
 
 def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Finding] = ()) -> str:
@@ -32,18 +32,18 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
         _exposure(worst, groups, accuracy, looked[worst.name], named=named),
         _rate(worst, everything, accuracy, named=named),
     ]
-    others = ((finding, finding.accuracy.among(looked[finding.name])) for finding in strongest[1:])
-    certain = next((finding for finding in others if finding[1].outcome == "exposed"), None)
+    weaker = ((finding, finding.accuracy.among(looked[finding.name])) for finding in strongest[1:])
+    certain = next((pair for pair in weaker if pair[1].outcome == "exposed"), None)
     if accuracy.outcome == "open" and certain is not None:
         on, wide = certain
-        value = f"balanced accuracy {wide.text} ({wide.interval}; chance: 0.500{null_size(on.null_high)})"
+        value = f"balanced accuracy {wide.with_interval(at_chance(on.null_high))}"
         sentences.append(f"What is certain: on {on.name}, {on.title} has {value}")
     sentences.append(_weaker(worst, groups[worst.name], len(groups)))
     return ". ".join(filter(None, sentences)) + "."
 
 
-def _tried(found: Sequence[Finding]) -> int:
-    return sum(finding.accuracy.known for finding in found)
+def _tried(attempts: Sequence[Finding]) -> int:
+    return sum(finding.accuracy.known for finding in attempts)
 
 
 def _exposure(
@@ -51,28 +51,28 @@ def _exposure(
 ) -> str:
     where = f"on {worst.name}, the most exposed group, " if len(groups) > 1 else ""
     if _tried(groups[worst.name]) == 1:
-        which = f"the only attack, {worst.title},"
+        attack = f"the only attack, {worst.title},"
     elif worst.chosen:
-        which = f"the attack chosen beforehand, {worst.title},"
+        attack = f"the attack chosen beforehand, {worst.title},"
     else:
-        which = f"{worst.title}, which is certain to find more than the attack chosen beforehand,"
+        attack = f"{worst.title}, which is certain to find more than the attack chosen beforehand,"
     interval = f"95 % interval {accuracy.interval}" if accuracy.interval else "no interval"
     at_once = " and ".join(["groups"] * (len(groups) > 1) + ["attacks"] * (looked > len(groups)))
     if accuracy.interval and at_once:
         interval += f", for all {at_once} at once"
-    value = f"balanced accuracy {accuracy.text} ({interval}; chance: 0.500{null_size(worst.null_high)})"
+    value = f"balanced accuracy {accuracy.text} ({interval}; {at_chance(worst.null_high)})"
     match accuracy.outcome:
         case "open":
             wide = f", which is {decimal(accuracy.high - accuracy.low)} wide" if accuracy.interval else ""
             than = " and is above chance" if accuracy.low > 0.5 else ""
             return (
-                f"How exposed the records are is open: {where}{which} has {value}{wide}{than}; more records would say"
+                f"How exposed the records are is open: {where}{attack} has {value}{wide}{than}; more records would say"
             )
         case "chance":
             average = "On average not" if named else "Not"
-            return f"{average} shown to be above chance: {where}{which} has {value}"
+            return f"{average} shown to be above chance: {where}{attack} has {value}"
         case _:
-            return capitalized(f"{where}{which} tells members from non-members with {value}")
+            return capitalized(f"{where}{attack} tells members from non-members with {value}")
 
 
 def _rate(worst: Finding, everything: Sequence[Finding], accuracy: Estimate, *, named: bool) -> str:
@@ -94,16 +94,13 @@ def _in_brackets(rate: Estimate) -> str:
     return f" ({rate.percent_interval})" if rate.percent_interval else ""
 
 
-def _weaker(worst: Finding, found: Sequence[Finding], groups: int) -> str:
+def _weaker(worst: Finding, attempts: Sequence[Finding], groups: int) -> str:
     """What attacks that need no reference models find on the records of the attack that decides."""
-    by_key = {finding.attack: finding for finding in found if finding.accuracy.known}
+    by_key = {finding.attack: finding for finding in attempts if finding.accuracy.known}
     weak = [by_key[key] for key in WEAK if key in by_key and key != worst.attack]
     if not weak:
         return ""
-    intervals = (f" ({finding.accuracy.interval})" if finding.accuracy.interval else "" for finding in weak)
-    values = (
-        f"{finding.title} {finding.accuracy.text}{interval}" for finding, interval in zip(weak, intervals, strict=True)
-    )
+    values = (f"{finding.title} {finding.accuracy.with_interval()}" for finding in weak)
     less = all(worst.accuracy.minus(finding.accuracy).among(groups).low > 0 for finding in weak)
     attacks = "A weak attack" if len(weak) == 1 else "Weak attacks"
     return f"{attacks} would have said {'less' if less else 'no clearly other figure'}: {', '.join(values)}"

@@ -10,7 +10,7 @@ import pandas as pd
 from shoal.core.formats import capitalized, count
 from shoal.metrics import least_non_members
 from shoal.reports.attack_titles import attack_head, attack_title
-from shoal.reports.estimate import Estimate
+from shoal.reports.estimate import Estimate, at_chance
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """Those that true positive rates are given at."""
@@ -75,6 +75,12 @@ class Finding:
         """What it is called at the beginning of a line."""
         return capitalized(self.declared) if self.declared else attack_head(self.attack)
 
+    @property
+    def remark(self) -> str:
+        """What to read its balanced accuracy by: its interval, and chance."""
+        interval = f"95 % interval {self.accuracy.interval}; " if self.accuracy.interval else ""
+        return interval + at_chance(self.null_high)
+
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""
         needed = least_non_members(rate)
@@ -99,7 +105,7 @@ def judged_groups(audit: Attacked) -> tuple[dict[str, list[Finding]], list[Findi
     Where no single group could be measured, all records are one.
     """
     everything = findings(audit, "all")
-    groups = {name: found for name, found in findings(audit, "group").items() if measured([found])}
+    groups = {name: attempts for name, attempts in findings(audit, "group").items() if measured([attempts])}
     return groups or everything, next(iter(everything.values()), [])
 
 
@@ -111,12 +117,16 @@ def findings(audit: Attacked, scope: str) -> dict[str, list[Finding]]:
     by_name: dict[str, list[Finding]] = {}
     for row in audit.attacks[audit.attacks["scope"] == scope].to_dict("records"):
         by_name.setdefault(str(row["name"]), []).append(Finding.of(row))
-    return {name: sorted(each, key=lambda one: (not one.strongest, _weakness(one))) for name, each in by_name.items()}
+
+    def rank(finding: Finding) -> tuple[bool, float]:
+        return not finding.strongest, _weakness(finding)
+
+    return {name: sorted(attempts, key=rank) for name, attempts in by_name.items()}
 
 
-def measured(found: Iterable[Sequence[Finding]]) -> list[Finding]:
+def measured(scopes: Iterable[Sequence[Finding]]) -> list[Finding]:
     """The finding that decides about each name that has one, the most exposed name first."""
-    return sorted((each[0] for each in found if each and each[0].accuracy.known), key=_weakness)
+    return sorted((attempts[0] for attempts in scopes if attempts and attempts[0].accuracy.known), key=_weakness)
 
 
 def _weakness(finding: Finding) -> float:

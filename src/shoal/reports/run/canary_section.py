@@ -4,12 +4,12 @@ from math import isnan
 
 import pandas as pd
 
-from shoal.core.formats import DASH, capitalized, count, decimal
+from shoal.core.formats import DASH, count, decimal
 from shoal.metrics import auc_interval, median_interval
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics
 from shoal.reports.page import Section
-from shoal.reports.table import Cell, Row, metric_table, row
+from shoal.reports.table import Cell, Row, metric_row, metric_table, row
 
 _LEAST = {"canaries.found": 0, "canaries.tpr_at_fpr_0.1": 10, "canaries.tpr_at_fpr_0.01": 100}
 """Rates, and the left-out canaries below which there is no such rate; see `shoal.metrics.canary_rate`."""
@@ -22,14 +22,22 @@ def canary_section(metrics: Metrics, canaries: pd.DataFrame) -> Section:
         metrics: of the whole run, by their keys in `summary.json`.
         canaries: one row per canary, as in canaries.csv.
     """
-    members, others = (METRICS[f"canaries.{kind}"].text(metrics.get(f"canaries.{kind}"))
-                       for kind in ("members", "non_members"))  # fmt: skip
-    about = (
-        f"Canaries are examples with a wrong label. For each a coin decided whether its client trains on it: {members} "
-        f"were trained on and {others} left out, and nothing else tells the two apart. So the figures say what the "
-        "final models remember of single, unusual examples, which are usually more exposed than the average record."
+    members, non_members = (metrics.get(f"canaries.{kind}", 0) for kind in ("members", "non_members"))
+    auc, low = metrics.get("canaries.auc"), _text(metrics, "canaries.epsilon_low")
+    between = DASH if auc is None else _interval(*auc_interval(auc, members, non_members))
+    delta = f" At delta = {_text(metrics, 'canaries.delta')}."
+    rows = (
+        *(_rate(metrics, key, least, non_members) for key, least in _LEAST.items()),
+        _row(metrics, "canaries.auc", between),
+        _exposure(canaries),
+        _row(metrics, "canaries.epsilon_low", DASH if low == DASH else f"{low} or more", delta),
     )
-    rows = [*(_rate(metrics, *each) for each in _LEAST.items()), _auc(metrics), _exposure(canaries), _epsilon(metrics)]
+    about = (
+        "Canaries are examples with a wrong label. For each a coin decided whether its client trains on it: "
+        f"{_text(metrics, 'canaries.members')} were trained on and {_text(metrics, 'canaries.non_members')} left out, "
+        "and nothing else tells the two apart. So the figures say what the final models remember of single, unusual "
+        "examples, which are usually more exposed than the average record."
+    )
     table = metric_table("Canaries", ("value", "95 % interval"), rows)
     return Section("canaries", table.title, (about, *_broken(metrics)), table=table)
 
@@ -46,24 +54,22 @@ def _broken(metrics: Metrics) -> tuple[str, ...]:
     )
 
 
-def _named(key: str, remark: str, *texts: str) -> Row:
-    metric = METRICS[key]
-    return row(Cell(capitalized(metric.name.removeprefix("canaries, ")), metric.meaning + remark), *texts)
+def _text(metrics: Metrics, key: str) -> str:
+    return METRICS[key.removesuffix(".low").removesuffix(".high")].text(metrics.get(key))
 
 
-def _rate(metrics: Metrics, key: str, least: int) -> Row:
-    others, texts = metrics.get("canaries.non_members", 0), METRICS[key].text
-    dash = f" A dash: at least {count(least)} left-out canaries are needed, {count(others)} are there."
-    ends = [texts(metrics.get(f"{key}.{end}")) for end in ("low", "high")]
-    interval = DASH if DASH in ends else " to ".join(ends)
-    return _named(key, dash if others < least else "", texts(metrics.get(key)), interval)
+def _row(metrics: Metrics, key: str, interval: str, remark: str = "") -> Row:
+    return metric_row(METRICS[key], _text(metrics, key), interval, remark=remark, family="canaries, ")
 
 
-def _auc(metrics: Metrics) -> Row:
-    auc = metrics.get("canaries.auc")
-    sizes = [metrics.get(f"canaries.{each}", 0) for each in ("members", "non_members")]
-    between = DASH if auc is None else " to ".join(map(decimal, auc_interval(auc, *sizes)))
-    return _named("canaries.auc", "", METRICS["canaries.auc"].text(auc), between)
+def _interval(low: float, high: float) -> str:
+    return DASH if isnan(low + high) else f"{decimal(low)} to {decimal(high)}"
+
+
+def _rate(metrics: Metrics, key: str, least: int, non_members: float) -> Row:
+    dash = f" A dash: at least {count(least)} left-out canaries are needed, {count(non_members)} are there."
+    ends = [_text(metrics, f"{key}.{end}") for end in ("low", "high")]
+    return _row(metrics, key, DASH if DASH in ends else " to ".join(ends), dash * (non_members < least))
 
 
 def _exposure(canaries: pd.DataFrame) -> Row:
@@ -72,14 +78,8 @@ def _exposure(canaries: pd.DataFrame) -> Row:
         "Median, over the trained canaries, of the share of left-out ones that score at least as high, the canary "
         "itself counted. About 0.5: no trace; close to 0: it stands out. Each canary's is in canaries.csv."
     )
-    known = canaries.loc[canaries["member"].astype(bool), "exposure"].dropna()
-    median, (low, high) = DASH, (float("nan"), float("nan"))
-    if len(known):
-        median, (low, high) = decimal(float(known.median())), median_interval(known.to_numpy())
-    return row(Cell("Exposure", meaning), median, DASH if isnan(low + high) else f"{decimal(low)} to {decimal(high)}")
-
-
-def _epsilon(metrics: Metrics) -> Row:
-    delta = METRICS["canaries.delta"].text(metrics.get("canaries.delta"))
-    low = METRICS["canaries.epsilon_low"].text(metrics.get("canaries.epsilon_low"))
-    return _named("canaries.epsilon_low", f" At delta = {delta}.", low, DASH if low == DASH else f"{low} or more")
+    exposures = canaries.loc[canaries["member"].astype(bool), "exposure"].dropna()
+    texts = DASH, DASH
+    if len(exposures):
+        texts = decimal(float(exposures.median())), _interval(*median_interval(exposures.to_numpy()))
+    return row(Cell("Exposure", meaning), *texts)

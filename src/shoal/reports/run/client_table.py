@@ -46,17 +46,17 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
 
 def client_table(view: RunView) -> Table:
     """The clients, the furthest over the limit first; its caption says what it leaves out and how to read it."""
-    known, metric = view.clients, view.run.metric
-    known = known.sort_values(["over", "margin", "client"], ascending=[False, False, True], na_position="last")
-    over = known[known["limit"].isin([EXCEEDED, UNCERTAIN])]
-    shown = (known if len(known) <= ALL_ROWS else over).head(MOST_ROWS)
+    clients, metric = view.clients, view.run.metric
+    clients = clients.sort_values(["over", "margin", "client"], ascending=[False, False, True], na_position="last")
+    over = clients[clients["limit"].isin([EXCEEDED, UNCERTAIN])]
+    shown = (clients if len(clients) <= ALL_ROWS else over).head(MOST_ROWS)
     measured = COLUMNS | {"accuracy": (metric, metric_format(metric))}
-    columns = {name: column for name, column in measured.items() if name in known}
+    columns = {name: column for name, column in measured.items() if name in clients}
     rows = []
     for client in shown.to_dict("records"):
         cells = tuple(_cell(client[name], name, form) for name, (_, form) in columns.items())
         rows.append(Row(cells, "over" if client["limit"] == EXCEEDED else ""))
-    kind, caption = view.run.kind, _note(known, over, shown)
+    kind, caption = view.run.kind, _note(clients, over, shown)
     heads = tuple(Column(name_examples(head, kind), number=form is not None) for head, form in columns.values())
     return Table(heads, tuple(rows), "Clients", caption, stubs=0, sorted_by=[*columns].index("margin"))
 
@@ -76,8 +76,8 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
     sentences = []
     if len(shown) < len(clients):
         rest = f"the {len(over):,} that are over their limit" if len(over) else "none, as no limit is exceeded"
-        some = f", of them the first {len(shown):,}" if len(shown) < len(over) else ""
-        sentences.append(f"Of {len(clients):,} clients the table has {rest}{some}; all are in clients.csv.")
+        part = f", of them the first {len(shown):,}" if len(shown) < len(over) else ""
+        sentences.append(f"Of {len(clients):,} clients the table has {rest}{part}; all are in clients.csv.")
     drawn = int(clients["threshold_drawn"].sum()) if "threshold_drawn" in clients else 0
     if drawn:
         sentences.append(f"The limits of {drawn:,} clients were drawn at random, since no client has set one.")

@@ -66,8 +66,8 @@ def _history(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[s
     last = rounds.groupby("cluster")["over_limit"].last().dropna()
     shares = ", ".join(f"{percent(share)} in cluster {k}" for k, share in last.items())
     at_the_end = f"Over their limit at the last estimate (target {percent(coordinator.target)}): {shares}."
-    said = sentences if any(asked.values()) else [_nothing(rounds, coordinator)]
-    yield " ".join([*said, *([at_the_end] if shares else [])])
+    requests = sentences if any(asked.values()) else [_nothing(rounds, coordinator)]
+    yield " ".join([*requests, *([at_the_end] if shares else [])])
     unmet = [sentence for k, inside in clusters.items() for sentence in _unmet(k, inside, coordinator)]
     if unmet:
         yield " ".join(unmet)
@@ -79,15 +79,15 @@ def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[str]:
     """What one cluster was asked for, a clause for each directive that was ever given."""
     for column in columns:
         strength = inside.set_index("round")[column].fillna(0.0)
-        given = strength[strength != 0]
-        if given.empty:
+        directives = strength[strength != 0]
+        if directives.empty:
             continue
         name, last = directive_name(column), float(strength.iloc[-1])
-        first, most = int(str(given.index[0])), int(str(given.abs().idxmax()))
+        first, most = int(str(directives.index[0])), int(str(directives.abs().idxmax()))
         # What stands in the row of the first round may have been given before it.
         when = f"first after round {first}" if first > int(inside["round"].iloc[0]) else "from the start"
         name, unit = ("a lower price", " nats") if name == "price" else (name, " of full strength")
-        at_most = f"at most {given[most]:.2f}{unit}" + (f", after round {most}" if most > first else "")
+        at_most = f"at most {directives[most]:.2f}{unit}" + (f", after round {most}" if most > first else "")
         yield f"{name} ({when}; {at_most}; {f'{last:.2f}' if last else 'none'} at the end)"
 
 

@@ -18,7 +18,6 @@ from shoal.data.sources.catalog import kind_of
 from shoal.metrics.metric_table import Metric
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import judged_groups, measured
-from shoal.reports.estimate import null_size
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,10 @@ class RecordedUpdates:
         'What the server received from each client is recorded in 2 rounds (5 and 10): 1.2 MB in the folder updates.'
         """
         first, last, count = self.rounds[:-1], self.rounds[-1], len(self.rounds)
-        some = f"{first[0]}, {first[1]}, ..., {last}" if count > 4 else f"{', '.join(map(str, first))} and {last}"
-        which = f"{count:,} rounds ({some})" if count > 1 else f"round {last}"
+        numbers = f"{first[0]}, {first[1]}, ..., {last}" if count > 4 else f"{', '.join(map(str, first))} and {last}"
+        rounds = f"{count:,} rounds ({numbers})" if count > 1 else f"round {last}"
         size = f"{self.size / 1e6:,.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:,.1f} kB"
-        return f"What the server received from each client is recorded in {which}: {size} in the folder updates."
+        return f"What the server received from each client is recorded in {rounds}: {size} in the folder updates."
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +147,4 @@ class RunAudit:
         if worst is None:
             return ("Balanced accuracy", DASH, "of the audit's attacks: none could be measured")
         on = f" on {worst.name}, the most exposed group" if len(groups) > 1 else ""
-        interval = f"; 95 % interval {worst.accuracy.interval}" if worst.accuracy.interval else ""
-        return (
-            "Balanced accuracy",
-            worst.accuracy.text,
-            f"audit, {worst.title}{on}{interval}; chance: 0.500{null_size(worst.null_high)}",
-        )
+        return ("Balanced accuracy", worst.accuracy.text, f"audit, {worst.title}{on}; {worst.remark}")

@@ -37,29 +37,31 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
 
     ``clients`` has the columns of `with_limits`.
     """
-    known = clients.dropna(subset=["exposure", "threshold"])
-    if known.empty:
+    judged = clients.dropna(subset=["exposure", "threshold"])
+    if judged.empty:
         return None
-    over, uncertain = int(known["over"].sum()), int((known["limit"] == UNCERTAIN).sum())
+    over, uncertain = int(judged["over"].sum()), int((judged["limit"] == UNCERTAIN).sum())
     states = [(color, label) for limit, color, label in STATES if limit != UNCERTAIN or uncertain]
 
     def draw(figure: MplFigure) -> None:
-        limits, exposure = known["threshold"], known["exposure"]
+        limits, exposure = judged["threshold"], judged["exposure"]
         x = min(0.5, limits.min()) - 0.01, limits.max() + 0.01
         y = min(0.48, exposure.min() - 0.02), max(x[1], exposure.max() + 0.02)
         axes = figure.subplots()
         axes.fill_between(x, x, [y[1]] * 2, color=plot.OVER, alpha=0.12, linewidth=0)
         axes.plot(x, x, color=_DARK, linewidth=1.2)
         # The largest group first, so that it hides no other.
-        for group in sorted(groups, key=lambda name: -(known["group"] == name).sum()):
+        for group in sorted(groups, key=lambda name: -(judged["group"] == name).sum()):
             for limit, color, _ in STATES:
-                here = (known["group"] == group) & (known["limit"] == limit)
+                here = (judged["group"] == group) & (judged["limit"] == limit)
                 marker = plot.group_style(groups.index(group)).marker
                 dots = axes.scatter(
                     limits[here], exposure[here], s=46, marker=marker, color=color, alpha=0.75, edgecolors="white",
                     linewidths=0.6,
                 )  # fmt: skip
-                name_points(dots, [_name(row) for row in known[here].to_dict("records")] if len(known) <= MOST else [])
+                name_points(
+                    dots, [_name(row) for row in judged[here].to_dict("records")] if len(judged) <= MOST else []
+                )
         axes.text(0.03, 0.95, "over the limit", transform=axes.transAxes, color="#8a3b00", va="top")
         axes.set(xlim=x, ylim=y, xlabel="attack accuracy the client tolerates", ylabel="attack accuracy on its model")
         shapes = [(plot.group_style(g).marker, "#555555", plot.short(group)) for g, group in enumerate(groups)]
@@ -72,7 +74,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
         "the accuracy measured on its models; clients with the same models lie on one level. In the shaded part the "
         "attack is better than the client tolerates."
     )
-    alt = f"Limits against exposure of {len(known)} clients; {over} are over their limit."
+    alt = f"Limits against exposure of {len(judged)} clients; {over} are over their limit."
     if uncertain:
         caption += " Orange: above the limit by the point estimate, but not at 95 % confidence."
         alt += f" {uncertain} more are above it by the point estimate alone."
@@ -90,24 +92,24 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
 
     ``configured`` says that it is the configured attack, where a page is about others too.
     """
-    known = roc.dropna(subset=["fpr", "tpr"])
-    known = known[known["group"].isin(groups) & known["non_members"].isin(KINDS)]
-    if known.empty:
+    curves = roc.dropna(subset=["fpr", "tpr"])
+    curves = curves[curves["group"].isin(groups) & curves["non_members"].isin(KINDS)]
+    if curves.empty:
         return None
-    measured = [group for group in groups if (known["group"] == group).any()]
+    measured = [group for group in groups if (curves["group"] == group).any()]
 
     def draw(figure: MplFigure) -> None:
-        rates = known[["fpr", "tpr"]].to_numpy()
+        rates = curves[["fpr", "tpr"]].to_numpy()
         low = max(SMALLEST, 10 ** np.floor(np.log10(rates[rates > 0].min(initial=0.1))))
         axes = figure.subplots()
         axes.plot([low, 1], [low, 1], **plot.CHANCE_LINE)
         for group in measured:
             for kind, line in KINDS.items():
-                here = (known["group"] == group) & (known["non_members"] == kind) & (known["tpr"] > 0)
-                fpr, tpr = (known.loc[here, rate].clip(lower=low) for rate in ("fpr", "tpr"))
+                here = (curves["group"] == group) & (curves["non_members"] == kind) & (curves["tpr"] > 0)
+                fpr, tpr = (curves.loc[here, rate].clip(lower=low) for rate in ("fpr", "tpr"))
                 axes.plot(fpr, tpr, color=plot.group_style(groups.index(group)).color, **line)
-                some = evenly(len(fpr))
-                fpr, tpr = fpr.iloc[some].tolist(), tpr.iloc[some].tolist()
+                points = evenly(len(fpr))
+                fpr, tpr = fpr.iloc[points].tolist(), tpr.iloc[points].tolist()
                 name = f"{group}, others: {kind}"
                 texts = [f"{name}, {percent(t)} at {percent(f)} FPR" for f, t in zip(fpr, tpr, strict=True)]
                 add_named_points(axes, fpr, tpr, texts)

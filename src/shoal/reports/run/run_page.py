@@ -13,7 +13,7 @@ from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name
 from shoal.data import Group
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Summary
-from shoal.reports.estimate import null_size
+from shoal.reports.estimate import at_chance
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.run import run_curves, run_tables
@@ -65,8 +65,8 @@ def run_page(
         violations(view.clients, groups),
         roc_curves(roc, groups, configured=view.references > 0),
     )
-    said = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict)
-    lead = [("verdict", f"{said} {run_curves.drained(view.at_end)}".strip())]
+    sentences = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict)
+    lead = [("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())]
     if audit is not None:
         lead.append(("", Markup(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
@@ -136,9 +136,9 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     mia = of_groups(summary, "mia")
     worst = max(mia, key=lambda group: mia[group], default="")
     attack = strongest_attacks(summary).get(worst)
-    whose = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
-    whose += f"by {attack}; " if attack else ""
-    whose += f"chance: 0.500{null_size(summary.by_group.get(worst, {}).get('mia_null_high', nan))}"
+    remark = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
+    remark += f"by {attack}; " if attack else ""
+    remark += at_chance(summary.by_group.get(worst, {}).get("mia_null_high", nan))
     everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
     limits = f"{everyone}, at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
     limits += "; limits drawn at random" if overall.get("thresholds_drawn") else ""
@@ -146,7 +146,7 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
     mean = f"mean over clients, held-out {run.kind}{better}"
-    exposure = (METRICS["mia"].name, decimal(mia[worst]) if mia else DASH, whose)
+    exposure = (METRICS["mia"].name, decimal(mia[worst]) if mia else DASH, remark)
     return (
         (capitalized(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
         exposure if audit is None else audit.key_metric,

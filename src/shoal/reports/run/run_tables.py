@@ -11,7 +11,7 @@ from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared
 from shoal.metrics.summary import Metrics
 from shoal.reports.run.run_view import RunView, accuracies_by_attack, strongest_attacks
-from shoal.reports.table import Cell, Row, Table, metric_table, row
+from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
 BY_GROUP = (
     "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_population", "mia_auc", "tpr_at_fpr_0.01",
@@ -35,9 +35,9 @@ def by_group(view: RunView) -> Table:
     rows = [row("Clients", *(str((clients["group"] == group).sum()) for group in groups))]
     for metric in _shown(BY_GROUP, values, view):
         rows.append(_row(metric, metric.meaning, values, view, non_members))
-        for other in view.others if metric.key == "mia_population" else ():
-            against = view.metric(f"mia_against_{other}")
-            meaning = f"The same attack, with non-members from {other}, to which no client belongs."
+        for outside in view.others if metric.key == "mia_population" else ():
+            against = view.metric(f"mia_against_{outside}")
+            meaning = f"The same attack, with non-members from {outside}, to which no client belongs."
             cells = (against.text(metrics.get(against.key)) for metrics in values)
             rows.append(row(Cell(capitalized(against.name), meaning), *cells))
     return metric_table("Metrics by group", groups, rows)
@@ -45,16 +45,16 @@ def by_group(view: RunView) -> Table:
 
 def by_attack(view: RunView) -> Table | None:
     """One column per group, a row an attack; None without reference federations."""
-    found = {group: accuracies_by_attack(view.summary.by_group.get(group, {})) for group in view.groups}
-    titles = dict.fromkeys(title for accuracies in found.values() for title in accuracies)
+    by_group = {group: accuracies_by_attack(view.summary.by_group.get(group, {})) for group in view.groups}
+    titles = dict.fromkeys(title for accuracies in by_group.values() for title in accuracies)
     if not titles:
         return None
     decides = strongest_attacks(view.summary)
     meaning = "Chosen beforehand, without the members, or certain to find more than the one that was."
     names = (capitalized(decides.get(group, DASH)) for group in view.groups)
     rows = [row(Cell("Attack that decides", meaning), *names)]
-    for title in sorted(titles, key=lambda title: -max(accuracies.get(title, 0.0) for accuracies in found.values())):
-        cells = (decimal(accuracies[title]) if title in accuracies else DASH for accuracies in found.values())
+    for title in sorted(titles, key=lambda title: -max(accuracies.get(title, 0.0) for accuracies in by_group.values())):
+        cells = (decimal(accuracies[title]) if title in accuracies else DASH for accuracies in by_group.values())
         rows.append(row(capitalized(title), *cells))
     asked = f"{view.references} reference federation{'s were' if view.references > 1 else ' was'} asked for."
     largest = (
@@ -72,8 +72,8 @@ def by_cluster(view: RunView) -> Table:
     """One column per cluster, as chosen after the last round; the risk only where it was ever estimated."""
     clients, clusters = view.clients, range(view.clusters)
 
-    def counts(those: pd.DataFrame) -> list[str]:
-        return [str((those["cluster"] == k).sum()) for k in clusters]
+    def counts(frame: pd.DataFrame) -> list[str]:
+        return [str((frame["cluster"] == k).sum()) for k in clusters]
 
     rows = [row(Cell("Clients", METRICS["clients"].of_model), *counts(clients))]
     if len(view.groups) > 1:
@@ -81,8 +81,8 @@ def by_cluster(view: RunView) -> Table:
     values = [view.summary.by_cluster.get(k, {}) for k in clusters]
     non_members = [_effective_non_members(clients[clients["cluster"] == k], view.non_members) for k in clusters]
     for metric in _shown(BY_CLUSTER, values, view):
-        known = values if metric.key != "risk" or view.estimated else [{}] * len(values)
-        rows.append(_row(metric, metric.of_model or metric.meaning, known, view, non_members))
+        measured = values if metric.key != "risk" or view.estimated else [{}] * len(values)
+        rows.append(_row(metric, metric.of_model or metric.meaning, measured, view, non_members))
     for key, over in (("exceeded", clients["over"]), ("violations", clients["violated"] > 0)):
         rows.append(row(Cell(capitalized(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
     return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
@@ -115,7 +115,7 @@ def overall(view: RunView) -> Table:
 def seconds(metrics: Metrics) -> Table:
     """Wall time, in all and of its parts."""
     shown = [METRICS[key] for key in SECONDS if key in metrics]
-    rows = [row(Cell(capitalized(one.name), one.meaning), one.text(metrics.get(one.key))) for one in shown]
+    rows = [metric_row(metric, metric.text(metrics.get(metric.key))) for metric in shown]
     return metric_table("Time", ["wall time"], rows)
 
 

@@ -46,11 +46,11 @@ def limits(summary: Summary) -> str:
     overall, violations = summary.overall, int(summary.overall["violations.total"])
     exceeded = int(overall.get("exceeded.total", 0))
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
-    who = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
+    subject = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
     drawn = "; limits were drawn at random, since no client has set one" if overall.get("thresholds_drawn") else ""
-    which = "attack that decides" if reference_federations(summary) else "configured attack"
+    attack = "attack that decides" if reference_federations(summary) else "configured attack"
     point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
-    return f"{who} at 95 % confidence; by the point estimate of the {which}, {point}{drawn}"
+    return f"{subject} at 95 % confidence; by the point estimate of the {attack}, {point}{drawn}"
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
@@ -98,12 +98,12 @@ def _guessing(summary: Summary, kind: str) -> list[str]:
             frequent.append(
                 f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}"
             )
-    said = [f"below guessing for {', '.join(below)}"] if below else []
-    said += [f"not shown to be better than guessing for {', '.join(near)}"] if near else []
-    if not said:
+    findings = [f"below guessing for {', '.join(below)}"] if below else []
+    findings += [f"not shown to be better than guessing for {', '.join(near)}"] if near else []
+    if not findings:
         return []
     always = ", ".join(dict.fromkeys(frequent))
-    return [f"At 95 % confidence, test accuracy is {' and '.join(said)}: the most frequent class is {always}"]
+    return [f"At 95 % confidence, test accuracy is {' and '.join(findings)}: the most frequent class is {always}"]
 
 
 def _epsilon(summary: Summary) -> list[str]:
@@ -129,12 +129,10 @@ def _exposure(summary: Summary) -> list[str]:
         return ["No attack was measured"]
     for name, accuracy in mia.items():
         wide, null = accuracy.among(len(mia)), groups[name].get("mia_null_high")
-        size = [] if null is None else [f"95 % of tests at chance: at most {decimal(null)}"]
-        brackets = "; ".join(filter(None, [wide.interval, *size]))
+        size = "" if null is None else f"95 % of tests at chance: at most {decimal(null)}"
         on = f" for {name}" if several else ""
         by = f" by {names[name]}" if name in names else ""
-        value = f"{wide.text}{f' ({brackets})' if brackets else ''}{on}{by}"
-        by_outcome.setdefault(wide.outcome, []).append(value)
+        by_outcome.setdefault(wide.outcome, []).append(f"{wide.with_interval(size)}{on}{by}")
         by_loss = Estimate.of(groups[name], "loss_threshold")
         if not references and by_loss.minus(accuracy).among(len(mia)).low > 0:
             better.append(f"{by_loss.text}{on}")
@@ -155,13 +153,13 @@ def _property(summary: Summary) -> list[str]:
     auc, positives = overall.get("property.auc"), overall.get("property.positives", 0)
     if auc is None:
         return []
-    others = overall.get("property.updates", 0) - positives
-    low, high = auc_interval(auc, positives, others) if positives and others else (0.0, 1.0)
+    negatives = overall.get("property.updates", 0) - positives
+    low, high = auc_interval(auc, positives, negatives) if positives and negatives else (0.0, 1.0)
     beside = {
         "property.auc_control": "learned from shuffled labels",
         "property.auc_counterfactual": "the victim's examples swapped",
     }
-    known = (f"; {name}: {decimal(overall[key])}" for key, name in beside.items() if key in overall)
+    controls = (f"; {name}: {decimal(overall[key])}" for key, name in beside.items() if key in overall)
     outcome = "tells updates with the property from others" if low > 0.5 else "is at chance"
     interval = f"95 % interval {decimal(low)} to {decimal(high)} as if updates were independent; chance: 0.500"
-    return [f"The property attack {outcome} (AUC {decimal(auc)}, {interval}{''.join(known)})"]
+    return [f"The property attack {outcome} (AUC {decimal(auc)}, {interval}{''.join(controls)})"]

@@ -77,8 +77,8 @@ class RunView:
 
     def metric(self, key: str) -> Metric:
         """The metric of a key, as this run reports it."""
-        own = {each.key: each for each in self.run.metrics}
-        return metric_of(key, measured=self.run.metric, own=own, attack_title=attack_title)
+        declared = {metric.key: metric for metric in self.run.metrics}
+        return metric_of(key, measured=self.run.metric, declared=declared, attack_title=attack_title)
 
 
 def reference_federations(summary: Summary) -> int:
@@ -93,9 +93,9 @@ def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
     {'offline RMIA': 0.6, 'gap': 0.55}
     """
     prefix = accuracy_key("")
-    known = {attack_title(key.removeprefix(prefix).replace("_", "-")): value
+    accuracies = {attack_title(key.removeprefix(prefix).replace("_", "-")): value
              for key, value in metrics.items() if key.startswith(prefix)}  # fmt: skip
-    return dict(sorted(known.items(), key=lambda pair: -pair[1]))
+    return dict(sorted(accuracies.items(), key=lambda pair: -pair[1]))
 
 
 def strongest_attacks(summary: Summary) -> dict[str, str]:

@@ -30,17 +30,17 @@ def answer(statistics: SeedStatistics, spec: ReportSpec, labels: Labels) -> tupl
     if axis is None or statistics.results.empty:
         return ()
     keys = _metrics(statistics, spec)
-    first, *others = [labels.setting(setting) for setting in statistics.axes[axis]]
+    first, *settings = [labels.setting(setting) for setting in statistics.axes[axis]]
     if not keys:
         return ()
     average = [name for name in statistics.axes if name != axis]
     by_seed = statistics.metrics_by_seed(TableSpec(y=keys, rows=[axis], average=average))
-    left_out = max(0, len(others) - MOST_SETTINGS)
+    left_out = max(0, len(settings) - MOST_SETTINGS)
     paragraphs = []
-    for name, values in list(zip(others, by_seed.transpose(1, 0, 2)[1:], strict=True))[left_out:]:
-        known = [*_differences(values - by_seed[:, 0], keys, labels)]
-        if known:
-            paragraphs.append(f"{labels.axis(axis)}, {name} against {first}: {'; '.join(known)}.")
+    for name, values in list(zip(settings, by_seed.transpose(1, 0, 2)[1:], strict=True))[left_out:]:
+        differences = [*_differences(values - by_seed[:, 0], keys, labels)]
+        if differences:
+            paragraphs.append(f"{labels.axis(axis)}, {name} against {first}: {'; '.join(differences)}.")
     return tuple(paragraphs)
 
 
@@ -51,10 +51,10 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
     by = ""
     if "references" in statistics.results:
         asked = sorted(statistics.results["references"].fillna(0).unique())
-        some = " or ".join(f"{count:g}" for count in asked)
+        references = " or ".join(f"{count:g}" for count in asked)
         by = (
-            f" Exposure is by the attack chosen beforehand with {some} reference federations a run, or one that is "
-            "certain to find more."
+            f" Exposure is by the attack chosen beforehand with {references} reference federations a run, or one that "
+            "is certain to find more."
         )
     return (
         f"Differences are means over the seeds that both settings have{over}, with their 95 % intervals (paired by "
@@ -65,20 +65,20 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
 
 def _metrics(statistics: SeedStatistics, spec: ReportSpec) -> list[str]:
     shown = [key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y]
-    known = set(metrics_in(statistics.results, ("run", "seed", *statistics.axes)))
-    return [key for key in dict.fromkeys([*USUAL, *shown]) if key in known][:MOST_METRICS]
+    measured = set(metrics_in(statistics.results, ("run", "seed", *statistics.axes)))
+    return [key for key in dict.fromkeys([*USUAL, *shown]) if key in measured][:MOST_METRICS]
 
 
 def _differences(values: np.ndarray, keys: Sequence[str], labels: Labels) -> Iterator[str]:
     """The differences ``values`` (seeds, metrics) in words; nothing of a metric without any."""
     result = estimate(values, "ci")
-    for mean, half, n, own, key in zip(result.mean, result.spread, result.n, values.T, keys, strict=True):
+    for mean, half, n, by_seed, key in zip(result.mean, result.spread, result.n, values.T, keys, strict=True):
         if n == 0:
             continue
-        name, known = labels.key(key), own[~np.isnan(own)]
+        name, measured = labels.key(key), by_seed[~np.isnan(by_seed)]
         if n == 1:
             yield f"{name} {_signed(mean, key)} in one seed, open without an interval"
-        elif (known == 0).all():
+        elif (measured == 0).all():
             yield f"{name} the same in all {n} seeds"
         else:
             low, high = mean - half, mean + half

@@ -116,7 +116,7 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
         x = np.arange(settings) + (b - (count - 1) / 2) * width
         if chart.data.spec.kind == "boxes":
             axes.boxplot(
-                [each[~np.isnan(each)] for each in values], positions=x, widths=0.86 * width, patch_artist=True,
+                [sample[~np.isnan(sample)] for sample in values], positions=x, widths=0.86 * width, patch_artist=True,
                 showmeans=True, showfliers=False, manage_ticks=False, boxprops=fill_style(b), medianprops=_MEDIAN,
                 meanprops=_MEAN | {"zorder": 5},
             )  # fmt: skip
@@ -126,10 +126,10 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
             for bar, name in zip(bars, _names(chart, p, b, means), strict=True):
                 name_points(bar, [f"{name} (mean)"])
         for i, line in enumerate(axes.plot(x + dots * width, values.T, **_SEED)):
-            known = zip(chart.data.statistics.seeds, values[i], strict=True)
+            by_seed = zip(chart.data.statistics.seeds, values[i], strict=True)
             key, place = chart.data.spec.y[p], _place(chart, b, i)
             name_points(line, [
-                f"{place}, seed {seed}: {format_value(value, key)}" for seed, value in known if not np.isnan(value)
+                f"{place}, seed {seed}: {format_value(value, key)}" for seed, value in by_seed if not np.isnan(value)
             ])  # fmt: skip
         if not chart.empty(p):
             _write_notes(axes, x, chart.notes[p, b].tolist())
@@ -145,13 +145,13 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
 def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
     """Means joined by lines, which break where there is no mean, over a scale of numbers or over categories."""
     settings, notes = chart.data.statistics.axes[chart.data.spec.x or ""], chart.notes[p]
-    words = any(isinstance(each, str | bool) for each in settings)
+    words = any(isinstance(place, str | bool) for place in settings)
     x = np.array(range(len(settings)) if words else settings, dtype=float)
     log = not words and bool(x.min() > 0 and x.max() > 20 * x.min())
     axes.set_xscale("log" if log else "linear")
     axes.margins(x=0.1)
     # Settings without a mean are on the axis, too.
-    axes.update_datalim([(each, 0) for each in x], updatey=False)
+    axes.update_datalim([(place, 0) for place in x], updatey=False)
     for b, (mean, spread) in enumerate(zip(chart.result.mean[p], chart.result.spread[p], strict=True)):
         line = axes.errorbar(x, mean, spread, capsize=3, elinewidth=1.2, **_line_style(b))
         name_points(line.lines[0], [name for name in _names(chart, p, b, mean) if DASH not in name])

@@ -46,11 +46,11 @@ class Labels:
         """
         if name in self.labels:
             return self.labels[name]
-        whose = split_key(name)[1]
-        group = whose.removeprefix("model of ")
-        named = whose.removesuffix(group) + self.labels.get(group, group)
-        named = "all clients" if whose in ("overall", "total") else named
-        return ", ".join(filter(None, (metric_at(name).label, named)))
+        owner = split_key(name)[1]
+        group = owner.removeprefix("model of ")
+        owner_name = owner.removesuffix(group) + self.labels.get(group, group)
+        owner_name = "all clients" if owner in ("overall", "total") else owner_name
+        return ", ".join(filter(None, (metric_at(name).label, owner_name)))
 
     def selection(self, spec: Selection, axes: Axes) -> list[str]:
         """Sentences on what is held and what is averaged over."""

@@ -88,24 +88,24 @@ class ReportSpec:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def read_report_spec(given: Mapping[str, Any], axes: Axes, where: str) -> ReportSpec:
+def read_report_spec(document: Mapping[str, Any], axes: Axes, where: str) -> ReportSpec:
     """The checked tables and figures of a sweep's file, which ``where`` names in error sentences.
 
     Raises:
         InputError: an unknown axis or setting, or an axis that is neither displayed, held nor averaged over.
     """
-    spec = parse(ReportSpec, given, where)
+    spec = parse(ReportSpec, document, where)
     for kind, specs in (("tables", spec.tables), ("figures", spec.figures)):
-        for name, each in specs.items():
+        for name, displayed in specs.items():
             require(
                 bool(name) and all(letter.isalnum() or letter in "-_." for letter in name) and name[0] != ".",
                 f"{where}: '{kind}.{name}' becomes a file's name, so it must be letters, digits, '-', '_' and '.'",
             )
             require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' is too long for a file's name")
             with said_of(f"{where}: '{kind}.{name}'"):
-                if isinstance(each, FigureSpec):
-                    _check_figure(each)
-                _check_axes(each, axes)
+                if isinstance(displayed, FigureSpec):
+                    _check_figure(displayed)
+                _check_axes(displayed, axes)
     return spec
 
 
@@ -134,7 +134,7 @@ def _check_axes(spec: Displayed, axes: Axes) -> None:
         require(axis in axes, f"the sweep does not vary '{axis}'; {hint}")
         require(used.count(axis) == 1, f"'{axis}' is named twice; show it, hold it by 'where', or 'average' over it")
     for axis, value in spec.where.items():
-        same = any(each == value and isinstance(each, bool) == isinstance(value, bool) for each in axes[axis])
+        same = any(setting == value and isinstance(setting, bool) == isinstance(value, bool) for setting in axes[axis])
         settings = ", ".join(map(str, axes[axis]))
         require(same, f"'where' holds '{axis}' at {value!r}, but the sweep has it at {settings}")
     for key in spec.y:

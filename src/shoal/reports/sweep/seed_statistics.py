@@ -85,7 +85,7 @@ def estimate(values: Floats, spread: Spread) -> SeedMeans:
     n, deviation = frame.count(), frame.std()
     if spread == "ci":
         deviation = deviation * stdtrit(n - 1, 0.975) / np.sqrt(n)
-    mean, deviation, n = (each.to_numpy().reshape(values.shape[1:]) for each in (frame.mean(), deviation, n))
+    mean, deviation, n = (series.to_numpy().reshape(values.shape[1:]) for series in (frame.mean(), deviation, n))
     return SeedMeans(mean, deviation, n)
 
 

@@ -143,8 +143,8 @@ def _ends(curves: Curves, data: FigureData, names: Sequence[str]) -> str:
     """The last means of the curves, in words."""
     ends = []
     for curve in curves.of(names):
-        known = curve.values.dropna()
-        if len(known):
-            ends.append(f"{curve.label} {format_value(known.iloc[-1], curves.key)} in round {known.index[-1]:.0f}")
+        values = curve.values.dropna()
+        if len(values):
+            ends.append(f"{curve.label} {format_value(values.iloc[-1], curves.key)} in round {values.index[-1]:.0f}")
     title = ", ".join(filter(None, [data.labels.key(curves.key), curves.setting]))
     return f"{title}: {', '.join(ends) or 'no value'}."

@@ -45,12 +45,12 @@ class FigureData:
 
     def settings(self, axis: str | None) -> list[str]:
         """The names of an axis' settings; one empty name where the figure has no such axis."""
-        return [""] if axis is None else [self.labels.setting(each) for each in self.statistics.axes[axis]]
+        return [""] if axis is None else [self.labels.setting(value) for value in self.statistics.axes[axis]]
 
     def series(self) -> list[str]:
         """The settings of `by`, with the name of the axis where they are numbers, which say little alone."""
         by, names = self.spec.by, self.settings(self.spec.by)
-        if by is None or all(isinstance(each, str) for each in self.statistics.axes[by]):
+        if by is None or all(isinstance(value, str) for value in self.statistics.axes[by]):
             return names
         return [f"{self.labels.axis(by)}\N{NO-BREAK SPACE}{name}" for name in names]
 
@@ -74,9 +74,9 @@ class FigureData:
         if 0 in n:
             sentences.append("A labelled gap is a place without a value of any seed.")
         if spec.y_range:
-            known, (low, high) = values[~np.isnan(values)], spec.y_range
-            outside = int(((known < low) | (known > high)).sum())
-            sentences += [f"Outside the axis and not drawn: {outside} of {len(known)} values."] * (outside > 0)
+            measured, (low, high) = values[~np.isnan(values)], spec.y_range
+            outside = int(((measured < low) | (measured > high)).sum())
+            sentences += [f"Outside the axis and not drawn: {outside} of {len(measured)} values."] * (outside > 0)
         return " ".join(filter(None, sentences))
 
 

@@ -9,7 +9,7 @@ from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.reports.attack_titles import attack_title
 from shoal.reports.sweep.report_spec import FigureSpec, ReportSpec, said_of
 
-_FAMILIES = "|".join([*(re.escape(key) for key, each in METRICS.items() if each.scopes != "run"),
+_FAMILIES = "|".join([*(re.escape(key) for key, metric in METRICS.items() if metric.scopes != "run"),
                       r"mia_by_\w+", r"directive\.\w+"])  # fmt: skip
 _KEY = re.compile(
     rf"((?P<model>larger|smaller|clusters\.\d+|model\..+?)\.)?(?P<family>{_FAMILIES})(?(model)|(\.(?P<group>.+))?)"
@@ -27,9 +27,9 @@ def split_key(name: str) -> tuple[str, str]:
         return "", ""
     if parts["model"] is None:
         return parts["family"], parts["group"] or ""
-    size, _, which = parts["model"].partition(".")
-    whose = {"clusters": f"model {which}", "model": f"model of {which}"}.get(size, f"{size} model")
-    return parts["family"], whose
+    size, _, model = parts["model"].partition(".")
+    owner = {"clusters": f"model {model}", "model": f"model of {model}"}.get(size, f"{size} model")
+    return parts["family"], owner
 
 
 def metric_at(key: str) -> Metric:
@@ -74,7 +74,7 @@ def groups_in(columns: Iterable[str]) -> set[str]:
     return {split_key(name)[1] for name in columns if name.startswith("violations.")} - {"total"}
 
 
-def require_shown(shown: ReportSpec, groups: Collection[str], own: Collection[str] = ()) -> None:
+def require_shown(shown: ReportSpec, groups: Collection[str], further: Collection[str] = ()) -> None:
     """Raise `InputError` where a table or figure asks for a metric that no run with these ``groups`` can have.
 
     ``own`` are keys of the user's own metrics, or other columns that the results have.
@@ -84,19 +84,20 @@ def require_shown(shown: ReportSpec, groups: Collection[str], own: Collection[st
             with said_of(f"'{kind}.{name}'"):
                 for key in spec.y:
                     courses = isinstance(spec, FigureSpec) and spec.kind == "courses"
-                    _require_metric(key, groups, () if courses else own, courses=courses)
+                    _require_metric(key, groups, () if courses else further, courses=courses)
 
 
-def _require_metric(key: str, groups: Collection[str], own: Collection[str], *, courses: bool) -> None:
+def _require_metric(key: str, groups: Collection[str], further: Collection[str], *, courses: bool) -> None:
     names = "|".join(map(re.escape, groups))
     of_model = re.fullmatch(rf"(?:larger|smaller|clusters\.\d+|model\.(?:{names}))\.(.+)", key, re.DOTALL)
     metric, group = (of_model[1], None) if of_model else summary.split_key(key, groups)[:2]
-    if key in own or metric in own:
+    if key in further or metric in further:
         return
     metric, group = (f"{metric}.{group}", None) if f"{metric}.{group}" in _OF_ALL else (metric, group)
-    known = [each for each in METRICS if not courses or "round" in METRICS[each].scopes]
-    if metric not in (*known, *_OF_ALL) and (metric in METRICS or not is_declared(metric)):
-        hints = [hint for hint in (nearest(key, [*known, *_OF_ALL]), nearest(metric, known)) if hint.startswith("did")]
+    declared = [name for name in METRICS if not courses or "round" in METRICS[name].scopes]
+    if metric not in (*declared, *_OF_ALL) and (metric in METRICS or not is_declared(metric)):
+        nearby = nearest(key, [*declared, *_OF_ALL]), nearest(metric, declared)
+        hints = [hint for hint in nearby if hint.startswith("did")]
         raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/configuration.md has them')[0]}")
     require(
         group is None or group in groups,

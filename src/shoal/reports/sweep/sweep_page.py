@@ -59,7 +59,7 @@ def write_sweep_report(
     formats = {".md": markdown, ".csv": table_csv, ".tex": latex}
     texts = {table.name + ending: form(table).encode() for table in tables for ending, form in formats.items()}
     _replace(out / "tables", texts, formats)
-    drawn = {f"{each.name}.svg": each.svg for each in figures} | {f"{each.name}.pdf": each.pdf for each in figures}
+    drawn = {f"{figure.name}.{form}": getattr(figure, form) for figure in figures for form in ("svg", "pdf")}
     _replace(out / "figures", drawn, (".svg", ".pdf"))
     path = out / "report.html"
     write_text(path, page)
@@ -97,9 +97,9 @@ def sweep_page(
 ) -> str:
     """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv."""
     labels, results = Labels(spec.labels), statistics.results
-    said, summary = answer(statistics, spec, labels), _summary(statistics, len(missing), labels)
-    lead = [("verdict", capitalized(paragraph)) for paragraph in said]
-    lead += [("soft", reading(statistics, labels)), ("", summary)] if said else [("verdict", summary)]
+    paragraphs, summary = answer(statistics, spec, labels), _summary(statistics, len(missing), labels)
+    lead = [("verdict", capitalized(paragraph)) for paragraph in paragraphs]
+    lead += [("soft", reading(statistics, labels)), ("", summary)] if paragraphs else [("verdict", summary)]
     if results.empty:
         lead.append(("", "No run is finished, so there are no tables and figures yet."))
     elif tables:
@@ -146,8 +146,8 @@ def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Secti
         "seconds.total",
         *(key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y),
     ]
-    known = metrics_in(results, ("run", *named))
-    keys = [key for key in dict.fromkeys(wanted) if key in known]
+    measured = metrics_in(results, ("run", *named))
+    keys = [key for key in dict.fromkeys(wanted) if key in measured]
     columns = [results[name].map(labels.setting) for name in named] + [_values(results[key], key) for key in keys]
     rows = (
         Row((Cell(str(run), link=f"runs/{quote(str(run))}/report.html"), *map(Cell, cells)))

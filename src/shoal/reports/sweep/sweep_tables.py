@@ -29,14 +29,14 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
     def words(cells: pd.DataFrame, axes: list[str]) -> list[list[str]]:
         return [list(map(labels.setting, cell)) for cell in cells[axes].itertuples(index=False)]
 
-    stubs, names = words(rows, spec.rows), [", ".join(each) for each in words(columns, spec.columns)]
+    stubs, names = words(rows, spec.rows), [", ".join(settings) for settings in words(columns, spec.columns)]
     if key_in_rows:
         stubs = [[*stub, labels.key(key)] for stub, key in zip(stubs, rows["key"], strict=True)]
     elif len(spec.y) > 1 or not spec.columns:
         keys = map(labels.key, columns["key"])
         names = [": ".join(filter(None, pair)) for pair in zip(names, keys, strict=True)]
     estimates = values[["mean", spec.spread, "n", "key"]].itertuples(index=False)
-    texts = [format_estimate(*each, seeds=len(statistics.seeds)) for each in estimates]
+    texts = [format_estimate(*result, seeds=len(statistics.seeds)) for result in estimates]
     cells = np.array([Cell(text, strong=best) for text, best in zip(texts, _best(values, spec), strict=True)])
     above = [None, *stubs[:-1]]
     stub_cells = [
@@ -46,7 +46,7 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
     named = all(isinstance(value, str) for axis in spec.columns for value in statistics.axes[axis])
     stub_heads = [*map(labels.axis, spec.rows), *["metric"] * key_in_rows]
     return Table(
-        columns=heads(stub_heads, (each or "value" for each in names)),
+        columns=heads(stub_heads, (name or "value" for name in names)),
         rows=tuple(Row((*stub, *row)) for stub, row in zip(stub_cells, cells.reshape(-1, width), strict=True)),
         title=spec.title or capitalized("; ".join(map(labels.key, spec.y))),
         caption=spec.caption,
@@ -77,7 +77,9 @@ def _best(values: pd.DataFrame, spec: TableSpec) -> NDArray[np.bool_]:
         return np.zeros(len(values), dtype=bool)
     means = values.groupby([*spec.rows, "key"], sort=False)["mean"]
     best = means.transform("max" if spec.best == "highest" else "min").where(means.transform("count") > 1)
-    texts = [[format_value(*pair) for pair in zip(each, values["key"], strict=True)] for each in (values["mean"], best)]
+    texts = [
+        [format_value(*pair) for pair in zip(means, values["key"], strict=True)] for means in (values["mean"], best)
+    ]
     return np.equal(*map(np.array, texts)) & best.notna().to_numpy() & values["mean"].notna().to_numpy()
 
 

@@ -33,7 +33,7 @@ from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 
 COLUMNS = ("record", "client", "group", "member", "score")
-"""Those that every score file has."""
+"""The columns of every score file."""
 
 _TRUE, _FALSE = ("1", "1.0", "true", "True"), ("0", "0.0", "false", "False")
 

@@ -24,7 +24,7 @@ from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
 Attack = ReferenceAttack | UpdateAttack
-"""What a user's own attack on an audit may be."""
+"""A user's own attack in an audit."""
 
 MOST_EXPOSED = 20
 """Records that the page shows as pictures."""
