@@ -244,6 +244,8 @@ def test_a_node_that_is_set_wrong_says_so(config, words):
 def test_a_node_runs_no_code_that_the_server_names():
     with pytest.raises(InputError, match="names Python code of its own, 'os:system'"):
         run_config('[data]\nsource = "os:system"\nclients = 1')
+    with pytest.raises(InputError, match="names Python code of its own, 'os:system'"):
+        run_config('[data]\nsource = "os:system"\nclients = 1', allow_code="mine:Mine, os:popen")
 
 
 def test_a_model_of_another_network_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from shoal.deployment.client.client_round import histograms_reply, training_repl
 from shoal.deployment.client.node_data import open_client
 from shoal.deployment.flower_config import NodeSettings, RunSettings
 from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, pack_vote, unpack_offer
-from shoal.deployment.messages import Offer
+from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.server_app import serve
 from shoal.engine import Engine
@@ -170,6 +170,31 @@ def test_a_run_is_the_simulators(tmp_path, changes):
     assert deployed.directives.keys() == expected.directives.keys()
     assert all(torch.equal(deployed.directives[name], values) for name, values in expected.directives.items())
     assert ("coordinator" in changes) == any(bool(values.any()) for values in deployed.directives.values())
+
+
+class AllowingNodes(Nodes):
+    """Nodes whose owners allow the example of an own algorithm."""
+
+    def settings_of(self, partition: int) -> NodeSettings:
+        return replace(super().settings_of(partition), allow_code="damped:Damped")
+
+
+def test_an_own_algorithm_that_all_nodes_allow_is_the_simulators(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
+    table = {**TABLE, "algorithm": {"name": "damped:Damped", "rounds": 3, "base": {"name": "ifca-mir", "clusters": 2}}}
+    serve(AllowingNodes(tmp_path), settings(tmp_path, table))
+    expected, deployed = simulated(table), state_of(tmp_path)
+    assert torch.equal(deployed.models, expected.models)
+    assert torch.equal(deployed.assignment, expected.assignment)
+
+
+def test_rounds_that_every_client_refuses_leave_the_models_as_they_were(tmp_path):
+    nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: pack_reply(Refusal("no")))
+    serve(nodes, settings(tmp_path))
+    _, simulation = build(parse_config(TABLE, "test"))
+    with Engine(simulation.setup.model, threads=1, backend="loop") as engine:
+        first = initial_state(move_to_engine(simulation, engine), engine).state.models
+    assert torch.equal(state_of(tmp_path).models, first)
 
 
 def test_models_are_sent_once_a_round_and_the_chosen_one_comes_back_without_what_a_client_tolerates(tmp_path):

@@ -65,6 +65,8 @@ class NodeSettings:
         noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
             answer; or "seed", the run's seed, which the server knows and could subtract them by: for trials alone.
         threads: of the processor.
+        allow_code: ``module:Name`` of the user's own algorithms, networks and so on that a run's configuration may
+            name, separated by commas; the node must have their modules installed. Any other code is refused.
     """
 
     partition_id: Count | None = None
@@ -80,6 +82,7 @@ class NodeSettings:
     risk: Literal["server", "client"] = "server"
     noise: Literal["secret", "seed"] = "secret"
     threads: Threads = 1
+    allow_code: str = ""
 
     def __post_init__(self) -> None:
         one = (self.data_path is None) != (self.partition_id is None)

@@ -31,21 +31,26 @@ class Client:
     setup: TrainingSetup
 
 
-def run_config(text: str) -> Config:
+def run_config(text: str, allow_code: str = "") -> Config:
     """The configuration that a server sent.
 
+    Args:
+        text: of the configuration, as TOML.
+        allow_code: see `NodeSettings`.
+
     Raises:
-        InputError: it is none, or it names Python code of its own, which a node runs for nobody.
+        InputError: it is none, or it names Python code that the node does not allow.
     """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the server's configuration is not TOML: {error}") from error
-    code = sorted({value for value in _names(table) if ":" in value})
+    allowed = {name.strip() for name in allow_code.split(",")}
+    code = sorted({value for value in _names(table) if ":" in value} - allowed)
     require(
         not code,
-        f"the server's configuration names Python code of its own, {quoted(code)}; a node runs none, so what it names "
-        "must be in the package",
+        f"the server's configuration names Python code of its own, {quoted(code)}; a node runs what its own "
+        "'allow-code' names, and nothing else",
     )
     return parse_config(table, "the server's configuration")
 
@@ -77,7 +82,7 @@ def open_client(
     Raises:
         InputError: data that are missing or do not fit the configuration.
     """
-    config = run_config(text)
+    config = run_config(text, settings.allow_code)
     if settings.data_path is None:
         client = _simulated_client(config, settings)
     else:
