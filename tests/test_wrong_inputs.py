@@ -388,7 +388,7 @@ SIMULATIONS = {
     "threads 0": (lambda: simulated(threads=0), "'threads' must be at least 1; got 0"),
     "a million threads": (
         lambda: Engine(Model(linear), threads=10**6),
-        "'threads' must be at least 1",
+        "'threads' must be at most 1024; got 1000000",
     ),
     "threads '2'": (lambda: simulated(threads="2"), "'threads' must be an integer; got '2'"),
     "local None": (lambda: simulated(local=None), "'local' must be a LocalSGD, such as LocalSGD(epochs=1); got None"),

@@ -33,7 +33,7 @@ class AuditDisplay(LiveBar):
 
 
 def in_words(audit: Audit) -> str:
-    """What the attack that decides finds, on all records and on each group: a line each."""
+    """The findings of the attack that decides, one line on all records and one per group."""
     lines = []
     for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():
         row = audit.strongest(scope, of)

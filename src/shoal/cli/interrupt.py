@@ -27,7 +27,7 @@ def say_interrupted() -> None:
 
 
 def end_at_once_on_interrupt() -> None:
-    """From now on, end this process with exit code 130 on SIGINT; unless somebody else decided what it does.
+    """End this process with exit code 130 on SIGINT from now on, unless SIGINT has another handler.
 
     A shell ignores Ctrl-C for its background processes, for example.
     """

@@ -1,1 +1,1 @@
-"""From a TOML file to checked values, and from these to a simulation."""
+"""Configurations: TOML files as checked values, and simulations built from these."""

@@ -1,4 +1,4 @@
-"""From a configuration to a simulation: resolved against its data once, then partitioned."""
+"""Simulations of configurations: resolved against their data once, then partitioned."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ class Resolved:
     model: Model
     preferences: Preferences
     indices: PartitionIndices | None
-    """Who gets which examples, where a property is looked for or clients have theirs already; None: a partition by
+    """The examples of each client, where a property is looked for or clients have theirs already; None: a partition by
     group, not yet drawn."""
 
     def simulation(self) -> Simulation:
@@ -104,14 +104,14 @@ class Resolved:
 
     @property
     def standardizer(self) -> Standardizer | None:
-        """What training examples make of columns, where clients have tables; None of other data."""
+        """The scales that training examples give columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
         return self.data.standardizer(self.indices)
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What a user should know of clients' own data before training, in sentences."""
+        """Sentences on clients' own data that a user should know before training."""
         if isinstance(self.data, ClientDataset) and self.indices is not None:
             yield from self.data.warnings
             tested = torch.bincount(self.data.client[self.indices.test], minlength=len(self.data.client_names))
@@ -126,7 +126,7 @@ class Resolved:
 
     @property
     def training_examples(self) -> int:
-        """How many examples the clients train on, all together."""
+        """The number of examples that all clients train on."""
         partition = self.config.data.partition
         if partition is not None:
             return partition.clients * partition.examples_per_client
@@ -136,8 +136,9 @@ class Resolved:
         return len(self.indices.clients.indices)
 
     def description(self) -> Iterator[str]:
-        """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is, and how many
-        examples have the property that its task names.
+        """Lines on what the numbers of results stand for.
+
+        Of a set that is dealt out, they state its size and the examples with the property that its task names.
         """
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()

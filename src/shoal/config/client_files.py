@@ -31,11 +31,11 @@ from shoal.data.user.table_file import table_dataset
 from shoal.data.user.table_rows import frame_of
 
 Reading = PictureFormat | Columns
-"""How the files of such a source are read."""
+"""The format of such a source's files."""
 
 
 def reading_of(section: DataSection) -> Reading | None:
-    """How the files or the table of [data] are read; None: its examples are partitioned across clients."""
+    """The format of the files or the table of [data]; None: its examples are partitioned across clients."""
     if section.partition is not None or ":" in section.source:
         return section.columns
     return section.columns or section.pictures or PictureFormat()

@@ -1,4 +1,4 @@
-"""What a file names: the shipped algorithms, attacks and defences by a word, a user's own by ``module:Name``."""
+"""Classes that a file names: shipped algorithms, attacks and defences by a word, a user's own by ``module:Name``."""
 
 import importlib
 import sys
@@ -62,7 +62,7 @@ KINDS = {
         Kind("an attack on rounds", RoundAttackSection, (), "shoal.property.scenario:PropertyAttackSection"),
     )
 }
-"""By the protocol with which fields are annotated."""
+"""The kinds, by the protocol with which fields are annotated."""
 
 
 def kind_of(hint: object) -> Kind | None:
@@ -71,7 +71,7 @@ def kind_of(hint: object) -> Kind | None:
 
 
 def name_of(cls: type) -> str:
-    """What a file calls a class.
+    """The name of a class in a file.
 
     >>> from shoal.algorithms import IFCAMIR
     >>> name_of(IFCAMIR)

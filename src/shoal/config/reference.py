@@ -100,7 +100,7 @@ def _flat(cls: type) -> Iterator[tuple[type, Key]]:
 
 
 def _is_shipped(cls: object) -> bool:
-    """Whether settings have a section of their own, since a file can name them."""
+    """Return whether settings have a section of their own, since a file can name them."""
     return any(cls in kind.shipped for kind in KINDS.values())
 
 

@@ -132,7 +132,7 @@ class AlgorithmSection:
 
 @settings
 class PrivacySection:
-    """What clients tolerate.
+    """The exposure that clients tolerate.
 
     Args:
         thresholds: the membership-inference accuracy that a client tolerates is drawn uniformly between the two; where
@@ -192,7 +192,7 @@ class CheckpointSection:
 
 @settings
 class RecordSection:
-    """What is kept of the rounds, for attacks of an honest-but-curious server (see [traces](trace.md)); it changes no
+    """A record of the rounds, for attacks of an honest-but-curious server (see [traces](trace.md)); it changes no
     bit of training.
 
     Args:

@@ -133,7 +133,7 @@ def _inline(key: Key, table: Mapping[str, Any], where: str, old: Any) -> Any:  #
 
 
 def _value(hint: Any, value: object, where: str, old: Any, name: str | None = None) -> Any:  # noqa: ANN401
-    """What a key says, by its annotation."""
+    """The value of a key, by its annotation."""
     kind = kind_of(hint)
     if kind is not None:
         table = _table(value, where)
@@ -233,7 +233,7 @@ def table_of(value: object) -> dict[str, Any]:
 
 
 def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
-    """What a file has for a value, by its annotation."""
+    """The form of a value in a file, by its annotation."""
     if (kind := kind_of(hint)) is not None:
         name = name_of(type(value))
         return ({} if name == kind.default else {"name": name}) | table_of(value)

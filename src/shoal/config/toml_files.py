@@ -47,7 +47,7 @@ def _large(value: object) -> Iterator[int]:
 
 
 def parse(root: type[Root], table: Mapping[str, Any], where: str) -> Root:
-    """What a file's table says, as the settings ``root``; ``where`` names the file in error sentences.
+    """Read a file's table as the settings ``root``; ``where`` names the file in error sentences.
 
     Raises:
         InputError: a key is unknown or missing, or has a value that is not allowed.

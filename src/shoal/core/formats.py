@@ -39,7 +39,7 @@ def number(value: float) -> str:
 
 
 def metric_format(metric: str) -> Callable[[float], str]:
-    """How the values of a metric are written."""
+    """The format of a metric's values."""
     return percent if metric == ACCURACY else number
 
 

@@ -1,4 +1,4 @@
-"""What Python and notebooks show of a value: one line under 200 characters, whatever it holds."""
+"""Representations of values in Python and notebooks: one line under 200 characters, whatever it holds."""
 
 import re
 from collections.abc import Mapping

@@ -25,9 +25,9 @@ from typing import (
 )
 
 import numpy as np
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from pydantic_core import ErrorDetails, core_schema
 
 from shoal.core.errors import InputError
 from shoal.core.representation import one_line, shortened
@@ -134,7 +134,7 @@ def hints_of(cls: type) -> Mapping[str, Any]:
 
 
 def is_settings(kind: object) -> bool:
-    """Whether ``kind`` is a class made by `settings`."""
+    """Return whether ``kind`` is a class made by `settings`."""
     return isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, _HINTS)
 
 
@@ -175,18 +175,7 @@ def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(_checkable(hints[name]), config=config) for name in names}
 
 
-@dataclass(frozen=True)
-class _Instance:
-    """Tells pydantic to take objects of a class as they are."""
-
-    kind: type
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        del source, handler
-        return core_schema.no_info_after_validator_function(_value, core_schema.is_instance_schema(self.kind))
-
-
-def _value(value: object) -> object:
+def _no_class(value: object) -> object:
     """``value`` unless it is a class, which has all methods of a protocol too."""
     if isinstance(value, type):
         raise ValueError(f"a value such as {value.__name__}(...)")
@@ -198,7 +187,8 @@ def _checkable(hint: Any) -> Any:  # noqa: ANN401
     as classes of objects.
     """
     if isinstance(hint, type) and (is_dataclass(hint) or getattr(hint, "_is_protocol", False)):
-        return Annotated[Any, _Instance(hint if is_dataclass(hint) else checkable(hint))]
+        kind = core_schema.is_instance_schema(hint if is_dataclass(hint) else checkable(hint))
+        return Annotated[Any, GetPydanticSchema(lambda *_: kind), AfterValidator(_no_class)]
     inside = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
@@ -232,7 +222,7 @@ def one_of(words: Sequence[str]) -> str:
 
 
 def _allowed(errors: Sequence[ErrorDetails]) -> str:
-    """What pydantic expected of one value, as the rest of a sentence after "must be"."""
+    """The expectation of one value, as the rest of a sentence after "must be"."""
     # Where an element of a list does not fit, pydantic also misses it in the list's length.
     of_elements = [error for error in errors if error["type"] not in ("too_short", "too_long")]
     return " or ".join(dict.fromkeys(map(_expected, of_elements or errors)))
@@ -256,7 +246,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "finite_number": "a finite number",
 }
-"""What pydantic's errors mean, by their type."""
+"""The meaning of pydantic's errors, by their type."""
 
 
 def _expected(error: ErrorDetails) -> str:

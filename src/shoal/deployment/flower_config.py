@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 from shoal.core.errors import InputError, nearest, require
 from shoal.core.settings import Count, Fraction, Positive, checked, settings
 from shoal.deployment.messages import Limits
-from shoal.engine.engine import MAX_THREADS
+from shoal.engine.engine import Threads
 
 CLIENT_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 """The form of a client's name, which its folder has too."""
@@ -81,7 +81,7 @@ class NodeSettings:
     state_dir: _OptionalPath = None
     risk: Literal["server", "client"] = "server"
     noise: Literal["secret", "seed"] = "secret"
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)] = 1
+    threads: Threads = 1
     allow_code: str = ""
 
     def __post_init__(self) -> None:

@@ -7,14 +7,16 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from shoal.core.client_vectors import ClientVectors
-from shoal.core.errors import InputError, described, integer, require, require_instance
+from shoal.core.errors import InputError, require, require_instance
 from shoal.core.representation import shortened
+from shoal.core.settings import settings
 from shoal.data.federation import Federation
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import GroupedExamples, Shards
@@ -34,8 +36,29 @@ Precision = Literal["fp32", "bf16"]
 Storage = Literal["memory", "disk"]
 """The place of the clients' own models between rounds; results are the same."""
 
-MAX_THREADS = 1024
-"""More than any machine's processors; the operating system refuses more threads without a sentence."""
+Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
+"""More than any machine has processors; the operating system refuses more threads without a sentence."""
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError("'cpu' or 'cuda', or one of several such as 'cuda:1'")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
+"""A device's name in PyTorch."""
+
+
+@settings
+class _Options:
+    """The options of an engine, checked."""
+
+    device: Device
+    threads: Threads
+    precision: Precision
+    personal_models: Storage
+
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
 """Examples per batch of evaluation, by backend: convolutions' outputs should stay in the caches, and small dense
@@ -111,25 +134,16 @@ class Engine:
         personal_models: Storage = "memory",
     ) -> None:
         require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
-        device = str(device)
-        refusal = f"device '{device}' cannot be used"
-        is_valid = re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None
-        require(is_valid, f"{refusal}; use 'cpu', 'cuda', or one of several such as 'cuda:1'")
-        if device.startswith("cuda"):
+        options = _Options(str(device), threads, precision, personal_models)
+        threads, self.device = options.threads, torch.device(options.device)
+        if self.device.type == "cuda":
+            refusal, count = f"device '{device}' cannot be used", torch.cuda.device_count()
             require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device here; use 'cpu'")
-            count, index = torch.cuda.device_count(), torch.device(device).index or 0
+            index = self.device.index or 0
             require(index < count, f"{refusal}: the CUDA devices here are cuda:0 to cuda:{count - 1}")
-        threads = integer("threads", threads, "such as 2")
-        require(1 <= threads <= MAX_THREADS, f"'threads' must be at least 1 and at most {MAX_THREADS}; got {threads}")
-        require(precision in get_args(Precision), f"'precision' must be 'fp32' or 'bf16'; got {precision!r}")
-        require(
-            personal_models in get_args(Storage),
-            f"'personal_models' must be 'memory' or 'disk'; got {described(personal_models)}",
-        )
         check_backend(backend, model)
         self.model = model
         self.personal_models: Storage = personal_models
-        self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
@@ -245,8 +259,8 @@ class Engine:
 
         def work(owners: Tensor) -> _Result:
             ends = gather_params(starts, index[owners]).to(self.device)
-            for drawn, settings in ((randomness, local), *then):
-                trainer.train(self._bound(), ends, shards, owners, drawn, settings, term, rule=rule)
+            for drawn, phase in ((randomness, local), *then):
+                trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
@@ -257,9 +271,9 @@ class Engine:
             return finish(owners, ends)
 
         units = trainer.units(shards, local)
-        for _, settings in then:
+        for _, phase in then:
             # The same parts again; the trainer prepares for these steps too.
-            trainer.units(shards, settings)
+            trainer.units(shards, phase)
         yield from self._pool.in_order(work, units)
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:

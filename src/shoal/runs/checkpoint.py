@@ -148,7 +148,7 @@ def _remove_observations(folder: Path, number: int) -> None:
 
 
 def _read(path: Path) -> SimulationState | None:
-    """What a checkpoint holds; None where it is not what was written.
+    """Read a checkpoint; None where it is not what was written.
 
     Raises:
         InputError: a file of rows that it refers to is missing or cut off.

@@ -34,7 +34,7 @@ ONE_SEED = (
     "Intervals are of 95 %, over records and for all differences of a sentence at once. One pair of runs is one seed: "
     "whether another seed gives the same, shoal sweep says."
 )
-"""What the sentences of a comparison leave out."""
+"""The reservation of every comparison."""
 
 MODELS = "clusters."
 """Before the keys of metrics of models."""
@@ -128,7 +128,7 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
 
 
 def _asked(settings: str) -> dict[str, Any]:
-    """What was asked of a run, by configuration or from Python, from the text of its config.toml."""
+    """The settings of a run, by configuration or from Python, from the text of its config.toml."""
     return decisive_settings(tomllib.loads(settings))
 
 

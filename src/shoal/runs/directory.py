@@ -34,16 +34,16 @@ OUTCOME = (
     "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
     "report.html",
 )  # fmt: skip
-"""What a run writes at its end. The summary, without which a run is one that was killed, is removed first."""
+"""Files that a run writes at its end. The summary, without which a run is one that was killed, is removed first."""
 
 
 def is_finished(out: Path) -> bool:
-    """Whether the directory holds a run that is done: its summary is written last."""
+    """Return whether the directory holds a finished run: its summary is written last."""
     return (out / "summary.json").exists()
 
 
 def is_begun(out: Path) -> bool:
-    """Whether the existing ``out`` has its config.toml; not if the run was killed before it wrote its first file.
+    """Return whether the existing ``out`` has its config.toml, which is the first file that a run writes.
 
     Raises:
         InputError: ``out`` is somebody else's directory.
@@ -57,7 +57,7 @@ def is_begun(out: Path) -> bool:
 
 
 def _is_first(path: Path) -> bool:
-    """Whether a run may have made this before its config.toml."""
+    """Return whether a run may have made this before its config.toml."""
     if path.name == "run.log":
         return path.stat().st_size == 0
     return path.name == "checkpoint" or path.name.startswith(".config.toml.")
@@ -133,7 +133,7 @@ def opened(
 
 
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
-    """How many rounds the run in the existing ``out`` was asked for last; ``rounds`` where it was not begun.
+    """The rounds that the run in the existing ``out`` was asked for last; ``rounds`` where it was not begun.
 
     Raises:
         InputError: it holds no run that ``description`` describes, or its files were changed since it was finished.
@@ -247,7 +247,7 @@ def train(
 
 
 def _line(progress: SimulationState, report: RoundReport) -> str:
-    """What run.log says of a round."""
+    """The line of a round in run.log."""
     state = progress.state
     sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
     risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"

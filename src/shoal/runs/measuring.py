@@ -53,7 +53,7 @@ def measured(
     out: Path | None = None,
     watch: AuditWatch | None = None,
 ) -> Outcome:
-    """What the models after the last round are, with reference federations where they are asked for.
+    """Measure the models after the last round, with reference federations where they are asked for.
 
     Args:
         simulation: with its data where the engine wants them.

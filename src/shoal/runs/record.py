@@ -92,7 +92,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
 
 
 def read_description(out: Path) -> RunDescription:
-    """What the config.toml in ``out`` says, of a run by configuration or of a simulation in Python.
+    """Read the config.toml in ``out``, of a run by configuration or of a simulation in Python.
 
     Raises:
         InputError: the file is missing or damaged.

@@ -51,7 +51,7 @@ SAMPLES = 8
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What came out of a simulation or a run.
+    """The outcome of a simulation or a run.
 
     Args:
         summary: the metrics of `summary.json`.
@@ -104,7 +104,7 @@ class Result:
     engine: Engine | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: as after `load`, since a simulation has functions that pickle does not take."""
+        """The pickled attributes, as after `load`, since a simulation has functions that pickle does not take."""
         return vars(self) | {"simulation": None, "engine": None}
 
     def __copy__(self) -> "Result":
@@ -253,7 +253,7 @@ class Result:
 def result_of(
     outcome: Outcome, simulation: Simulation, engine: Engine, description: RunDescription, warnings: Iterable[str] = ()
 ) -> Result:
-    """What came out of ``simulation`` on ``engine``, which ``description`` describes, and what was warned of."""
+    """The result of ``simulation`` on ``engine``, with the ``warnings`` that were logged."""
     model = simulation.setup.model
     of_run = Summary(run={"algorithm": description.algorithm, "dataset": description.dataset})
     return Result(
@@ -289,7 +289,7 @@ def load(directory: str | Path) -> Result:
 
 
 def read_tables(out: Path) -> Result:
-    """As `load`, but without the models, which may be large."""
+    """Read as `load` does, but without the models, which may be large."""
     summary, description = read_summary(out), read_description(out)
     clients_by_group = [f"clients.{name}" for name in description.groups_with_clients]
     table, columns = description.attack_table or ("", ())

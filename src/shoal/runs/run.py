@@ -59,7 +59,7 @@ from shoal.simulation.simulation import (
 LOG = logging.getLogger("shoal")
 
 ON_THE_CPU = EngineSettings()
-"""What computes unless it is told otherwise."""
+"""The default engine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +178,7 @@ class Run:
     def _trained(
         self, engine: Engine, description: RunDescription, checkpoints: Path | None, warnings: Sequence[str]
     ) -> Result:
-        """What the rounds that are left give, from the last of the ``checkpoints`` if there is one."""
+        """Train the rounds that are left, from the last of the ``checkpoints`` if there is one, and measure."""
         simulation = move_to_engine(self.simulation, engine)
         display = shown_to_a_person() if self.watch is None else None
         watch, watch_references = self.watch, self.watch_references
@@ -194,7 +194,7 @@ class Run:
     def _progress(
         self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None
     ) -> SimulationState:
-        """Where training goes on."""
+        """The state from which training goes on."""
         if checkpoints is not None:
             out, progress = checkpoints.parent, load_checkpoint(checkpoints)
             before = rounds_before(out, description, simulation.last_round)

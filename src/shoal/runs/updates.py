@@ -18,16 +18,16 @@ from shoal.reports.run.description import RecordedUpdates
 from shoal.simulation.simulation import Simulation
 
 FOLDER = "updates"
-"""Of a run directory."""
+"""The folder of updates in a run directory."""
 
 MAX_MEGABYTES = 1000
-"""What the updates of a run may take unless it is told otherwise."""
+"""The default limit on the size of a run's updates."""
 
 _FIELDS = ("clients", "assignment", "models", "updates")
 
 
 def megabytes(simulation: Simulation) -> float:
-    """What the updates of a simulation's recorded rounds take, in 10^6 bytes, at one update from each client.
+    """The size of the updates of a simulation's recorded rounds, in 10^6 bytes, at one update from each client.
 
     The K models before each round come on top.
     """
@@ -68,7 +68,7 @@ def read_updates(path: Path) -> RoundUpdates:
 
 
 def recorded_in(out: Path) -> RecordedUpdates | None:
-    """What the run directory ``out`` has of updates; None where it has none."""
+    """The updates in the run directory ``out``; None where it has none."""
     folder = out / FOLDER
     if not any(round_of(path) for path in folder.glob("round-*.safetensors")):
         return None

@@ -1,4 +1,4 @@
-"""What a simulation asks of its coordinator before the first round, and what it says of it afterwards."""
+"""Checks of a coordinator before the first round, and metrics of it afterwards."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Rows = Sequence[Mapping[str, float]]
 """Rows of `rounds.csv`: one per round and cluster, in order."""
 
 SUMMARIZED = ("over_limit", "limit_unmet")
-"""What a coordinator remembers of each cluster that `summary.json` has."""
+"""Columns of a coordinator's memory that `summary.json` has."""
 
 
 def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm: Algorithm, risk_period: int) -> None:
@@ -84,13 +84,13 @@ def accountable_trainings(training: Training, state: State) -> ClientTrainings |
 
 
 def _spending(local: LocalSGD) -> tuple[object, ...]:
-    """What decides, with a client's examples, how much privacy a whole round spends."""
+    """The settings that, with a client's examples, decide the privacy that a round spends."""
     return (local.gradient_privacy if local.private else None), local.batch_size, local.epochs, local.steps
 
 
 @measurement("directive", "Coordination")
 def coordination(finished: FinishedTraining) -> Summary:
-    """By cluster the last directives, and whether its members' limits are kept; nothing without a coordinator."""
+    """Measure each cluster's last directives and its members' limits; nothing without a coordinator."""
     state = finished.state
     columns = {name: state.control[name] for name in SUMMARIZED if name in state.control}
     columns |= {f"{COLUMN}{name}": values for name, values in state.directives.items()}
@@ -107,7 +107,7 @@ def coordination(finished: FinishedTraining) -> Summary:
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """What differential privacy guarantees where local steps are private; adds the clients' column "epsilon".
+    """The guarantee of differential privacy where local steps are private; adds the clients' column "epsilon".
 
     Args:
         first_round: the number of the first round; epsilon is of the rounds from it on.

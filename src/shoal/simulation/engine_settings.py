@@ -1,29 +1,21 @@
-"""How a simulation is computed: the section [engine] of a configuration, and a value in Python."""
+"""The computation of a simulation: the section [engine] of a configuration, and a value in Python."""
 
-import re
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.core.settings import settings
 from shoal.defenses import TrainingSetup
 from shoal.engine import Algorithm, Engine, LocalSGD, Precision, Storage, check_backend, resolve_backend
-from shoal.engine.engine import MAX_THREADS
+from shoal.engine.engine import Device, Threads
 from shoal.models import Model
-
-
-def _device(name: str) -> str:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError("'cpu' or 'cuda', or one of several such as 'cuda:1'")
-    return name
 
 
 @settings
 class EngineSettings:
-    """What computes. ``threads`` and ``personal_models`` change no bit of any result, ``device`` and ``backend`` the
+    """The engine. ``threads`` and ``personal_models`` change no bit of any result, ``device`` and ``backend`` the
     last bits only.
 
     Args:
@@ -38,8 +30,8 @@ class EngineSettings:
             checkpoint take memory and time by the clients that take part.
     """
 
-    device: Annotated[str, AfterValidator(_device)] = "cpu"
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)] = 2
+    device: Device = "cpu"
+    threads: Threads = 2
     precision: Precision = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
     personal_models: Storage = "memory"

@@ -1,4 +1,4 @@
-"""What comes out of a simulation: its metrics as a value and as tables, and its final state."""
+"""The outcome of a simulation: its metrics as a value and as tables, and its final state."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ CLIENT_COLUMNS = (
 """The first columns of `clients.csv`."""
 
 EXPOSURE_COLUMNS = ("exposure", "exposure_low", "exposure_null_high", "attack", "exceeded")
-"""Those that follow; see `exposure_of_clients`."""
+"""The columns of `clients.csv` that follow; see `exposure_of_clients`."""
 
 ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
 """Columns that `rounds.csv` has, whatever the groups."""
@@ -25,7 +25,7 @@ ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came out of a simulation.
+    """Metrics, tables and the final state of a simulation.
 
     Args:
         summary: the metrics of `summary.json`.

@@ -53,7 +53,7 @@ GAP_AT_THE_END = RedTeam(every=0, attack=Gap())
 """The red team that needs no shadow set."""
 
 LOSS_AT_THE_END = RedTeam(every=0, attack=LossThreshold())
-"""That of a regression, in which no example is right or wrong."""
+"""The red team of a regression, in which no example is right or wrong."""
 
 _INTEGERS = {
     "rounds": ("such as 30", 1),
@@ -201,7 +201,7 @@ class Simulation:
 
     @property
     def replayable(self) -> bool:
-        """Whether the run can be repeated with other examples (no round attack, no malicious clients)."""
+        """Return whether the run can be repeated with other examples (no round attack, no malicious clients)."""
         return self.round_attack is None and self.malicious_clients is None
 
     @property
@@ -311,7 +311,7 @@ def _require_attack_fits(team: RedTeam, federation: Federation) -> None:
 
 
 PARTS = ("choose", "train", "red_team", "evaluation", "files", "measurement")
-"""What a simulation spends its time on: three parts of a round; then evaluating it, what is done between two rounds
+"""Parts of a simulation's wall time: three parts of a round; then evaluating it, what is done between two rounds
 (checkpoints, and whoever watches), and attacking and measuring the final models."""
 
 

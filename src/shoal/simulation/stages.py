@@ -56,7 +56,7 @@ def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]
 
 
 def starts_before(simulation: Simulation) -> list[Start]:
-    """What ``simulation`` went on from, the first one first; from models that are public on nothing is replayed."""
+    """The starts of ``simulation``, the first one first; from models that are public on nothing is replayed."""
     start = simulation.start
     if start is None or start.public:
         return []

@@ -77,10 +77,10 @@ def dataset_of(config: Config, data_dir: Path | None) -> SourceData:
 
 
 _Key = tuple[str, str | None, str | None, Path | None, Reading | None]
-"""Which data set it is: the arguments of `load_source`."""
+"""The identity of a data set: the arguments of `load_source`."""
 
 _loaded_as: dict[_Key, _Key] = {}
-"""By what a decided configuration says of its data, what the configuration said of them when they were loaded."""
+"""Keys under which data sets were loaded, by the keys of the configurations once decided."""
 
 
 def _key(config: Config, data_dir: Path | None) -> _Key:
@@ -114,7 +114,7 @@ def digest_of(config: Config, examples: str = "") -> str:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """How far a sweep is.
+    """The progress of a sweep.
 
     Args:
         runs: all of them.
@@ -131,7 +131,7 @@ class SweepProgress:
 
 
 def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> SweepProgress:
-    """How far the ``planned`` runs in the folder ``runs`` are."""
+    """The progress of the ``planned`` runs in the folder ``runs``."""
     finished = sum(is_finished(runs / job.digest) for job in planned)
     done = sum(_work(job, _rounds_done(runs / job.digest, job.config)) for job in planned)
     total = sum(_work(job, _rounds_in_all(job.config)) for job in planned)

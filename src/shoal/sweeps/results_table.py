@@ -1,4 +1,4 @@
-"""What came out of a sweep: a row a finished run, on disk as results.csv and, of wall times, timings.json."""
+"""Results of a sweep: one row per finished run, on disk as results.csv and, of wall times, timings.json."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -154,12 +154,12 @@ def report_of_sweep(out: Path) -> Path:
 
 
 def is_sweep(out: Path) -> bool:
-    """Whether a directory is a sweep's."""
+    """Return whether a directory is a sweep's."""
     return (out / "sweep.toml").exists()
 
 
 def _is_complete(run: Path) -> bool:
-    """Whether a run is finished and has its page, which is written after the run."""
+    """Return whether a run is finished and has its page, which is written after the run."""
     return is_finished(run) and (run / "report.html").exists()
 
 

@@ -58,7 +58,7 @@ class Run:
     config: Config
 
     def __str__(self) -> str:
-        """As people call it."""
+        """The place and the seed in words."""
         return ", ".join([*(f"{axis} = {value}" for axis, value in self.settings.items()), f"seed {self.seed}"])
 
 
@@ -222,7 +222,7 @@ def _changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
 
 
 def _fill_last_share(table: Mapping[str, Any], changes: Changes, where: str) -> None:
-    """Where shares are changed but not the last group's, it takes what they leave; groups without clients stay so."""
+    """Give the last group the rest where other shares are changed; groups without clients stay without."""
     named = [key_parts(key) for key in changes]
     changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}
     # Where shares are changed, these are tables.

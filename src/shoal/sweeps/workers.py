@@ -24,7 +24,7 @@ from shoal.sweeps.plan import PlannedRun, dataset_of, forget_datasets
 
 @dataclass(frozen=True)
 class Workers:
-    """Where the runs of a sweep are done.
+    """The processes that do the runs of a sweep.
 
     Args:
         jobs: runs at a time.
