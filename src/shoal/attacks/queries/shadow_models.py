@@ -140,8 +140,7 @@ class ShadowModels:
             starts, start_of = state.models, owners // self.number
         else:
             starts, start_of = torch.stack([engine.model.init(stream("start", int(i))) for i in owners]), owners
-        # On several machines no client may have said yet how many examples it has.
-        largest = max(1, int(federation.clients.sizes.max()))
+        largest = int(federation.clients.sizes.max())
         # Clusters whose clients train in the same way are trained together; usually all.
         for alike in [training for i, training in enumerate(local) if training not in local[:i]]:
             some = owners[torch.tensor([local[k] == alike for k in (owners // self.number).tolist()])]

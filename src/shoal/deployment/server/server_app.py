@@ -116,7 +116,8 @@ class _Run:
         state, plan = self.server.round(training, state)
         trained = time.perf_counter()
         training = self._training()
-        state, due = training.with_risks(state)
+        # Until a client has trained nobody has said how many examples there are, on which risks rest.
+        state, due = training.with_risks(state) if training.federation.clients.sizes.any() else (state, False)
         seconds["train"] += trained - began
         seconds["red_team"] += time.perf_counter() - trained if due else 0.0
         evaluated = state.round == self.config.algorithm.rounds or state.round % self.config.evaluation.every == 0
