@@ -1,0 +1,26 @@
+"""The shape of the source tree: size of folders, names of files, and the import graph that the documentation shows."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from house import ROOM_SIZE, folder_sizes, repeated_names, room_imports  # noqa: E402 (a script, not a package)
+
+PACKAGE = ROOT / "src" / "shoal"
+
+
+def test_no_folder_has_more_than_twelve_files():
+    assert {folder: size for folder, size in folder_sizes(PACKAGE).items() if size > ROOM_SIZE} == {}
+
+
+def test_no_two_files_have_one_name():
+    assert repeated_names(PACKAGE) == []
+
+
+def test_the_import_graph_of_the_documentation_shows_the_imports_of_the_code():
+    """Drawn by `python benchmarks/house.py --graph docs/images/import-graph.svg`."""
+    picture = (ROOT / "docs" / "images" / "import-graph.svg").read_text(encoding="utf-8")
+    assert set(re.findall(r'id="(\w+)-imports-(\w+)"', picture)) == room_imports(PACKAGE)
