@@ -1,0 +1,16 @@
+"""The engine on which an earlier stage of a training is replayed."""
+
+import shoal
+from shoal.simulation.stages import opened
+
+
+def test_a_stage_runs_on_the_given_engine_unless_it_was_computed_otherwise():
+    model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+    with shoal.Engine(model, threads=1, backend="loop") as engine:
+        same, other = (shoal.Engine(model, threads=1, backend=backend) for backend in ("loop", "vmap"))
+        same.close()
+        other.close()
+        with opened(None, engine) as unasked, opened(same, engine) as alike, opened(other, engine) as reopened:
+            assert unasked is engine
+            assert alike is engine
+            assert (reopened is engine, reopened.backend) == (False, "vmap")
