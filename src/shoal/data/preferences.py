@@ -92,7 +92,7 @@ def per_client(name: str, value: object, clients: int, low: float) -> Tensor:
         values = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{form}; got {described(value)}") from error
-    require(values.dim() == 0 or values.shape == (clients,), f"{form}; got {described(values.tolist())}")
+    require(values.dim() == 0 or values.shape == (clients,), f"{form}; got {values.numel()} numbers")
     wrong = values[~((values >= low) & (values <= 1))]
     require(len(wrong) == 0, f"'{name}' must be in [{low:g}, 1]; got {wrong[:1].sum():g}")
     return values.expand(clients).clone()
