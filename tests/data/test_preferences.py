@@ -68,7 +68,7 @@ def test_a_range_may_be_a_point() -> None:
         (PAPER, -0.1, r"'beta' must be in \[0, 1\]; got -0.1"),
         (PAPER, float("nan"), r"'beta' must be in \[0, 1\]; got nan"),
         (PAPER, [0.5, 2.0, 0.5], r"'beta' must be in \[0, 1\]; got 2"),
-        (PAPER, [0.5, 0.5], r"'beta' must be one number or one for each of 3 clients; got list of 2"),
+        (PAPER, [0.5, 0.5], r"'beta' must be one number or one for each of 3 clients; got 2 numbers"),
         (PAPER, "loss", r"'beta' must be a number in \[0, 1\] or \"threshold\"; got \"loss\""),
         ((0.7, 0.7), "threshold", r"'beta' = \"threshold\" needs 'thresholds' with low < high"),
     ],
