@@ -102,10 +102,15 @@ class Programs:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def kill(self, name: str) -> None:
-        """End a program and all of its group at once, as `kill -9` does."""
+        """End a program, its group and all that they started at once, as `kill -9` does."""
         program = self.running.pop(name)
+        # Flower's SuperExec and the ServerApp are in sessions of their own, and would hold the run's directory longer.
+        started = descendants({program.pid})
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         program.wait()
 
     def end(self, seconds: float = 5.0) -> None:

@@ -17,7 +17,8 @@ def alive(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc, to see processes")
-def test_children_of_programs_end_with_them_also_in_a_group_of_their_own(tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_children_of_programs_end_with_them_also_in_a_group_of_their_own(tmp_path, killed):
     code = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); time.sleep(300)"
     with Programs(tmp_path) as programs:
         programs.start("parent", [sys.executable, "-c", code])
@@ -25,6 +26,9 @@ def test_children_of_programs_end_with_them_also_in_a_group_of_their_own(tmp_pat
         wait_until(lambda: len(descendants({parent})) == 1, 30, "no child")
         (child,) = descendants({parent})
         assert alive(child)
+        if killed:
+            programs.kill("parent")
+            wait_until(lambda: not alive(child), 30, "the child goes on")
     wait_until(lambda: not alive(child), 30, "the child goes on")
     assert not alive(parent)
 
