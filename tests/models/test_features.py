@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import shoal
+from shoal.config.schema import parse_config
+from shoal.config.toml_files import read_toml
 from shoal.core.errors import InputError
 from shoal.models import FeatureMap, Features, Scattering
 from shoal.models.features import PrincipalComponents
@@ -60,10 +62,10 @@ def test_a_feature_depends_on_its_example_alone():
 
 @pytest.mark.parametrize(
     ("maps", "dimension", "width"),
-    [(("scattering",), None, 81 * 16), (("pca",), 5, 5), (("scattering", "pca"), 6, 6), ((nn.Flatten(), "pca"), 3, 3)],
+    [(("scattering",), None, 81 * 16), (("pca",), 5, 5), (("scattering", "pca"), 6, 6), (("own:Flatten", "pca"), 3, 3)],
 )
 def test_the_width_is_that_of_the_features(maps, dimension, width):
-    features = Features(maps, dimension=dimension)
+    features = Features(maps, dimension=dimension, modules={"own:Flatten": nn.Flatten})
     assert features.width((1, 16, 16)) == features.fit(images(30)).mapped(images(2)).shape[1] == width
 
 
@@ -71,7 +73,7 @@ def test_the_width_is_that_of_the_features(maps, dimension, width):
     ("arguments", "sentence"),
     [
         ({"maps": ()}, "'maps' must not be empty"),
-        ({"maps": ("wavelets",)}, "'maps' must be a list of 'scattering', 'pca' and 'module:Name'"),
+        ({"maps": ("wavelets",)}, "'maps' must be 'scattering' or 'pca' or 'module:Name'"),
         ({"maps": ("pca",)}, "'dimension' is missing"),
         ({"maps": ("scattering",), "dimension": 3}, "'dimension' is of 'pca'"),
         ({"maps": ("pca", "scattering"), "dimension": 3}, "'scattering' takes images, so it comes first"),
@@ -88,6 +90,8 @@ def test_too_few_public_examples_or_pixels_are_refused():
         Features(("pca",), dimension=6).fit(images(5))
     with pytest.raises(InputError, match="at least 8x8 pixels; these have 4x4"):
         Features(("scattering",)).fit(images(5, side=4))
+    with pytest.raises(InputError, match="'modules' must have 'own:Flatten'"):
+        Features(("own:Flatten",)).fit(images(5))
     with pytest.raises(InputError, match="'scattering' takes images"):
         Features(("scattering",)).fit(torch.rand(5, 3))
 
@@ -156,3 +160,17 @@ def test_features_need_public_examples_and_refuse_defences_of_images():
             federation(), shoal.create_model("logistic", shoal.VectorShape(2, 3)), shoal.FedAvg(), shoal.LocalSGD(),
             rounds=1, features="pca",
         )  # fmt: skip
+
+
+def test_a_configuration_trains_on_features_and_is_audited(tmp_path):
+    data = {"source": "digits", "clients": 4, "examples_per_client": 10, "shadow_examples": 30, "test_examples": 40}
+    features = {"maps": ["scattering", "pca"], "dimension": 5}
+    table = {"data": data, "model": {"name": "logistic", "features": features}, "red_team": {"every": 0, "attack": "gap"}}
+    table["algorithm"] = {"name": "fedavg", "rounds": 1}
+    out = shoal.run(parse_config(table, "the test"), tmp_path / "run")
+    assert shoal.load(out).models[0]["output.weight"].shape == (10, 5)
+    assert parse_config(read_toml(out / "config.toml"), "written").model.features == Features(**features)
+    assert shoal.audit_run(out, references=2).audit.members > 0
+    table["data"] = data | {"shadow_examples": 0}
+    with pytest.raises(InputError, match="'pca' of the features needs a shadow set"):
+        shoal.run(parse_config(table, "the test"), tmp_path / "other")

@@ -340,8 +340,7 @@ def _features(network: Network) -> Features | None:
     features = network.features
     if features is None:
         return None
-    own = lambda name: load(name, "features.maps") if ":" in name else name  # noqa: E731
-    return replace(features, maps=tuple(map(own, features.maps)))
+    return replace(features, modules={name: load(name, "features.maps") for name in features.maps if ":" in name})
 
 
 def _inputs(data: SourceData) -> Tensor:

@@ -8,9 +8,10 @@ itself, of wavelets or of public examples, has seen no client. Source of the com
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.core.errors import InputError, require
-from shoal.core.settings import Positive, settings
+from shoal.core.settings import Internal, Positive, settings
 from shoal.models.scattering import ANGLES, Scattering
 
 SCALE = 2
@@ -155,10 +156,11 @@ _NAMES: dict[type, str] = {NormalizedScattering: "scattering", PrincipalComponen
 """The names of the modules that a file can say how to make."""
 
 
-def _map(value: Any) -> Any:  # noqa: ANN401
-    if callable(value) or (isinstance(value, str) and (value in ("scattering", "pca") or ":" in value)):
-        return value
-    raise ValueError("a list of 'scattering', 'pca' and 'module:Name'")
+def _own(name: str) -> str:
+    """The name of a user's own map."""
+    if ":" not in name:
+        raise ValueError("'module:Name'")
+    return name
 
 
 @settings
@@ -168,9 +170,9 @@ class Features:
     Args:
         maps: applied in this order: ``scattering``, wavelets of images, which need no data; ``pca``, the principal
             components of the shadow set, whose labels are not used; or your own, ``module:Name``, a class or function
-            without arguments that returns a `torch.nn.Module`; in Python that class, function or module itself. None
-            is trained.
+            without arguments that returns a `torch.nn.Module`. None is trained.
         dimension: d of ``pca``.
+        modules: in Python, what is meant by each ``module:Name`` in ``maps``: the class, function or module.
 
     Raises:
         InputError: no map, ``pca`` without a dimension, a dimension without ``pca``, or scattering after another map.
@@ -184,8 +186,9 @@ class Features:
         torch.Size([2, 5])
     """
 
-    maps: tuple[Annotated[Any, AfterValidator(_map)], ...] = ("scattering", "pca")
+    maps: tuple[Literal["scattering", "pca"] | Annotated[str, AfterValidator(_own)], ...] = ("scattering", "pca")
     dimension: Positive | None = None
+    modules: Annotated[Any, Internal()] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         require(len(self.maps) > 0, "'maps' must not be empty; leave the features out")
@@ -219,7 +222,7 @@ class Features:
                     before = FeatureMap(*modules).mapped(public) if modules else public
                     modules.append(PrincipalComponents.fit(before, self.dimension))
                 else:
-                    modules.append(_module(name))
+                    modules.append(self._module(name))
         return FeatureMap(*modules)
 
     def width(self, inputs: Sequence[int]) -> int:
@@ -233,15 +236,16 @@ class Features:
                 side = 2**SCALE
                 shape = (shape[0] * (1 + ANGLES * SCALE + ANGLES**2), shape[1] // side, shape[2] // side)
             else:
-                shape = FeatureMap(_module(name)).mapped(torch.zeros(1, *shape)).shape[1:]
+                shape = FeatureMap(self._module(name)).mapped(torch.zeros(1, *shape)).shape[1:]
         return math.prod(shape)
+
+    def _module(self, name: str) -> nn.Module:
+        require(name in self.modules, f"'modules' must have '{name}', which 'maps' names")
+        value = self.modules[name]
+        module = value if isinstance(value, nn.Module) or not callable(value) else value()
+        require(isinstance(module, nn.Module), f"'{name}' must give a torch.nn.Module; got {module!r}")
+        return module
 
 
 def _require_images(shape: Sequence[int]) -> None:
     require(len(shape) == 3, f"'scattering' takes images; these inputs have the shape {tuple(shape)}")
-
-
-def _module(value: Any) -> nn.Module:  # noqa: ANN401
-    module = value if isinstance(value, nn.Module) or not callable(value) else value()
-    require(isinstance(module, nn.Module), f"'{value}' must give a torch.nn.Module; got {module!r}")
-    return module
