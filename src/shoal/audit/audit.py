@@ -104,7 +104,8 @@ class Audit:
         flat: dict[str, float | str] = {}
         shown = self.attacks[self.attacks["scope"].isin(["all", "group"])]
         for row in shown.to_dict("records"):
-            flat |= _figures(f"attacks.{row['attack']}.{row['name']}", row, METRICS, ("", ".low", ".high", ".null_high"))
+            key = f"attacks.{row['attack']}.{row['name']}"
+            flat |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
         for view, (name, scope) in product(VIEWS, self._scopes().items()):
             if (decides := self.headline(view, *scope)) is not None:
                 flat[f"views.{view}.{name}.attack"] = str(decides["attack"])

@@ -5,8 +5,7 @@ from math import isnan, nan
 
 import pandas as pd
 
-from shoal.audit.records import SERVER
-from shoal.audit.records import AGAINST_CLIENTS
+from shoal.audit.records import AGAINST_CLIENTS, SERVER
 from shoal.core.formats import DASH, count, decimal
 from shoal.reports.attack_titles import attack_head
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
