@@ -136,9 +136,7 @@ class _Judged(NamedTuple):
     low: float
 
 
-def headline(
-    attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all"
-) -> Mapping[Hashable, Any] | None:
+def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
     """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
     measured there.
 
