@@ -165,8 +165,8 @@ def test_features_need_public_examples_and_refuse_defences_of_images():
 def test_a_configuration_trains_on_features_and_is_audited(tmp_path):
     data = {"source": "digits", "clients": 4, "examples_per_client": 10, "shadow_examples": 30, "test_examples": 40}
     features = {"maps": ["scattering", "pca"], "dimension": 5}
-    table = {"data": data, "model": {"name": "logistic", "features": features}, "red_team": {"every": 0, "attack": "gap"}}
-    table["algorithm"] = {"name": "fedavg", "rounds": 1}
+    table = {"data": data, "model": {"name": "logistic", "features": features}}
+    table |= {"algorithm": {"name": "fedavg", "rounds": 1}, "red_team": {"every": 0, "attack": "gap"}}
     out = shoal.run(parse_config(table, "the test"), tmp_path / "run")
     assert shoal.load(out).models[0]["output.weight"].shape == (10, 5)
     assert parse_config(read_toml(out / "config.toml"), "written").model.features == Features(**features)
