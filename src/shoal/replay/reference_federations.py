@@ -27,6 +27,7 @@ from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, State
+from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, initial_state
 from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
@@ -114,7 +115,9 @@ class AttackedRun:
         root, shadow = Stream(simulation.seed), simulation.federation.shadow
         stream = root("audit")
         drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        deployed, _ = simulation.on(engine).deployed(state)
+        training = simulation.on(engine)
+        state = released(simulation.release, training, state)
+        deployed, _ = training.deployed(state)
         member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
         records = pair_records(simulation.federation, stream("records"), simulation.duplicates)
         federation, notes = simulation.federation, list[str]()
@@ -214,6 +217,8 @@ class AttackedRun:
                 state = initial_state(replay, stage_engine).state
                 for after, _ in training.rounds(state, replay.last_round):
                     state = after
+                    if state.round == replay.last_round:
+                        state = released(replay.release, training, state)
                     if state.round in self.snapshot_rounds:
                         seen.append(self._of_all(state.models, engine))
         assert state is not None
