@@ -44,6 +44,7 @@ from shoal.simulation.coordination import check_coordinator, warn_of_impossible_
 from shoal.simulation.distillation import Distillation, released
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
+from shoal.simulation.preflight import Preflight, preflight
 from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.warm_start import Start, require_known, started
@@ -226,6 +227,10 @@ class Simulation:
     def last_round(self) -> int:
         """The number of the last round."""
         return self.first_round - 1 + self.rounds
+
+    def preflight(self) -> Preflight:
+        """Which records each view could recognise by the span of moves, from shapes alone; nothing is trained."""
+        return preflight(self)
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
