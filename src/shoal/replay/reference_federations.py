@@ -30,7 +30,7 @@ from shoal.engine import Deployed, Engine, State
 from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, initial_state
-from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
+from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.warm_start import Start
 
 SNAPSHOTS = 8
@@ -81,7 +81,7 @@ class AttackedRun:
 
     Args:
         simulation: that was run, with its data where the engine wants them (`move_to_engine`).
-        state: after its last round.
+        state: after its last round, with the models as they are released.
         deployed: what its clients use then.
         risks: that it published, by round.
         directives: that its coordinator gave, by round; None without one.
@@ -115,9 +115,7 @@ class AttackedRun:
         root, shadow = Stream(simulation.seed), simulation.federation.shadow
         stream = root("audit")
         drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        training = simulation.on(engine)
-        state = released(simulation.release, training, state)
-        deployed, _ = training.deployed(state)
+        deployed, _ = simulation.on(engine).deployed(state)
         member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
         records = pair_records(simulation.federation, stream("records"), simulation.duplicates)
         federation, notes = simulation.federation, list[str]()

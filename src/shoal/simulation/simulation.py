@@ -41,7 +41,7 @@ from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.models.validation import require_fits
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
-from shoal.simulation.distillation import Distillation, released
+from shoal.simulation.distillation import Distillation
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.preflight import Preflight, preflight
@@ -481,7 +481,7 @@ def measure_final(
     training = simulation.on(engine)
     stream = training.stream("final")
     result = measure_models(
-        released(simulation.release, training, now.state),
+        now.state,
         training,
         simulation.red_team,
         stream,
