@@ -274,7 +274,7 @@ def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "StickyIFCA" in done.stdout
+    assert "Sticky IFCA has" in done.stdout
 
 
 def test_an_object_that_is_no_algorithm_is_one_sentence(build, mlp):
