@@ -207,5 +207,6 @@ def _require_supported(config: Config) -> None:
             coordinator.law.release_on == "estimate",
             "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
         )
+    require(config.model.features is None, "[model.features] works in simulations alone; leave it out")
     for name in ("property_attack", "canaries", "record"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")
