@@ -19,7 +19,7 @@ from shoal.config.client_files import (
     reading_of,
     require_partition,
 )
-from shoal.config.kinds import load
+from shoal.config.kinds import failure, load
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import InputError, quoted, require
@@ -214,7 +214,13 @@ def load_source(
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         function = load(source, "source")
         _require_source(function, source, where, task)
-        return own_data(source, function(where, task), reading)
+        try:
+            value = function(where, task)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"'source' = '{source}' failed with {failure(error)}") from error
+        return own_data(source, value, reading)
 
 
 def _require_source(function: Callable[..., object], source: str, path: Path | None, task: str | None) -> None:

@@ -143,8 +143,8 @@ class Result:
     def _repr_html_(self) -> str:
         from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
 
-        groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
-        sentence = escape(verdict(self.summary, self.description.kind, self.description.metric))
+        about, groups = self.description, pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
+        sentence = escape(verdict(self.summary, about.kind, about.metric, title=about.algorithm_title))
         return f"<p>{sentence}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
 
     def __repr__(self) -> str:

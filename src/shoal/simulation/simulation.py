@@ -449,7 +449,7 @@ def run_rounds(
 
 
 def _warn_of_copies(federation: Federation) -> None:
-    copies = ExampleHashes.of(federation).copies()
+    copies = ExampleHashes.from_federation(federation).copies()
     if copies.total:
         LOG.warning(
             "%s; copies among members and non-members hide exposure, and audits leave them out where "
