@@ -27,10 +27,10 @@ from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, State
+from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, initial_state
-from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.warm_start import Start
 
 SNAPSHOTS = 8
