@@ -127,7 +127,7 @@ def test_a_view_that_cannot_be_measured_is_one_sentence(toy_config, tmp_path, ca
 
 
 def test_what_cannot_be_repeated_has_no_wider_view(build, mlp):
-    with pytest.raises(InputError, match="'view' must be one of|'view' must be 'outsider', 'client' or 'server'"):
+    with pytest.raises(InputError, match="'view' must be 'outsider', 'client' or 'server'; got 'insider'"):
         simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=1, view="insider")
     tiny = Federation.from_tensors([(torch.rand(2, 3), torch.tensor([0, 1]))] * 2, test=(torch.rand(1, 3), [0]))
     model = shoal.Model(lambda: torch.nn.Linear(3, 2))

@@ -326,7 +326,9 @@ def check_references(
     """
     if count == 0 and view == OUTSIDER:
         return
-    allowed, given = ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
+    allowed, given = (
+        ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
+    )
     require(
         replayable,
         f"{allowed} with a round attack, such as property inference, or malicious clients, since such a run cannot be "
