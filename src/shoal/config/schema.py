@@ -144,8 +144,8 @@ class PrivacySection:
         thresholds: the membership-inference accuracy that a client tolerates is drawn uniformly between the two; where
             they are equal, it is every client's own. `threshold_drawn` in `clients.csv` says whether it was drawn.
         view: the attacker that limits are about, ``outsider``, ``client`` or ``server``: one name, or a list with one
-            for each client; by default that of the run's figures (`evaluation.view`). ``violated`` and ``exceeded`` of a
-            client in `clients.csv` are by its own.
+            for each client; by default that of the run's figures (`evaluation.view`). ``violated`` and ``exceeded``
+            of a client in `clients.csv` are by its own.
         beta: weight of risk where clients choose by it, as in ``ifca-mir``: a number, a list with one for each client,
             or ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
     """
@@ -168,8 +168,8 @@ class EvaluationSection:
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
         view: whose exposure ``exposure``, ``mia``, ``violations`` and ``exceeded`` are. An ``outsider`` has the final
             models; a ``client`` also the initial model and every round's models of all clusters; the ``server`` also
-            each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last one, with or without
-            reference federations.
+            each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last one, with or
+            without reference federations.
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
         attacks: your own attacks of audits, each ``module:Name``, a class that is made without arguments; see

@@ -98,8 +98,8 @@ class Simulation:
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
         view: whose exposure the run's figures are: ``exposure``, ``mia``, ``violations`` and ``exceeded``. Beyond an
-            "outsider", the attacks of a "client" or of the "server" are asked after the last round. A client's limit may
-            name another (`Preferences`).
+            "outsider", the attacks of a "client" or of the "server" are asked after the last round. A client's limit
+            may name another (`Preferences`).
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
             training.
