@@ -35,7 +35,9 @@ def test_the_lower_bound_on_epsilon_breaks_a_gate_itself():
 
 
 def test_a_judgement_names_the_worst_key_and_counts_the_others():
-    sentences = [parse_gates([expression])[0].judged(AUDIT) for expression in ("auc <= 0.9", "auc <= 0.85", "auc < 0.1")]
+    sentences = [
+        parse_gates([expression])[0].judged(AUDIT) for expression in ("auc <= 0.9", "auc <= 0.85", "auc < 0.1")
+    ]
     assert sentences == [
         ("Gate auc <= 0.9: holds", True),
         ("Gate auc <= 0.85: broken by attacks.loss.minority.auc, whose upper end is 0.900", False),
