@@ -109,7 +109,8 @@ def run(
         references = display.reference_federations
         run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
     page = report_of(directory)
-    typer.echo(verdict(read_summary(directory), read_description(directory).kind))
+    about = read_description(directory)
+    typer.echo(verdict(read_summary(directory), about.kind, title=about.algorithm_title))
     typer.echo(f"Report: {page}")
 
 
