@@ -26,6 +26,7 @@ from shoal.attacks.scores.bavaria import BaVarIA
 from shoal.attacks.scores.calibration import DifficultyCalibration, LossScore, OtherClusters
 from shoal.attacks.scores.lira import LiRA, OfflineLiRA
 from shoal.attacks.scores.rmia import RMIA, OfflineRMIA
+from shoal.attacks.scores.stack import Stack
 from shoal.attacks.scores.trajectory import LossTrajectory
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
@@ -50,7 +51,7 @@ __all__ = [
     "LossScore", "LossThreshold", "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition",
     "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population",
     "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records", "ReferenceAttack",
-    "ReferenceModels", "ReferenceScores", "ShadowModelAttack", "ShadowModels", "SourceInference",
+    "ReferenceModels", "ReferenceScores", "ShadowModelAttack", "ShadowModels", "SourceInference", "Stack",
     "UpdateAttack", "UpdateScores", "View", "augmentation_votes", "boundary_distance", "canary_cosines",
     "canary_directions", "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
     "update_scores",

@@ -1,0 +1,62 @@
+"""The level of an attack's score among the record's own scores where it was not trained on.
+
+Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819: one threshold for all records has another false positive
+rate on each of them, so a true positive rate "at 1 %" mixes records at 20 % with many at none.
+"""
+
+import numpy as np
+
+from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
+from shoal.attacks.scores.bavaria import BaVarIA, Predictive
+from shoal.attacks.scores.in_and_out import in_and_out, pooled_variances
+
+LEAST_OF_LEVELS = 4
+"""Reference models from which on records have levels: half of them, two scores, say a variance."""
+
+
+def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
+    """Minus the logarithm of the false positive rate that a threshold at each record's score has on that record.
+
+    A threshold on levels is one threshold a record, at which all records have the same false positive rate. A record's
+    scores by models that did not train on it are taken for a normal distribution, whose mean and variance have the
+    prior that fits all records (`BaVarIA`): with few models the variance is nearly the pooled one. Scores are replaced
+    by the normal quantiles of their ranks among all records' such scores first, so that levels do not depend on the
+    units of an attack.
+
+    Args:
+        score: (M,) of an attack on the attacked model.
+        reference: (M, R) of the attack on each reference model.
+        trained: (M, R) whether each reference model was trained on each record.
+
+    Returns:
+        (M,) above 0.
+
+    Raises:
+        InputError: all models were trained on all records, or scores of a record do not vary.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks.scores.record_levels import record_levels
+        >>> draw, none = np.random.default_rng(0), np.zeros((2000, 32), dtype=bool)
+        >>> deviation = np.where(np.arange(2000) < 1000, 1.0, 0.4)  # records differ in how much their scores vary
+        >>> score, reference = draw.normal(0.0, deviation), draw.normal(0.0, deviation[:, None], (2000, 32))
+        >>> for values in (score, record_levels(score, reference, none)):
+        ...     called = values > np.quantile(values, 0.9)
+        ...     print(called[:1000].mean().round(2), called[1000:].mean().round(2))
+        ...
+        0.18 0.02
+        0.11 0.09
+    """
+    from scipy.special import ndtri, stdtr  # noqa: PLC0415 - takes long to import
+
+    ordered = np.sort(reference[~trained])
+
+    def quantiles(values: Floats) -> Floats:
+        ranks = np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right")
+        return ndtri((ranks + 1) / (2 * len(ordered) + 2))
+
+    one_model, nobody = np.zeros(len(score), dtype=np.int64), np.zeros(len(score), dtype=bool)
+    records = ReferenceScores(quantiles(score), nobody, quantiles(reference), trained, one_model)
+    _, outside = in_and_out(BaVarIA(), records, needs_in=False)
+    fitted = Predictive.of_side(outside, *pooled_variances(BaVarIA(), outside))
+    return -np.log(stdtr(2 * fitted.shape, (fitted.centre - records.score) / np.sqrt(fitted.width)))
