@@ -78,34 +78,14 @@ def fitted_prior(side: Side, variance: float) -> Prior:
     return Prior(float(means.mean()), variance / between, shape, variance * (shape - 1))
 
 
-@dataclass(frozen=True, eq=False)
-class Predictive:
-    """Student-t distributions of the next score of M records, given those of one side and their prior.
-
-    Args:
-        shape: (M,) half the degrees of freedom.
-        centre, width: (M,) mean, and square of the scale.
-    """
-
-    shape: Floats
-    centre: Floats
-    width: Floats
-
-    @staticmethod
-    def of_side(side: Side, pooled: float) -> "Predictive":
-        """The predictive distributions of a side with this pooled variance."""
-        prior, n, mean = fitted_prior(side, pooled), side.count, side.mean
-        strength, shape = prior.strength + n, prior.shape + n / 2
-        centre = (prior.strength * prior.mean + n * mean) / strength
-        scale = prior.scale + side.squares / 2 + prior.strength * n * (mean - prior.mean) ** 2 / (2 * strength)
-        return Predictive(shape, centre, scale * (strength + 1) / (shape * strength))
-
-
 def _log_predictive(x: Floats, side: Side, pooled: float) -> Floats:
-    """Log density (M,) of the next score."""
+    """Log density (M,) of the next score: Student-t with 2 a_n degrees of freedom around m_n."""
     from scipy.special import gammaln  # noqa: PLC0415 - only this attack needs scipy
 
-    fitted = Predictive.of_side(side, pooled)
-    shape, width = fitted.shape, fitted.width
+    prior, n, mean = fitted_prior(side, pooled), side.count, side.mean
+    strength, shape = prior.strength + n, prior.shape + n / 2
+    centre = (prior.strength * prior.mean + n * mean) / strength
+    scale = prior.scale + side.squares / 2 + prior.strength * n * (mean - prior.mean) ** 2 / (2 * strength)
+    width = scale * (strength + 1) / (shape * strength)
     normaliser = gammaln(shape + 0.5) - gammaln(shape) - 0.5 * np.log(2 * np.pi * shape * width)
-    return normaliser - (shape + 0.5) * np.log1p((x - fitted.centre) ** 2 / (2 * shape * width))
+    return normaliser - (shape + 0.5) * np.log1p((x - centre) ** 2 / (2 * shape * width))

@@ -7,21 +7,22 @@ rate on each of them, so a true positive rate "at 1 %" mixes records at 20 % wit
 import numpy as np
 
 from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
-from shoal.attacks.scores.bavaria import BaVarIA, Predictive
 from shoal.attacks.scores.in_and_out import in_and_out, pooled_variances
+from shoal.attacks.scores.lira import OfflineLiRA, variances
 
-LEAST_OF_LEVELS = 4
-"""Reference models from which on records have levels: half of them, two scores, say a variance."""
+LEAST_OF_LEVELS = 8
+"""Reference models from which on records have levels. Half of them are a record's: of 4 scores the 1 % quantile of
+Student's t is 4.5 standard deviations, of 2 it would be 32."""
 
 
 def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
     """Minus the logarithm of the false positive rate that a threshold at each record's score has on that record.
 
-    A threshold on levels is one threshold a record, at which all records have the same false positive rate. A record's
-    scores by models that did not train on it are taken for a normal distribution, whose mean and variance have the
-    prior that fits all records (`BaVarIA`): with few models the variance is nearly the pooled one. Scores are replaced
-    by the normal quantiles of their ranks among all records' such scores first, so that levels do not depend on the
-    units of an attack.
+    A threshold on levels is one threshold a record, at which all records have the same false positive rate: that of
+    Student's t, for a score (x - mean) / (std sqrt(1 + 1 / n)) of n normal scores by models that did not train on the
+    record. It is exact however much records differ in their variance, which a prior of all records would not be. Scores
+    are replaced by the normal quantiles of their ranks among all records' such scores first, so that levels do not
+    depend on the units of an attack.
 
     Args:
         score: (M,) of an attack on the attacked model.
@@ -45,7 +46,7 @@ def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
         ...     print(called[:1000].mean().round(2), called[1000:].mean().round(2))
         ...
         0.18 0.02
-        0.11 0.09
+        0.09 0.11
     """
     from scipy.special import ndtri, stdtr  # noqa: PLC0415 - takes long to import
 
@@ -57,6 +58,10 @@ def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
 
     one_model, nobody = np.zeros(len(score), dtype=np.int64), np.zeros(len(score), dtype=bool)
     records = ReferenceScores(quantiles(score), nobody, quantiles(reference), trained, one_model)
-    _, outside = in_and_out(BaVarIA(), records, needs_in=False)
-    fitted = Predictive.of_side(outside, *pooled_variances(BaVarIA(), outside))
-    return -np.log(stdtr(2 * fitted.shape, (fitted.centre - records.score) / np.sqrt(fitted.width)))
+    attack = OfflineLiRA()
+    _, outside = in_and_out(attack, records, needs_in=False)
+    (pooled,) = pooled_variances(attack, outside)
+    width = np.sqrt(variances(outside, pooled, 0) * (1 + 1 / outside.count))
+    # A record with fewer than two such scores has the pooled variance.
+    freedom = np.where(outside.freedom > 0, outside.freedom, np.inf)
+    return -np.log(stdtr(freedom, (outside.mean - records.score) / width))
