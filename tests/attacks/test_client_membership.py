@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
-from shoal.attacks import client_scores, cohort_coefficients
+from shoal.algorithms import FedAvg
+from shoal.attacks import Candidates, ModelSpan, client_scores, cohort_coefficients
 from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.engine import Engine, LocalSGD, Training
 from shoal.metrics import roc_auc
 
 
@@ -24,6 +28,18 @@ def test_records_with_equal_scores_and_those_not_asked_say_nothing():
     clients, scores = client_scores([1.0, 1.0, np.nan, 1.0, np.nan], [4, 0, 0, 4, 9])
     assert clients.tolist() == [0, 4]
     np.testing.assert_array_equal(scores, 0.5)
+
+
+def test_the_span_of_one_move_tells_a_client_alone_for_certain_and_among_others_what_took_part(mlp, build):
+    federation = build()
+    clients, count = federation.clients, len(federation)
+    x, owner = clients.x[clients.indices], clients.owners().numpy()
+    with Engine(mlp, threads=1) as engine:
+        for inside in ([0], [3], [1, 4]):
+            training = Training(federation.take(torch.tensor(inside)), FedAvg(), LocalSGD(epochs=1), engine, Stream(1))
+            moved = [training.start().models, training.round(training.start())[0].models]
+            ranks = client_scores(ModelSpan().score(moved, Candidates(x), engine).score[0], owner)[1]
+            assert roc_auc(ranks, np.isin(np.arange(count), inside)) == 1.0
 
 
 def test_known_cohorts_link_a_candidate_to_the_client_that_it_is():
