@@ -80,15 +80,12 @@ def trained(
     simulation: Simulation, federation: Federation, engine: Engine, stream: Stream, participation: float = 1.0
 ) -> tuple[list[torch.Tensor], NDArray[np.bool_]]:
     """The model (P,) before the first and after each round, and who took part (T, N)."""
-    training = Training(
-        federation, FedAvg(), simulation.setup.local, engine, stream, participation=participation, record_every=1
-    )
+    training = Training(federation, FedAvg(), simulation.setup.local, engine, stream, participation=participation)
     state = training.start()
     models, cohorts = [state.models[0]], list[NDArray[np.bool_]]()
     for after, report in training.rounds(state, ROUNDS):
         models.append(after.models[0])
-        assert report.updates is not None
-        cohorts.append(np.isin(federation.ids.numpy(), report.updates.clients.numpy()))
+        cohorts.append(np.isin(np.arange(len(federation)), report.cohort.numpy()))
     return models, np.stack(cohorts)
 
 
@@ -156,14 +153,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=[*SIZES])
     given = parser.parse_args()
-    rows = []
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows, lines = [], pd.DataFrame()
     for size in given.sizes:
         for seed in given.seeds:
             rows += measured(size, seed)
             print(f"{size} clients, seed {seed}", flush=True)
-    lines = summary(pd.DataFrame(rows))
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_text(given.out / "client-membership.csv", lines.to_csv(index=False, float_format="%.4f"))
+        lines = summary(pd.DataFrame(rows))
+        write_text(given.out / "client-membership.csv", lines.to_csv(index=False, float_format="%.4f"))
     alt = "AUC of five views against the number of clients in a sum, on a logarithmic axis."
     files = figure_files(alt, lambda figure: draw(lines, figure), (5.6, 3.4), name="client-membership")
     write_bytes(given.out / "client-membership.svg", files.svg)
