@@ -16,7 +16,7 @@ Sensors, all of what clients can count on training examples (members) and on as 
     trace range     AUC of the interquartile range of a record's losses over ten rounds (Pollock et al. 2025,
                     arXiv:2411.05743, where it ranks records)
     fall            as histogram, of the loss less that after four tenths of the rounds
-    other clusters  as histogram, of the loss less that on the other cluster's model
+    relative        as histogram, of the loss less that on the other cluster's model (`relative-histogram`)
     examples        logarithm of the number of training examples: no sensor at all
 """
 
@@ -124,7 +124,7 @@ def by_model(arrays: Arrays) -> list[dict[str, float]]:
         row["trace range"] = roc_auc(np.concatenate(ranges), member)
         row["fall"] = best_threshold(*(loss[-1] - loss[FALL_FROM] for loss in own), *owners, differences)
         if losses[0].shape[2] == 2:
-            row["other clusters"] = best_threshold(
+            row["relative"] = best_threshold(
                 *(loss[-1, :, k] - loss[-1, :, 1 - k] for loss in losses), *owners, differences
             )
         rows.append(row)
@@ -165,7 +165,7 @@ def lines_of(models: pd.DataFrame) -> pd.DataFrame:
             degree, values = (0, seen["truth"]) if sensor == "none" else (1, seen[sensor])
             line = np.polyfit(values[fitted.index], fitted["truth"], degree)
             errors = pd.concat([errors, np.polyval(line, values[judged.index]) - judged["truth"]])
-        raw = seen[sensor] - seen["truth"] if sensor in ("histogram", "fall", "other clusters") else np.nan * errors
+        raw = seen[sensor] - seen["truth"] if sensor in ("histogram", "fall", "relative") else np.nan * errors
         base = seen["setting"] == "base"
         line = np.polyfit(values[~base], seen["truth"][~base], degree)
         rows.append({
