@@ -40,7 +40,7 @@ from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.data import Shards
 from shoal.engine import Engine
-from shoal.metrics import roc_auc
+from shoal.metrics import mean_interval, roc_auc
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.run_records import records_of_run
 from shoal.simulation.simulation import initial_state, move_to_engine
@@ -155,8 +155,11 @@ def by_record(arrays: Arrays) -> dict[str, tuple[float, float]]:
 
 
 def lines_of(models: pd.DataFrame) -> pd.DataFrame:
-    """The error of each sensor as it is, and by a line that is fitted on the models of other settings."""
-    rows = []
+    """The error of each sensor as it is, and by a line that is fitted on the models of other settings.
+
+    gain: by how much the line's is less than that of a constant that is fitted alike, with its 95 % interval over runs.
+    """
+    rows, constant = [], pd.Series(dtype=float)
     for sensor in ("none", *models.columns.drop(["setting", "seed", "cluster", "truth"])):
         seen = models if sensor == "none" else models.dropna(subset=[sensor])
         errors = pd.Series(dtype=float)
@@ -165,12 +168,16 @@ def lines_of(models: pd.DataFrame) -> pd.DataFrame:
             degree, values = (0, seen["truth"]) if sensor == "none" else (1, seen[sensor])
             line = np.polyfit(values[fitted.index], fitted["truth"], degree)
             errors = pd.concat([errors, np.polyval(line, values[judged.index]) - judged["truth"]])
+        constant = errors.abs() if sensor == "none" else constant
+        gain = (constant[errors.index] - errors.abs()).groupby([seen["setting"], seen["seed"]]).mean()
+        low, high = mean_interval(gain.to_numpy())
         raw = seen[sensor] - seen["truth"] if sensor in ("histogram", "fall", "relative") else np.nan * errors
         base = seen["setting"] == "base"
         line = np.polyfit(values[~base], seen["truth"][~base], degree)
         rows.append({
             "sensor": sensor, "models": len(seen), "error": raw.abs().mean(), "base.error": raw[base].abs().mean(),
             "line.error": errors.abs().mean(), "line.bias": errors.mean(), "base.line.error": errors[base].abs().mean(),
+            "gain": gain.mean(), "gain.low": low, "gain.high": high,
             "rank_correlation": np.nan if sensor == "none" else spearmanr(seen[sensor], seen["truth"]).statistic,
             "slope": line[0] if degree else 0.0, "level": np.polyval(line, 0.5),
         })  # fmt: skip

@@ -15,7 +15,6 @@ from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import (
     AGAINST_CLIENTS,
     CLIENT,
-    OUTSIDER,
     RecordTable,
     attacks_of_view,
     measure,
@@ -239,7 +238,7 @@ def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
     A client has its members; the client that took no part in its stead has the non-members that are asked of it.
     """
     values: dict[str, float] = {}
-    for view in (OUTSIDER, CLIENT):
+    for view in views_within(CLIENT):
         table = attacked.attacks[attacked.of_view(view).chosen]
         candidate, score = client_scores(table.score, 2 * pd.factorize(table.client)[0] + table.member)
         both = np.isin(candidate ^ 1, candidate)
