@@ -412,8 +412,9 @@ def test_examples_per_class_are_the_fewest_that_keep_the_predicted_risk_at_a_bou
         assert prediction.risk(least) == pytest.approx(bound)
         assert prediction.risk(0.9 * least) > bound
     assert prediction.examples_per_class(1.0) == 0, "one example has no higher risk than that"
-    with pytest.raises(InputError, match=r"^'risk' must be above 0.5 and at most 1; got 0.5$"):
-        prediction.examples_per_class(0.5)
+    for outside in (0.5, 1.01):
+        with pytest.raises(InputError, match=rf"^'risk' must be above 0.5 and at most 1; got {outside}$"):
+            prediction.examples_per_class(outside)
 
 
 def test_another_number_of_models_begins_anew_and_keeps_what_was_learned(mlp):
