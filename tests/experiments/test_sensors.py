@@ -177,7 +177,7 @@ def test_record_features_are_ranked_by_what_references_say():
     script, draw = experiment_script("sensors/calibrated"), np.random.default_rng(0)
     exposure, inside = draw.exponential(size=200), np.tile([True, False, True, False], (400, 1))
     # The loss fell by as much as training on a record moves its scores.
-    trace = np.ones((10, 200, 1)) + exposure[:, None] * np.linspace(1, 0, 10)[:, None, None]
+    trace = draw.random((200, 1)) + exposure[:, None] * np.linspace(1, 0, 10)[:, None, None]
     arrays = {
         "entry": np.arange(200), "assignment": np.zeros(4, dtype=int), "owner": np.arange(200) % 4, "members": trace,
         "reference": inside * np.tile(exposure, 2)[:, None], "reference_member": inside,
