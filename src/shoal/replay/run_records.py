@@ -3,6 +3,7 @@
 Those are fitted on shadow models, read labels alone, or follow a record's loss over the rounds.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from shoal.attacks import (
     augmentation_votes,
     boundary_distance,
 )
+from shoal.attacks.scores.stack import FOLDS
+from shoal.attacks.scores.trajectory import FittedLossTrajectory
 from shoal.audit import AuditRecords, reference_thresholds
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
@@ -30,6 +33,8 @@ from shoal.audit.reference_records import AttackScores, threshold_cells
 from shoal.data import Federation
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores
+
+LOG = logging.getLogger("shoal")
 
 LABEL_ATTACKS = ("label-only", "boundary-distance")
 """The keys in audit.json of the attacks that need labels alone."""
@@ -150,10 +155,42 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     """A regression of membership on losses over rounds, fitted on reference federations; None without trajectories."""
     if not references or not all(len(scores.trajectory) == len(attacked.trajectory) > 0 for scores in references):
         return None
-    losses = np.concatenate([_losses(scores.trajectory) for scores in references])
-    fitted = LossTrajectory().fit(losses, np.concatenate([scores.member.numpy() for scores in references]))
-    scores = fitted.score(_losses(attacked.trajectory))
-    return AttackScores(CLIENT, scores, np.full(len(scores), fitted.threshold))
+    losses = [_losses(scores.trajectory) for scores in references]
+    members = [scores.member.numpy() for scores in references]
+
+    def fitted(federations: Sequence[int]) -> FittedLossTrajectory:
+        chosen = [losses[r] for r in federations], [members[r] for r in federations]
+        return LossTrajectory().fit(*map(np.concatenate, chosen))
+
+    # Of the two that trained on opposite records the other one may be fitted on: a regression does not know records.
+    everyone, parts = range(len(losses)), np.array_split(np.arange(len(losses)), min(FOLDS, len(losses)))
+    reference = np.empty((len(losses[0]), len(losses)))
+    for part in parts if len(losses) > 1 else []:
+        others = fitted([r for r in everyone if r not in part])
+        reference[:, part] = np.stack([others.score(losses[r]) for r in part], axis=1)
+    attack = fitted(everyone)
+    scores = attack.score(_losses(attacked.trajectory))
+    thresholds = np.full(len(scores), attack.threshold)
+    return AttackScores(CLIENT, scores, thresholds, reference if len(losses) > 1 else None)
+
+
+def view_scores(
+    attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
+) -> dict[str, AttackScores]:
+    """The attacks of a client and of the server on the attacked records, by name, from the run's rounds repeated.
+
+    Args:
+        attacked: the run.
+        target: its own scores, which the repeated run must give again.
+        references: of its reference federations, of which there may be none.
+        engine: with its network.
+    """
+    replayed = attacked.replay(engine)
+    if not torch.equal(replayed.score, target.score):
+        LOG.warning("the run cannot be repeated bit for bit here, so attacks on its rounds are left out")
+        return {}
+    over_rounds = trajectory_attack(replayed, references)
+    return {} if over_rounds is None else {LossTrajectory.name: over_rounds}
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:
