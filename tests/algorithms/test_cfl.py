@@ -11,7 +11,8 @@ from torch import nn
 
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedAvg, FedOpt, FedProx, Pooling
-from shoal.algorithms.clusters.cfl import ParameterTree, UpdateSketch, bipartition
+from shoal.algorithms.clusters.cfl import ParameterTree, bipartition
+from shoal.algorithms.clusters.update_sketch import UpdateSketch
 from shoal.control import Coordinator, Knob, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream

@@ -45,8 +45,8 @@ from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
-from shoal.simulation.coordination import check_coordinator
-from shoal.simulation.simulation import Simulation, check_algorithm
+from shoal.simulation.checks import check_algorithm, check_coordinator
+from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,10 +177,7 @@ class Resolved:
 def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
 
-    Args:
-        config: what to run.
-        data_dir: where to look for data first.
-        dataset: the examples of [data]; None: they are loaded.
+    The examples of [data] are loaded, from ``data_dir`` first, unless ``dataset`` has them.
 
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.

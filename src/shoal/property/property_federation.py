@@ -17,12 +17,12 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data import Federation, Group, LabelledDataset, Partition, Preferences, Shards
+from shoal.data.label_skew import draw_owners
 from shoal.data.partition import (
     DEFAULT_STREAM,
     ClientIndices,
     PartitionIndices,
     disjoint,
-    draw_owners,
     partitioned,
     shuffled_indices,
 )
