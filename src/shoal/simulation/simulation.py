@@ -210,7 +210,7 @@ class Simulation:
             return
         require_instance("canaries", self.canaries, Canaries, "such as MislabelledCanaries(per_client=4).insert gives")
         strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
-        require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
+        require(not len(strangers), f"'canaries' refers to client {strangers[:1].sum()}, which is not in 'federation'")
 
     @property
     def replayable(self) -> bool:

@@ -89,7 +89,7 @@ def _simulated_client(config: Config, settings: NodeSettings) -> Client:
     """The client that the simulation of ``config`` has at the partition's place."""
     require(
         config.data.partition is not None,
-        f"'partition-id' needs a set that is dealt out, and '{config.data.source}' has clients; give 'data-path'",
+        f"'partition-id' is of a set that is partitioned, and '{config.data.source}' has clients; give 'data-path'",
     )
     decided, simulation = build(config, settings.data_dir)
     clients, partition = len(simulation.federation), settings.partition_id
