@@ -82,6 +82,7 @@ class Resolved:
             federation=federation,
             model=self.model,
             features=_features(config.model),
+            release=config.release,
             algorithm=algorithm,
             local=config.local,
             rounds=config.algorithm.rounds,

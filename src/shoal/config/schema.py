@@ -22,6 +22,7 @@ from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partiti
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
+from shoal.simulation.distillation import Distillation
 from shoal.simulation.engine_settings import EngineSettings
 
 SIMULATION = "simulation"
@@ -222,7 +223,7 @@ class Config:
     """A run's configuration.
 
     Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
-    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `coordinator`, `canaries`.
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`.
 
     Args:
         seed: of everything random.
@@ -252,6 +253,7 @@ class Config:
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     record: RecordSection | None = None
+    release: Distillation | None = None
     coordinator: CoordinatorSection | None = None
     canaries: MislabelledCanaries | None = None
     seed: Count = 0

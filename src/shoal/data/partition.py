@@ -18,11 +18,10 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
 from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset
 from shoal.data.federation import Federation
-from shoal.data.label_skew import skew_labels
 from shoal.data.names import require_unambiguous
 from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.data.shifts import Group, shifted_inputs, shifted_labels
+from shoal.data.shifts import Group, shifted_inputs, shifted_labels, skew_labels
 from shoal.data.user.origins import at, official_example
 from shoal.data.user.standardizer import Standardizer
 

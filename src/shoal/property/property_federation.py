@@ -17,7 +17,6 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data import Federation, Group, LabelledDataset, Partition, Preferences, Shards
-from shoal.data.label_skew import draw_owners
 from shoal.data.partition import (
     DEFAULT_STREAM,
     ClientIndices,
@@ -27,6 +26,7 @@ from shoal.data.partition import (
     shuffled_indices,
 )
 from shoal.data.preferences import equal_preferences
+from shoal.data.shifts import draw_owners
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since examples are assigned to clients at random."""

@@ -27,9 +27,10 @@ from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, State
+from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
+from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, initial_state
-from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.warm_start import Start
 
 SNAPSHOTS = 8
@@ -80,7 +81,7 @@ class AttackedRun:
 
     Args:
         simulation: that was run, with its data where the engine wants them (`move_to_engine`).
-        state: after its last round.
+        state: after its last round, with the models as they are released.
         deployed: what its clients use then.
         risks: that it published, by round.
         directives: that its coordinator gave, by round; None without one.
@@ -214,6 +215,8 @@ class AttackedRun:
                 state = initial_state(replay, stage_engine).state
                 for after, _ in training.rounds(state, replay.last_round):
                     state = after
+                    if state.round == replay.last_round:
+                        state = released(replay.release, training, state)
                     if state.round in self.snapshot_rounds:
                         seen.append(self._of_all(state.models, engine))
         assert state is not None

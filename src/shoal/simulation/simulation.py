@@ -48,6 +48,7 @@ from shoal.simulation.checks import (
     require_defenses,
 )
 from shoal.simulation.coordination import warn_of_impossible_limits
+from shoal.simulation.distillation import Distillation
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.preflight import Preflight, preflight
@@ -111,6 +112,7 @@ class Simulation:
         attacks: further ones of audits, on the scores of reference models (`ReferenceAttack`), asked at the end of this
             run too where it has reference federations, or on clients' updates (`UpdateAttack`).
         metrics: further measurements of the finished training.
+        release: students that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
             takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
 
@@ -150,6 +152,7 @@ class Simulation:
     attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
     metrics: Sequence[Measurement] = ()
     features: Features | FeatureMap | None = None
+    release: Distillation | None = None
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
 
@@ -182,6 +185,9 @@ class Simulation:
             require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
             self._set("start", self.start.fitted(self.setup.model))
         self._check_canaries()
+        if self.release is not None:
+            require_instance("release", self.release, Distillation, "such as Distillation()")
+            self.release.check(self.federation)
         check_references(
             self.reference_federations, self.federation, replayable=self.replayable, duplicates=self.duplicates
         )
@@ -246,6 +252,7 @@ class Simulation:
             defenses=self.setup.defenses if self.coordinator is None else (*self.setup.defenses, self.coordinator),
             malicious_clients=self.malicious_clients,
             coordinator=self.coordinator,
+            release=self.release if self.release is not None and self.release.distil == "round" else None,
             record_every=self.record_updates,
         )
 

@@ -21,6 +21,7 @@ from shoal.replay.reference_store import AuditWatch, reference_scores, replayed_
 from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
+from shoal.simulation.distillation import released
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
 Attack = ReferenceAttack | UpdateAttack
@@ -59,7 +60,9 @@ def audit_members(
     """
     copies = simulation.duplicates if duplicates is None else duplicates
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
-    attacked = AttackedRun.from_run(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
+    simulation = move_to_engine(simulation, engine)
+    state = released(simulation.release, simulation.on(engine), progress.state)
+    attacked = AttackedRun.from_run(simulation, state, progress.rows, engine)
     warn_of_records(attacked)
     require(
         len(attacked.records) >= 2,
