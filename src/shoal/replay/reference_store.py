@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
+from shoal.audit.records import OUTSIDER
 from shoal.audit.reference_records import AttackedRecords, attack_records
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
@@ -18,7 +19,7 @@ from shoal.core.errors import InputError
 from shoal.data.content import fingerprint
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores
-from shoal.replay.run_records import records_of_run
+from shoal.replay.run_records import records_of_run, view_scores
 from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")
@@ -80,12 +81,14 @@ def attack_with_references(
     folder: Path | None = None,
     watch: AuditWatch | None = None,
 ) -> tuple[SimulationState, AttackedRecords | None]:
-    """Train the reference federations of a simulation after its last round, and attack its members with their scores.
+    """Train the reference federations of a simulation after its last round, and attack its members with their scores,
+    and with what the simulation's view sees beside them.
 
-    Returns ``progress`` with the seconds that it took, and the attacked records; None where no reference federation is
-    asked for, or where hardly anybody trained, so that there are no members to tell.
+    Returns ``progress`` with the seconds that it took, and the attacked records; None where neither is asked for, or
+    where hardly anybody trained, so that there are no members to tell.
     """
-    if simulation.reference_federations == 0:
+    view = simulation.widest_view
+    if simulation.reference_federations == 0 and view == OUTSIDER:
         return progress, None
     attacked = AttackedRun.from_run(simulation, progress.state, progress.rows, engine)
     warn_of_records(attacked)
@@ -100,7 +103,11 @@ def attack_with_references(
     stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
+    if view != OUTSIDER:
+        seen = view_scores(attacked, target, stored, engine)
+        records = replace(records, further={**records.further, **seen})
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
+    _warn_of_unmeasured_views(simulation, attacked_records)
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
     spent = sum(scores.seconds for scores in stored)
@@ -112,6 +119,17 @@ def attack_with_references(
         "total": before["total"] + spent + attacking,
     }
     return replace(progress, seconds=before | seconds), attacked_records
+
+
+def _warn_of_unmeasured_views(simulation: Simulation, attacked: AttackedRecords) -> None:
+    """Say of which views that are asked for no attack was measured."""
+    asked = {simulation.view, *simulation.federation.preferences.views(simulation.view)}
+    for view in sorted(asked - {OUTSIDER, *attacked.views.values()}):
+        LOG.warning(
+            "no attack of the %s could be measured on this run, so its figures are of attacks that see less; reference "
+            "federations, or a first layer that is dense, make such attacks possible",
+            view,
+        )
 
 
 def warn_of_records(attacked: AttackedRun) -> None:

@@ -3,6 +3,7 @@
 Those are fitted on shadow models, read labels alone, or follow a record's loss over the rounds.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ from shoal.audit.reference_records import AttackScores, threshold_cells
 from shoal.data import Federation
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores
+
+LOG = logging.getLogger("shoal")
 
 LABEL_ATTACKS = ("label-only", "boundary-distance")
 """The keys in audit.json of the attacks that need labels alone."""
@@ -154,6 +157,25 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     fitted = LossTrajectory().fit(losses, np.concatenate([scores.member.numpy() for scores in references]))
     scores = fitted.score(_losses(attacked.trajectory))
     return AttackScores(CLIENT, scores, np.full(len(scores), fitted.threshold))
+
+
+def view_scores(
+    attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
+) -> dict[str, AttackScores]:
+    """The attacks of a client and of the server on the attacked records, by name, from the run's rounds repeated.
+
+    Args:
+        attacked: the run.
+        target: its own scores, which the repeated run must give again.
+        references: of its reference federations, of which there may be none.
+        engine: with its network.
+    """
+    replayed = attacked.replay(engine)
+    if not torch.equal(replayed.score, target.score):
+        LOG.warning("the run cannot be repeated bit for bit here, so attacks on its rounds are left out")
+        return {}
+    over_rounds = trajectory_attack(replayed, references)
+    return {} if over_rounds is None else {LossTrajectory.name: over_rounds}
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:

@@ -346,7 +346,7 @@ def write_files(out: Path, result: Result) -> None:
     if result.warnings and not (out / "run.log").exists():
         write_text(out / "run.log", "".join(f"WARNING {sentence}\n" for sentence in result.warnings))
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
+    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "view", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
     columns = [name for name in ordered if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))

@@ -7,10 +7,12 @@ from typing import get_args
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import MembershipAttacks, needs_classes
 from shoal.audit import RedTeam
+from shoal.audit.records import OUTSIDER
 from shoal.control import Coordinator
 from shoal.core.errors import InputError, described, require
 from shoal.data import Federation
 from shoal.data.paired_records import Duplicates, number_of_pairs
+from shoal.data.preferences import View
 from shoal.defenses import TrainingSetup
 from shoal.engine import Algorithm
 
@@ -70,19 +72,30 @@ def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm:
     algorithm.check(setup.first_local(), risk_period)
 
 
-def check_references(count: int, federation: Federation, *, replayable: bool, duplicates: Duplicates = "keep") -> None:
-    """Raise `InputError` unless ``count`` reference federations can be trained and their attacks measured."""
-    if count == 0:
+def check_references(
+    count: int,
+    federation: Federation,
+    *,
+    replayable: bool,
+    duplicates: Duplicates = "keep",
+    view: View = OUTSIDER,
+) -> None:
+    """Raise `InputError` unless ``count`` reference federations can be trained and the attacks of a view measured."""
+    if count == 0 and view == OUTSIDER:
         return
+    allowed, given = (
+        ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
+    )
     require(
         replayable,
-        "'reference_federations' must be 0 with a round attack, such as property inference, or malicious clients, "
-        f"since such a run cannot be replayed; got {count}",
+        f"{allowed} with a round attack, such as property inference, or malicious clients, since such a run cannot be "
+        f"replayed; got {given}",
     )
     pairs = number_of_pairs(federation, duplicates)
+    asked = "'reference_federations' above 0" if count else f"'view' = \"{view}\""
     require(
         pairs >= 2,
-        "'reference_federations' above 0 needs at least two training examples that each have a held-out example of "
+        f"{asked} needs at least two training examples that each have a held-out example of "
         "their label, and of their group or client, in whose place it can be trained on; "
         f"got {pairs}, so give a larger test set",
     )

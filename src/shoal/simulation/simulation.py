@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.attacks import Gap, LossThreshold, ReferenceAttack, UpdateAttack
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
+from shoal.audit.records import OUTSIDER
 from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
@@ -23,6 +24,7 @@ from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import ExampleHashes
 from shoal.data.paired_records import Duplicates
+from shoal.data.preferences import VIEWS, View
 from shoal.defenses import Defense, TrainingSetup, accounting, defended
 from shoal.engine import (
     Algorithm,
@@ -102,6 +104,9 @@ class Simulation:
             strongest attack that they make possible then decides with the others how exposed the models are.
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
+        view: whose exposure the run's figures are: ``exposure``, ``mia``, ``violations`` and ``exceeded``. Beyond an
+            "outsider", the attacks of a "client" or of the "server" are asked after the last round. A client's limit
+            may name another (`Preferences`).
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
             training.
@@ -144,6 +149,7 @@ class Simulation:
     start: Start | None = None
     reference_federations: int = 0
     duplicates: Duplicates = "keep"
+    view: View = OUTSIDER
     evaluate_every: int = 1
     member_rounds: int = 5
     record_updates: int = 0
@@ -173,6 +179,7 @@ class Simulation:
             self._set("red_team", LOSS_AT_THE_END)
         choices = get_args(Duplicates)
         require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {described(self.duplicates)}")
+        require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)}; got {described(self.view)}")
         require_algorithm(self.algorithm)
         require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
@@ -189,9 +196,13 @@ class Simulation:
             require_instance("release", self.release, Distillation, "such as Distillation()")
             self.release.check(self.federation)
         check_references(
-            self.reference_federations, self.federation, replayable=self.replayable, duplicates=self.duplicates
+            self.reference_federations,
+            self.federation,
+            replayable=self.replayable,
+            duplicates=self.duplicates,
+            view=self.widest_view,
         )
-        if self.reference_federations:
+        if self.reference_federations or self.widest_view != OUTSIDER:
             require_known(self)
         require_attack_fits(self.red_team, self.federation)
         if self.round_attack is not None:
@@ -204,6 +215,11 @@ class Simulation:
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
+            require(
+                self.widest_view == OUTSIDER,
+                "a coordinator steers by what an outsider finds, and would call safe what others see; without a "
+                f"coordinator 'view' can be '{self.widest_view}'",
+            )
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
         accounting.check_accountable(self.federation, self.rounds, local)
@@ -222,6 +238,11 @@ class Simulation:
     def replayable(self) -> bool:
         """Return whether the run can be repeated with other examples (no round attack, no malicious clients)."""
         return self.round_attack is None and self.malicious_clients is None
+
+    @property
+    def widest_view(self) -> View:
+        """The view that sees most, of the run's own and those that clients' limits name."""
+        return max((self.view, *self.federation.preferences.views(self.view)), key=VIEWS.index)
 
     @property
     def first_round(self) -> int:
@@ -418,6 +439,7 @@ def measure_final(
         first_round=simulation.first_round,
         canaries=simulation.canaries,
         references=references,
+        view=simulation.view,
         measurements=simulation.metrics,
     )
     if simulation.round_attack is not None:
@@ -426,5 +448,6 @@ def measure_final(
     measuring = time.perf_counter() - began
     spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}
-    run = Summary(run={"seed": simulation.seed, "rounds": now.state.round}, overall=seconds)
+    identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
+    run = Summary(run=identity, overall=seconds)
     return replace(result, summary=result.summary | run)
