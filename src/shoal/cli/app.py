@@ -183,6 +183,9 @@ def audit(
     leave_out_duplicates: Annotated[
         bool, typer.Option("--leave-out-duplicates", help="Leave out records of which there are copies.")
     ] = False,
+    queries: Annotated[
+        int, typer.Option("--queries", metavar="Q", help="Copies in which each image is asked, at most 18.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
@@ -191,7 +194,7 @@ def audit(
 ) -> None:
     """Attack a run's members with every attack: audit.json and audit.html."""
     from shoal.audit.audit import parse_gates
-    from shoal.cli.displays import AuditDisplay, in_words
+    from shoal.cli.displays import AuditDisplay, format_audit
     from shoal.config.kinds import made
     from shoal.runs.audits.audit_members import audit_scores, audit_trace
     from shoal.runs.audits.audit_run import audit_run
@@ -207,6 +210,7 @@ def audit(
         run is not None or not leave_out_duplicates,
         "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
     )
+    require(run is not None or queries == 1, "'--queries' asks a run's models; leave it out with --scores and --trace")
     if scores is not None:
         outcome = audit_scores(scores, out=out, gates=expressions, attacks=attacks)
     elif trace is not None:
@@ -220,11 +224,12 @@ def audit(
                 out=out,
                 data_dir=data_dir,
                 duplicates="leave-out" if leave_out_duplicates else None,
+                queries=queries,
                 watch=display,
                 gates=expressions,
                 attacks=attacks,
             )
-    typer.echo(in_words(outcome.audit))
+    typer.echo(format_audit(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
     for condition in gates:
         typer.echo(condition.judged(outcome.flat)[0])
@@ -257,16 +262,16 @@ def preflight(
     gates = parse_gates(gate or [])
     _, simulation = build(read_config(config, changes or []), data_dir)
     report = simulation.preflight()
-    flat = report.flat()
     if as_json:
-        typer.echo(json.dumps(flat, indent=2))
+        typer.echo(json.dumps(report.flat(), indent=2))
     elif sys.stdout.isatty():
         print_sections(report.parts())
     else:
         typer.echo(report)
+    limited = report.limited()
     for condition in gates:
-        typer.echo(condition.judged(flat)[0], err=as_json)
-    broken = [condition.broken_by(flat) for condition in gates]
+        typer.echo(condition.judged(limited)[0], err=as_json)
+    broken = [condition.broken_by(limited) for condition in gates]
     if any(broken):
         raise typer.Exit(3)
 

@@ -77,7 +77,7 @@ class Preflight:
     __repr__ = one_line
 
     def flat(self) -> dict[str, float | str]:
-        """The keys and values of ``shoal preflight --json``; ``views.<view>.<group>.auc.high`` is what gates limit."""
+        """The keys and values of ``shoal preflight --json``."""
         flat: dict[str, float | str] = {}
         for row in self.views.to_dict("records"):
             key = f"views.{row['view']}.{row['group']}"
@@ -85,6 +85,11 @@ class Preflight:
         if self.epsilon is not None and self.delta is not None and isfinite(self.epsilon):
             flat |= {"epsilon": self.epsilon, "epsilon.delta": self.delta}
         return flat
+
+    def limited(self) -> dict[str, float | str]:
+        """What gates limit: `flat`, and by keys such as ``server.minority.auc`` what a gate on ``auc`` alone does."""
+        flat = self.flat()
+        return flat | {key.removeprefix("views."): value for key, value in flat.items()}
 
     def __str__(self) -> str:
         return "\n\n".join("\n".join([title, *(f"- {line}" for line in lines)]) for title, lines in self.parts())
