@@ -8,11 +8,12 @@ rounds, perhaps a defence. `Simulation.preflight` says "recognised" (AUC above 0
 before it is trained. Then `ModelSpan` attacks the models of all rounds; with one client these moves are its updates, so
 that is the server's view. Members are all images that were trained on, non-members as many others.
 
-A prediction of "recognised" is right where the attack as it comes, which chooses the layer by itself, has an AUC above
-0.9 in every seed. One of "hidden" is right where the mean over seeds is below 0.6 of each of: the attack as it comes;
-the attack on every dense layer; and on a first layer the energy of the moves along a record and its leverage (by the
-inverse metric of the moves), which find more where inputs are many. Under augmentation "searched" cells search angle
-and shift of each record, on a grid and then by gradients, or both flips.
+A prediction of "recognised" is right where the attack on the layer that the rule names has an AUC above 0.9 in every
+seed ("auc.least"; "auc.chosen" is the least where the attack chooses the layer by itself). One of "hidden" is right where
+the mean over seeds is below 0.6 of each of: the attack that chooses; the attack on every dense layer; and on a first
+layer the energy of the moves along a record and its leverage (by the inverse metric of the moves), which find more where
+inputs are many. Under augmentation "searched" cells search angle and shift of each record, on a grid and then by
+gradients, or both flips.
 
 Written: OUT/preflight-rule.csv and OUT/preflight-rule.md, a row a cell.
 """
@@ -45,6 +46,9 @@ from paired_differences import table
 
 SEARCHED = 20
 """Members whose transform is searched, and as many non-members."""
+
+STARTS = 12
+"""Transforms of the grid from which gradients go on."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,9 @@ CELLS = (
     Cell(FASHION, "mlp", 200, 38, hidden=20),
     Cell(FASHION, "mlp", 20, 10, 2, 3, hidden=50, defense=noisy(2.0)),
     Cell(FASHION, "mlp", 40, epochs=5, hidden=200, defense=FLIPPED),
+    # Chosen after the search was made finer for one of these.
+    Cell(HALF, "mlp", 12, epochs=2, hidden=100, defense=TURNED, searched=True),
+    Cell(FASHION, "mlp", 15, epochs=4, hidden=150, defense=TURNED_MORE, searched=True),
 )  # fmt: skip
 
 
@@ -224,7 +231,7 @@ def models_of(simulation: Simulation) -> Tensor:
 
 
 def attacked(cell: Cell, simulation: Simulation, models: Tensor, others: Tensor) -> dict[str, float]:
-    """The AUC of the attack as it comes, and of others by name."""
+    """The AUC of the attack where it chooses the layer, on each layer, and of others, by name."""
     members = simulation.federation.clients.x
     both, member = torch.cat([members, others]), np.arange(len(members) + len(others)) < len(members)
     asked = [Candidates(both), *([Candidates(both.flip(-1))] if cell.searched else [])]
@@ -236,8 +243,10 @@ def attacked(cell: Cell, simulation: Simulation, models: Tensor, others: Tensor)
             scores = [ModelSpan(layer).score(models, one, engine, knowledge).score[0] for one in asked]
             return float(roc_auc_score(member, np.max(scores, axis=0)))
 
-        aucs["span"] = auc(cell.layer)
-        for layer in layer_shapes(simulation.model, both[:500]) if cell.layer is None else ():
+        aucs["chosen"] = auc(cell.layer)
+        if cell.layer is not None:
+            return aucs | {cell.layer: aucs["chosen"]}
+        for layer in layer_shapes(simulation.model, both[:500]):
             weights = torch.stack([simulation.model.state_dict(row)[f"{layer.name}.weight"] for row in models[:, 0]])
             if weights.dim() == 3:
                 aucs[layer.name] = auc(layer.name)
@@ -257,7 +266,7 @@ def energies(moves: Tensor, x: Tensor) -> dict[str, np.ndarray]:
 
 
 def searched(cell: Cell, simulation: Simulation, models: Tensor, others: Tensor) -> dict[str, float]:
-    """The same for records whose angle and shift are searched: a grid, then gradients from the six best of each."""
+    """The same for records whose angle and shift are searched: a grid, then gradients from the best of each."""
     assert isinstance(cell.defense, shoal.Augmentation)
     x = torch.cat([simulation.federation.clients.x[:SEARCHED], others[:SEARCHED]])
     moved = simulation.model.state_dict(models[-1, 0])["hidden.weight"]
@@ -265,7 +274,7 @@ def searched(cell: Cell, simulation: Simulation, models: Tensor, others: Tensor)
     _, singular, rows = torch.linalg.svd(move, full_matrices=False)
     rows = rows[singular > 1e-6 * singular[0]].float()
     angle, shift = math.radians(cell.defense.rotation), 2 * cell.defense.shift / x.shape[-1]
-    axes = [torch.linspace(-most, most, count) for most, count in ((angle, 15), (shift, 9), (shift, 9))]
+    axes = [torch.linspace(-most, most, count) for most, count in ((angle, 21), (shift, 15), (shift, 15))]
     grid = torch.cartesian_prod(*axes)
     scale = torch.tensor([angle, shift, shift])
 
@@ -278,19 +287,20 @@ def searched(cell: Cell, simulation: Simulation, models: Tensor, others: Tensor)
 
     with torch.no_grad():
         coarse = torch.stack([residual(one.expand(len(grid), *one.shape), grid) for one in x])
-    best = coarse.topk(6, largest=False).indices
-    images, start = x.repeat_interleave(6, dim=0), grid[best.flatten()]
+    best = coarse.topk(STARTS, largest=False).indices
+    images, start = x.repeat_interleave(STARTS, dim=0), grid[best.flatten()]
     free = (start / scale).clamp(-0.999, 0.999).atanh().requires_grad_()
     optimizer = torch.optim.Adam([free], lr=0.02)
     lowest = torch.full((len(images),), math.inf)
-    for _ in range(300):
+    for _ in range(400):
         optimizer.zero_grad()
         values = residual(images, scale * free.tanh())
         values.sum().backward()
         lowest = torch.minimum(lowest, values.detach())
         optimizer.step()
-    score = -lowest.view(len(x), 6).min(dim=1).values.numpy()
-    return {"span": float(roc_auc_score(np.arange(len(x)) < SEARCHED, score))}
+    score = -lowest.view(len(x), STARTS).min(dim=1).values.numpy()
+    auc = float(roc_auc_score(np.arange(len(x)) < SEARCHED, score))
+    return {"chosen": auc, "hidden": auc}
 
 
 def judged(verdict: str, least: float, largest: float) -> str:
@@ -311,7 +321,7 @@ def row_of(number: int, cell: Cell, seeds: list[int]) -> dict[str, object]:
         aucs.append((searched if turned else attacked)(cell, simulation, models, others))
     assert exposure is not None
     measured = pd.DataFrame(aucs)
-    span, largest = measured["span"], measured.mean().max()
+    named, largest = measured[exposure.layer.name], measured.mean().max()
     defense = "" if cell.defense is None else repr(cell.defense)
     if cell.searched:
         defense += ", searched"
@@ -320,9 +330,10 @@ def row_of(number: int, cell: Cell, seeds: list[int]) -> dict[str, object]:
         "epochs": cell.epochs, "rounds": cell.rounds, "defense": defense,
         "also": ", ".join(f"{key} {value}" for key, value in cell.optimizer.items()),
         "layer": exposure.layer.name, "inputs": exposure.layer.inputs, "capacity": exposure.capacity,
-        "distinct": exposure.distinct, "predicted": exposure.verdict, "auc.least": round(span.min(), 4),
-        "auc.mean": round(span.mean(), 4), "auc.largest": round(largest, 4), "by": measured.mean().idxmax(),
-        "right": judged(exposure.verdict, span.min(), largest),
+        "distinct": exposure.distinct, "predicted": exposure.verdict, "auc.least": round(named.min(), 4),
+        "auc.mean": round(named.mean(), 4), "auc.chosen": round(measured["chosen"].min(), 4),
+        "auc.largest": round(largest, 4), "by": measured.mean().idxmax(),
+        "right": judged(exposure.verdict, named.min(), largest),
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
