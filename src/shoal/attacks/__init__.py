@@ -37,6 +37,7 @@ from shoal.attacks.updates.client_canaries import (
     canary_directions,
     estimate_client_epsilon,
 )
+from shoal.attacks.updates.client_membership import client_scores, cohort_coefficients
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceInference
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
@@ -54,6 +55,6 @@ __all__ = [
     "Population", "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records",
     "ReferenceAttack", "ReferenceModels", "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels",
     "SourceInference", "SpanScores", "UpdateAttack", "UpdateScores", "UpdateSpan", "View", "augmentation_votes",
-    "boundary_distance", "canary_cosines", "canary_directions", "estimate_client_epsilon", "logit_confidence",
-    "needs_classes", "reconstruct_from_rounds", "update_scores",
+    "boundary_distance", "canary_cosines", "canary_directions", "client_scores", "cohort_coefficients",
+    "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds", "update_scores",
 ]  # fmt: skip

@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import ReferenceAttack
+from shoal.attacks import ReferenceAttack, client_scores
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import AGAINST_CLIENTS, RecordTable, attacks_of_view, measure, strongest, views_within
-from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
+from shoal.audit.records import (
+    AGAINST_CLIENTS,
+    CLIENT,
+    RecordTable,
+    attacks_of_view,
+    measure,
+    strongest,
+    views_within,
+)
+from shoal.audit.reference_records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords, attack_records
 from shoal.core.errors import InputError, described, nearest, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -219,8 +227,30 @@ def audit_records(
         empirical_epsilon=empirical_epsilon(beforehand.score, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=attacked.omitted,
+        guesses=_client_membership(attacked),
         notes=records.notes,
     )
+
+
+def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
+    """How well clients that took part are told from others, by each view whose attackers do not know it anyway.
+
+    A client has its members; the client that took no part in its stead has the non-members that are asked of it.
+    """
+    values: dict[str, float] = {}
+    for view in views_within(CLIENT):
+        table = attacked.attacks[attacked.of_view(view).chosen]
+        candidate, score = client_scores(table.score, 2 * pd.factorize(table.client)[0] + table.member)
+        both = np.isin(candidate ^ 1, candidate)
+        found = measure(RecordTable.from_columns(score[both], candidate[both] % 2 == 1, pair=candidate[both] // 2))
+        ends = {
+            "auc": found.auc,
+            "auc.low": found.auc_low,
+            "auc.high": found.auc_high,
+            "clients": float(both.sum() / 2),
+        }
+        values |= {f"client-membership.{view}.{end}": value for end, value in ends.items() if not np.isnan(found.auc)}
+    return values
 
 
 def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> pd.DataFrame:
