@@ -115,7 +115,6 @@ def test_a_configuration_names_the_views_of_figures_and_limits(toy_config, tmp_p
         ("evaluation.view='everybody'", "evaluation.view' must be 'outsider', 'client' or 'server'; got 'everybody'"),
         ("privacy.view=['client']", "'view' must be one view or one for each of 10 clients; got 1"),
         ("privacy.view='insider'", "privacy.view' must be"),
-        ("coordinator.l2=0.1", "a coordinator steers by what an outsider finds"),
     ],
 )
 def test_a_view_that_cannot_be_measured_is_one_sentence(toy_config, tmp_path, capsys, change, sentence):
@@ -124,6 +123,29 @@ def test_a_view_that_cannot_be_measured_is_one_sentence(toy_config, tmp_path, ca
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_a_coordinator_calls_no_model_safe_whose_records_a_view_recognises(build, mlp):
+    """Of two clients alike in all else, the one whose limit is about the server says that it is exceeded."""
+    team = RedTeam(every=1, estimator="audit", attack=LossThreshold())
+    law = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))}, gain=1.0, target=0.0)
+    federation = build(threshold=0.85)
+    views = ["server" if i % 2 else "outsider" for i in range(len(federation))]
+    asked = {"rounds": 2, "red_team": team, "coordinator": law}
+    found = {
+        name: simulate_with(given, mlp, shoal.FedAvg(), LOCAL, **asked, **more)
+        for name, given, more in (
+            ("outsider", federation, {}),
+            ("server", federation, {"view": "server"}),
+            ("mixed", with_views(federation, *views), {}),
+        )
+    }
+    shares = {name: result.rounds["over_limit"].tolist() for name, result in found.items()}
+    assert shares == {"outsider": [0, 0], "server": [1, 1], "mixed": [0.5, 0.5]}
+    assert found["outsider"].rounds["directive.l2"].tolist() == [0, 0]
+    assert min(found["server"].rounds["directive.l2"]) > 0
+    hidden = simulate_with(build(sizes=(60,) * 6, threshold=0.85), mlp, shoal.FedAvg(), LOCAL, view="server", **asked)
+    assert hidden.rounds["over_limit"].tolist() == [0, 0], "the rule says nothing of so many records in so small layers"
 
 
 def test_what_cannot_be_repeated_has_no_wider_view(build, mlp):

@@ -207,6 +207,12 @@ def _require_supported(config: Config) -> None:
             coordinator.law.release_on == "estimate",
             "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
         )
+        views = (config.privacy.view,) if isinstance(config.privacy.view, str) else config.privacy.view or ()
+        require(
+            {*views, config.evaluation.view} == {"outsider"},
+            "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines, which "
+            "steers by what an outsider finds",
+        )
     require(config.model.features is None, "[model.features] works in simulations alone; leave it out")
     for name in ("property_attack", "canaries", "record", "release"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")
