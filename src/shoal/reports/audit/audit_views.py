@@ -53,7 +53,7 @@ def lines(found: Headlines, omitted: Mapping[str, str]) -> list[tuple[str, str]]
 def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str]) -> str:
     if not groups:
         reason = omitted.get(CHOSEN_OF_VIEW.get(view, ""), "")
-        return f"not measured{f', since the exact attack {reason}' * bool(reason)}; {TO_MEASURE[view]}."
+        return f"not measured, since the exact attack {reason}." if reason else f"not measured; {TO_MEASURE[view]}."
     worst = max(groups.values(), key=lambda finding: (finding.accuracy.value, finding.auc.value))
     accuracy, rate = worst.accuracy.among(len(groups)), worst.tpr[0.01]
     records = f"the records of group {worst.name}" if len(groups) > 1 else "the records"

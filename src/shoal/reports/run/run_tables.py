@@ -57,10 +57,8 @@ def by_attack(view: RunView) -> Table | None:
     for title in sorted(titles, key=lambda title: -max(accuracies.get(title, 0.0) for accuracies in by_group.values())):
         cells = (decimal(accuracies[title]) if title in accuracies else DASH for accuracies in by_group.values())
         rows.append(row(capitalized(title), *cells))
-    asked = f"Of all that {BY.get(view.summary.view, view.summary.view)} can find"
-    asked += (
-        f" with {view.references} reference federation{'s' if view.references > 1 else ''}." if view.references else "."
-    )
+    asked = f"With what {BY.get(view.summary.view, view.summary.view)} sees"
+    asked += f", and {view.references} reference federation{'s' * (view.references > 1)}." if view.references else "."
     largest = (
         " The largest of these is a little high, so the attack that is chosen beforehand by the reference models "
         "decides, unless another is certain to be stronger; limits count as exceeded by an interval."

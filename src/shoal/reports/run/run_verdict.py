@@ -50,8 +50,8 @@ def limits(summary: Summary) -> str:
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
     subject = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
     others = int(overall.get("limits_of_other_views", 0))
-    finder = f"by what {BY.get(summary.view, summary.view)} can find"
-    finder += f" ({others} limits: by what their own view can)" if others else ""
+    finder = f"by what {BY.get(summary.view, summary.view)} sees"
+    finder += f" ({others} limits by what the attacker that they name sees)" if others else ""
     drawn = "; limits were drawn at random, since no client has set one" if overall.get("thresholds_drawn") else ""
     attack = "attack that decides" if strongest_attacks(summary) else "configured attack"
     point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
@@ -141,11 +141,11 @@ def _exposure(summary: Summary) -> list[str]:
         by_loss = Estimate.of(groups[name], "loss_threshold")
         if not names and by_loss.minus(accuracy).among(len(mia)).low > 0:
             better.append(f"{by_loss.text}{on}")
-    attack = f"To {BY.get(summary.view, summary.view)}, the configured attack"
+    attack = f"With what {BY.get(summary.view, summary.view)} sees, the configured attack"
     if names:
         federations = f" with {references} reference federation{'s' * (references > 1)}" if references else ""
-        attack = f"To {BY.get(summary.view, summary.view)}, the attack chosen beforehand{federations}, or one that is "
-        attack += "certain to find more,"
+        attack = f"With what {BY.get(summary.view, summary.view)} sees, the attack chosen beforehand{federations}, "
+        attack += "or one that is certain to find more,"
     parts = [f"{words} with balanced accuracy {'; '.join(by_outcome[outcome])}" for outcome, words in SAID.items()
              if outcome in by_outcome]  # fmt: skip
     intervals = "95 % intervals that hold for all groups at once" if several else "95 % interval"
