@@ -435,6 +435,12 @@ def test_local_training_is_one_epoch_by_default():
     assert LocalSGD(steps=3).epochs is None
 
 
+def test_local_trainings_that_differ_in_their_round_alone_are_equal():
+    first, later = (LocalSGD(learning_rate=rate, decay=0.5).at_round(number) for rate, number in ((0.1, 1), (0.4, 3)))
+    assert first == later == LocalSGD(learning_rate=0.1)
+    assert first != LocalSGD(learning_rate=0.4, decay=0.5).at_round(2)
+
+
 def test_bad_engines_are_refused(mlp):
     with pytest.raises(InputError, match=r"'threads'.*got 0"):
         Engine(mlp, threads=0)

@@ -32,6 +32,11 @@ METRICS = {
     "auc": ("auc", "auc_low", "auc_high"),
     "accuracy": ("accuracy", "low", "high"),
     "tpr_at_fpr_0.01": ("tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_low", "tpr_at_1_percent_fpr_high"),
+    "tpr_at_fpr_0.01_per_record": (
+        "tpr_at_1_percent_fpr_per_record",
+        "tpr_at_1_percent_fpr_per_record_low",
+        "tpr_at_1_percent_fpr_per_record_high",
+    ),
     "tpr_at_fpr_0.001": ("tpr_at_01_percent_fpr", "tpr_at_01_percent_fpr_low", "tpr_at_01_percent_fpr_high"),
 }
 """The metrics of an audit by name, each with the fields of `MembershipMetrics` that hold it and its interval."""
