@@ -36,7 +36,7 @@ class AuditDisplay(LiveBar):
         self.reference_federations(done, count)
 
 
-def in_words(audit: Audit) -> str:
+def format_audit(audit: Audit) -> str:
     """A line for each view, then the findings of the attack that decides, on all records and on each group."""
     # Here, since it loads matplotlib.
     from shoal.reports.audit.audit_views import headlines, lines as lines_of_views  # noqa: PLC0415
