@@ -9,11 +9,11 @@ before it is trained. Then `ModelSpan` attacks the models of all rounds; with on
 that is the server's view. Members are all images that were trained on, non-members as many others.
 
 A prediction of "recognised" is right where the attack on the layer that the rule names has an AUC above 0.9 in every
-seed ("auc.least"; "auc.chosen" is the least where the attack chooses the layer by itself). One of "hidden" is right where
-the mean over seeds is below 0.6 of each of: the attack that chooses; the attack on every dense layer; and on a first
-layer the energy of the moves along a record and its leverage (by the inverse metric of the moves), which find more where
-inputs are many. Under augmentation "searched" cells search angle and shift of each record, on a grid and then by
-gradients, or both flips.
+seed ("auc.least"; "auc.chosen" is the least where the attack chooses the layer by itself). One of "hidden" is right
+where the mean over seeds is below 0.6 of each of: the attack that chooses; the attack on every dense layer; and on a
+first layer the energy of the moves along a record and its leverage (by the inverse metric of the moves), which find
+more where inputs are many. Under augmentation "searched" cells search angle and shift of each record, on a grid and
+then by gradients, or both flips.
 
 Written: OUT/preflight-rule.csv and OUT/preflight-rule.md, a row a cell.
 """

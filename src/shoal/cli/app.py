@@ -262,16 +262,16 @@ def preflight(
     gates = parse_gates(gate or [])
     _, simulation = build(read_config(config, changes or []), data_dir)
     report = simulation.preflight()
+    flat = report.flat()
     if as_json:
-        typer.echo(json.dumps(report.flat(), indent=2))
+        typer.echo(json.dumps(flat, indent=2))
     elif sys.stdout.isatty():
         print_sections(report.parts())
     else:
         typer.echo(report)
-    limited = report.limited()
     for condition in gates:
-        typer.echo(condition.judged(limited)[0], err=as_json)
-    broken = [condition.broken_by(limited) for condition in gates]
+        typer.echo(condition.judged(flat)[0], err=as_json)
+    broken = [condition.broken_by(flat) for condition in gates]
     if any(broken):
         raise typer.Exit(3)
 
