@@ -12,6 +12,7 @@ under another defence.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
-from shoal.engine import Deployed, Engine, State
-from shoal.simulation.round_metrics import Row
+from shoal.engine import Deployed, Engine, RoundReport, State
+from shoal.replay.first_rounds import ROUNDS, FirstRounds
+from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.simulation import Simulation, initial_state
 from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.warm_start import Start
@@ -88,6 +90,7 @@ class AttackedRun:
             both records of a pair would count as non-members, of which one was trained on.
         population: examples that nobody trained on.
         notes: what must be known of the records, in sentences without a full stop.
+        rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.
     """
 
     simulation: Simulation
@@ -98,6 +101,7 @@ class AttackedRun:
     records: PairedRecords
     population: GroupedExamples
     notes: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
 
     @staticmethod
     def from_run(simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine) -> "AttackedRun":
@@ -139,6 +143,7 @@ class AttackedRun:
             records=records,
             population=shadow.take(drawn.to(shadow.y.device)),
             notes=tuple(notes),
+            rows=tuple(rows),
         )
 
     @property
@@ -191,6 +196,28 @@ class AttackedRun:
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round)
 
+    def first_rounds(self, engine: Engine) -> FirstRounds | None:
+        """The first rounds of the run, trained again; None where they are not those of the run, as on another machine.
+
+        They are those that followed ``start``, where the run went on from one.
+        """
+        training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
+        state, seen = initial_state(self.simulation, engine).state, FirstRounds()
+        upto = min(self.simulation.first_round - 1 + ROUNDS, self.simulation.last_round)
+        for after, report in seen.watched(training, state, upto):
+            if not self._recorded(after, report, engine):
+                return None
+        return seen
+
+    def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
+        """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
+        recorded = [row for row in self.rows if row["round"] == state.round]
+        evaluated = any(not isnan(row["accuracy"]) for row in recorded)
+        trained = round_metrics(state, report, self.simulation.federation, engine, evaluated=evaluated)
+        names = [name for name in trained[0] if name.partition(".")[0] in ("clients", "train_loss", "accuracy")]
+        values = [np.array([[row[name] for name in names] for row in table]) for table in (trained, recorded)]
+        return np.array_equal(*values, equal_nan=True)
+
     @property
     def _first(self) -> Tensor:
         """(2 Q,) bool, the first record of each pair."""
@@ -212,7 +239,8 @@ class AttackedRun:
                     coordinator=stage.directives,
                 )
                 state = initial_state(replay, stage_engine).state
-                for after, _ in training.rounds(state, replay.last_round):
+                seen_first = FirstRounds()
+                for after, _ in seen_first.watched(training, state, replay.last_round):
                     state = after
                     if state.round in self.snapshot_rounds:
                         seen.append(self._of_all(state.models, engine))
