@@ -11,7 +11,7 @@ from shoal.audit.audit import ATTACK_COLUMNS, METRICS, RECORD_COLUMNS, Audit
 ACCURACY = {"lira": 0.72, "rmia": 0.70, "other-clusters": 0.61, "posterior": 0.55, "gap": 0.58, "my-attack": 0.52}
 """Balanced accuracy of each attack on the more exposed group."""
 
-ATTACKER = {"other-clusters": "client", "fedmia-i": "server"}
+VIEW = {"trajectory": "client", "span-models": "client", "fedmia-i": "server", "span-updates": "server"}
 
 
 def attack_row(
@@ -29,7 +29,7 @@ def attack_row(
     enough = {"tpr_at_fpr_0.01": records >= 300, "tpr_at_fpr_0.001": records >= 3000}
     values = {"auc": min(1.0, accuracy + 0.03), "accuracy": accuracy}
     values |= {metric: tpr if known else nan for metric, known in enough.items()}
-    row: dict[str, Any] = {"attacker": ATTACKER.get(attack, "outsider"), "attack": attack, "scope": scope, "name": name}
+    row: dict[str, Any] = {"view": VIEW.get(attack, "outsider"), "attack": attack, "scope": scope, "name": name}
     row |= {"members": records, "non_members": records}
     for metric in METRICS:
         low, high = values[metric] - width / 2, values[metric] + width / 2

@@ -62,5 +62,5 @@ def test_gates_are_a_list():
 def test_a_gate_on_what_was_not_measured_does_not_hold_silently():
     with pytest.raises(InputError, match=r"'tpr_at_fpr_0\.001' was not measured"):
         parse_gates(["tpr_at_fpr_0.001 <= 0.5"])[0].broken_by(AUDIT)
-    with pytest.raises(InputError, match="no such attack or group"):
+    with pytest.raises(InputError, match="no such attack, group or view"):
         parse_gates(["attacks.lira.elsewhere.auc <= 0.5"])[0].broken_by(AUDIT)

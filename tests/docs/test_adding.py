@@ -167,7 +167,7 @@ def test_own_attacks_enter_the_audit_of_a_run(examples, tmp_path, capsys):
     page = (out / "audit.html").read_text()
     assert "rank among reference models" in page.lower()
     assert "Nearest step" in page
-    rows = pd.read_csv(out / "audit.csv").drop_duplicates("attack").set_index("attack")["attacker"]
+    rows = pd.read_csv(out / "audit.csv").drop_duplicates("attack").set_index("attack")["view"]
     assert rows[["rank", "step"]].tolist() == ["outsider", "server"]
     audit_trace(out, out=tmp_path / "trace", attacks=[importlib.import_module("step_attack").StepAttack()])
     assert json.loads((tmp_path / "trace/audit.json").read_text())["attacks.step.all.auc"] > 0.5

@@ -93,7 +93,7 @@ def test_every_attack_has_a_row_by_group_and_the_strongest_of_each_is_bold() -> 
     assert '<td class="number">0.750 <small>0.710 to 0.790</small></td>' in strong[0]
     assert '<td class="number">10.0 % <small>6.0 to 14.0 %</small></td>' in strong[0]
     assert any('"row">my-attack <' in each for each in found)
-    assert any('"row">Other clusters&#39; models <small>client</small></th>' in each for each in found)
+    assert any('"row">Other clusters&#39; models <small>outsider</small></th>' in each for each in found)
 
 
 def test_a_rate_that_the_non_members_cannot_carry_is_a_dash_with_the_reason() -> None:
@@ -271,9 +271,10 @@ def test_what_was_not_tested_names_omitted_attacks_and_attackers_that_nobody_ask
     text = part(usual_page(), "not-tested")
     assert "BaVarIA: needs 64 reference models; there are 16." in text
     assert "A server who sees the update of every client." in text
-    assert "A client who" not in text
+    assert "A client who" in text
     assert "Active attackers" in text
-    with_server = audit_of(rows=[attack_row("fedmia-i", "all", "all", 0.6)])
+    with_server = audit_of(rows=[attack_row(key, "all", "all", 0.6) for key in ("fedmia-i", "trajectory")])
+    assert "A client who" not in part(shown(with_server), "not-tested")
     assert "A server who" not in part(shown(with_server), "not-tested")
 
 

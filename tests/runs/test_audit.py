@@ -456,7 +456,7 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
     names = {key.split(".")[1] for key in flat if key.startswith("attacks.")}
     own = {"fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff"}
     assert names == own | {f"{name}-others" for name in own}
-    assert set(found.audit.attacks["attacker"]) == {"server"}
+    assert set(found.audit.attacks["view"]) == {"server"}
     assert 0 <= flat["source-inference.accuracy.low"] <= flat["source-inference.accuracy"] <= 1
     assert flat["source-inference.chance"] == pytest.approx(1 / 6)
     assert flat["members"] == 72
@@ -469,7 +469,7 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
 
 def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_path):
     found = audit_run(recorded, references=0, out=tmp_path)
-    assert set(found.audit.attacks["attacker"]) == {"outsider", "server"}
+    assert set(found.audit.attacks["view"]) == {"outsider", "server"}
     assert "chose at least two clusters" in found.audit.omitted["cluster-identity"], "FedAvg has one model"
     assert "chose at least two clusters" in found.audit.omitted["preference-inference"], "its thresholds are known"
     assert found.flat["reconstruction.rounds"] == 3, "the last of four has none after it"

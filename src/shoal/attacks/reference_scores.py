@@ -6,21 +6,18 @@ scores by models that trained on it (IN) and by models that did not (OUT). An at
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
+from shoal.data.preferences import View
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-
-View = Literal["outsider", "client", "server"]
-"""Attacker of an attack. An outsider has the released models; a client is sent those of all clusters in every round;
-the server sees clients' updates."""
 
 _REAL, _INTEGER, _TRUTH = "fiu", "iu", "b"
 """Kinds of number, in numpy's letters."""

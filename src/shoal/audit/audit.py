@@ -1,21 +1,23 @@
 """An audit: every attack's metrics on all records, by group, model and client; and gates, limits on them."""
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import isnan, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from shoal.attacks import ReferenceAttack
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import RecordTable, measure, strongest
+from shoal.audit.records import AGAINST_CLIENTS, RecordTable, attacks_of_view, measure, strongest, views_within
 from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
 from shoal.core.errors import InputError, described, nearest, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
+from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, empirical_epsilon
 
 METRICS = {
@@ -27,11 +29,14 @@ METRICS = {
 """The metrics of an audit by name, each with the fields of `MembershipMetrics` that hold it and its interval."""
 
 ATTACK_COLUMNS = (
-    "attacker", "attack", "scope", "name", "members", "non_members",
+    "view", "attack", "scope", "name", "members", "non_members",
     *(column for metric in METRICS for column in (metric, f"{metric}.low", f"{metric}.high")),
     "accuracy.null_high", "chosen", "strongest", "title",
 )  # fmt: skip
 """The columns of `Audit.attacks`."""
+
+VIEW_METRICS = ("accuracy", "auc", "tpr_at_fpr_0.01")
+"""The metrics of each view in audit.json."""
 
 RECORD_COLUMNS = ("record", "client", "group", "member", "score", "exposure", "exposure.low")
 """The columns of `Audit.records`."""
@@ -44,10 +49,10 @@ class Audit:
     Args:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
-            "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "chosen": whether the
-            attack was chosen beforehand, without the attacked model's members; "strongest": whether it decides how
-            exposed the scope's records are. See `Audit.strongest`. "title": as the attack declares it; empty where
-            no class does.
+            "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "view": the `View` that
+            the attack needs. "chosen": whether it was chosen beforehand for that view or a larger one, without the
+            attacked model's members; "strongest": whether it decides how exposed the scope's records are. See
+            `Audit.strongest`. "title": as the attack declares it; empty where no class does.
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
             and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
@@ -74,7 +79,7 @@ class Audit:
 
     def _repr_html_(self) -> str:
         rows = pd.DataFrame([self.strongest(*scope) for scope in self._scopes().values()])
-        shown = rows[["name", "attacker", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
+        shown = rows[["name", "view", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
         return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
@@ -84,6 +89,10 @@ class Audit:
         """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
         return rows[rows["strongest"].astype(bool)].to_dict("records")[0]
+
+    def headline(self, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
+        """The row of the attack that decides for a view; see `headline`."""
+        return headline(self.attacks, view, scope, name)
 
     @property
     def groups(self) -> list[str]:
@@ -96,11 +105,11 @@ class Audit:
         shown = self.attacks[self.attacks["scope"].isin(["all", "group"])]
         for row in shown.to_dict("records"):
             key = f"attacks.{row['attack']}.{row['name']}"
-            for metric in METRICS:
-                values = {"": row[metric], ".low": row[f"{metric}.low"], ".high": row[f"{metric}.high"]}
-                if metric == "accuracy":
-                    values[".null_high"] = row["accuracy.null_high"]
-                flat |= {f"{key}.{metric}{end}": value for end, value in values.items() if not np.isnan(value)}
+            flat |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
+        for view, (name, scope) in product(VIEWS, self._scopes().items()):
+            if (decides := self.headline(view, *scope)) is not None:
+                flat[f"views.{view}.{name}.attack"] = str(decides["attack"])
+                flat |= _figures(f"views.{view}.{name}", decides, VIEW_METRICS, ("", ".low", ".high"))
         best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
         flat |= {f"strongest.{name}": str(row["attack"]) for name, row in best.items() if not np.isnan(row["accuracy"])}
         flat |= {"references": self.references, "members": self.members, "non_members": self.non_members}
@@ -110,6 +119,47 @@ class Audit:
 
     def _scopes(self) -> dict[str, tuple[str, str]]:
         return {"all": ("all", "all"), **{name: ("group", name) for name in self.groups}}
+
+
+def _figures(
+    key: str, row: Mapping[Hashable, Any], metrics: Iterable[str], ends: Sequence[str]
+) -> dict[str, float | str]:
+    """The figures of a row of `Audit.attacks` by key of audit.json; those that were not measured are left out."""
+    columns = (f"{metric}{end}" for metric, end in product(metrics, ends))
+    return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
+
+
+class _Judged(NamedTuple):
+    """What decides which attack is the `strongest`."""
+
+    accuracy: float
+    low: float
+
+
+def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
+    """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
+    measured there.
+
+    It is the `strongest` of all attacks that need this view or a smaller one. The exact attack of the view is the one
+    chosen beforehand, wherever it was measured, else the one that is chosen without it.
+
+    Args:
+        attacks: `Audit.attacks`.
+        view: of the attacker.
+        scope, name: "all", "group", "model" or "client", and which.
+    """
+    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
+    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
+    rows = {str(row["attack"]): row for row in attacks[here].to_dict("records")}
+    needed = {attack: row["view"] for attack, row in rows.items()}
+    if view not in needed.values():
+        return None
+    chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: -VIEWS.index(needed[a]))
+    judged = {
+        attack: _Judged(rows[attack]["accuracy"], rows[attack]["accuracy.low"])
+        for attack in attacks_of_view(view, needed, chosen)
+    }
+    return rows[strongest(judged)[0]]
 
 
 def audit_records(
@@ -149,13 +199,13 @@ def audit_records(
     """
     require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
     attacked = attack_records(records, attacks)
-    views = {name: str(rows.view[0]) for name, rows in attacked.attacks.items()}
+    views = attacked.views
     rows, metrics = [], {name: measure(attacked.attacks[name]) for name in dict.fromkeys((attacked.chosen, *views))}
-    rows += scope_rows("all", "all", metrics, views)
+    rows += scope_rows("all", "all", metrics, views, attacked.order)
     decisive, _ = strongest(metrics)
     for scope in ("group", "model"):
         for name, metrics in attacked.measured(scope).items():
-            rows += scope_rows(scope, str(name), metrics, views)
+            rows += scope_rows(scope, str(name), metrics, views, attacked.order)
     for name, client in measure(attacked.attacks[decisive], by="client").items():
         chosen = decisive == attacked.chosen
         rows.append(attack_row("client", str(name), decisive, views[decisive], client, chosen=chosen, strongest=True))
@@ -189,25 +239,31 @@ def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd
 
 
 def scope_rows(
-    scope: str, name: str, metrics: Mapping[str, MembershipMetrics], views: Mapping[str, str]
+    scope: str,
+    name: str,
+    metrics: Mapping[str, MembershipMetrics],
+    views: Mapping[str, View],
+    order: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The rows of `Audit.attacks` of one scope, such as "group" and its name, in the order of ``views``.
 
-    The first of ``metrics`` is of the attack that was chosen beforehand.
+    The first of ``metrics`` is of the attack that was chosen beforehand; ``order`` is `AttackedRecords.order`.
     """
     decisive, _ = strongest(metrics)
-    chosen = next((attack for attack, measured in metrics.items() if not np.isnan(measured.accuracy)), decisive)
+    measured = {attack: views[attack] for attack, found in metrics.items() if not np.isnan(found.accuracy)}
+    first = (attacks_of_view(view, measured, order)[:1] for view in VIEWS)
+    chosen = {attack for attacks in first for attack in attacks} or {decisive}
     return [
-        attack_row(scope, name, attack, view, metrics[attack], chosen=attack == chosen, strongest=attack == decisive)
+        attack_row(scope, name, attack, view, metrics[attack], chosen=attack in chosen, strongest=attack == decisive)
         for attack, view in views.items()
     ]
 
 
 def attack_row(
-    scope: str, name: str, attack: str, view: str, metrics: MembershipMetrics, *, chosen: bool, strongest: bool
+    scope: str, name: str, attack: str, view: View, metrics: MembershipMetrics, *, chosen: bool, strongest: bool
 ) -> dict[str, Any]:
     """A row of `Audit.attacks`."""
-    row: dict[str, Any] = {"attacker": view, "attack": attack, "scope": scope, "name": name}
+    row: dict[str, Any] = {"view": view, "attack": attack, "scope": scope, "name": name}
     row |= {"accuracy.null_high": metrics.null_high, "chosen": chosen, "strongest": strongest}
     row |= {"members": metrics.members, "non_members": metrics.non_members}
     for metric, attributes in METRICS.items():
@@ -231,7 +287,7 @@ class Gate:
 
     Args:
         key: one of `LIMITED`, of every attack on every group; or one key of audit.json, such as
-            ``attacks.lira.minority.auc``.
+            ``attacks.lira.minority.auc`` or ``views.client.minority.auc``.
         limit: what it must not exceed.
         strict: whether it must stay below ``limit``.
     """
@@ -252,7 +308,7 @@ class Gate:
         require(
             bool(uppers),
             f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
-            "or no such attack or group",
+            "or no such attack, group or view",
         )
         return {
             key: value for key, value in uppers.items() if value > self.limit or (self.strict and value == self.limit)
@@ -262,7 +318,11 @@ class Gate:
         if self.key == LOWER_BOUND:
             return key == self.key
         figure = key.removesuffix(".high")
-        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
+        if figure == key:
+            return False
+        # The figures of a view are an attack's too.
+        every = self.key in LIMITED and figure.endswith(f".{self.key}") and not figure.startswith("views.")
+        return figure == self.key or every
 
     def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
         """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""

@@ -4,23 +4,30 @@ Everything that measures membership comes through here: the attacks at the end o
 audits of clients' updates, canaries, and property inference, whose "members" are the updates with the property.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.attacks.reference_scores import Bools, Floats, Ints, View
+from shoal.attacks.reference_scores import Bools, Floats, Ints
 from shoal.core.representation import one_line
+from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, membership_metrics
 
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
 SERVER: View = "server"
-"""The views of an attacker."""
+"""The views of an attacker, each of which sees what those before it see; `VIEWS` has all."""
+
+CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span-updates"}
+"""The attack that is chosen beforehand for a view, wherever it is measured: it is exact where it applies."""
+
+AGAINST_CLIENTS = "-others"
+"""Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
 
 NOBODY = -1
 """The client of a record that is no client's."""
@@ -157,7 +164,51 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
     return replace(fits[0], **{name: float(np.mean([getattr(fit, name) for fit in fits])) for name in averaged})
 
 
-def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
+class Judged(Protocol):
+    """The balanced accuracy of an attack, NaN where it was not measured, and the lower end of its interval."""
+
+    @property
+    def accuracy(self) -> float:
+        """See `MembershipMetrics`."""
+        ...
+
+    @property
+    def low(self) -> float:
+        """See `MembershipMetrics`."""
+        ...
+
+
+def views_within(view: View) -> tuple[View, ...]:
+    """A view and all that see less: their attacks are the view's too.
+
+    >>> views_within(CLIENT)
+    ('outsider', 'client')
+    """
+    return VIEWS[: VIEWS.index(view) + 1]
+
+
+def attacks_of_view(view: View, needed: Mapping[str, View], order: Iterable[str]) -> list[str]:
+    """The attacks that a view can carry out, the one that is chosen beforehand first.
+
+    Args:
+        view: of the attacker.
+        needed: the view that each attack needs, by the attack's name.
+        order: in which attacks are chosen beforehand, after the exact ones of a view (`CHOSEN_OF_VIEW`).
+
+    Example:
+        >>> from shoal.audit.records import attacks_of_view
+        >>> needed = {"loss": "outsider", "rmia": "outsider", "span-models": "client"}
+        >>> attacks_of_view("outsider", needed, ["rmia", "loss"]), attacks_of_view("server", needed, ["rmia", "loss"])
+        (['rmia', 'loss'], ['span-models', 'loss', 'rmia'])
+    """
+    within = views_within(view)
+    exact = (CHOSEN_OF_VIEW[seen] for seen in reversed(within) if seen in CHOSEN_OF_VIEW)
+    inside = [name for name, needs in needed.items() if needs in within]
+    first = [name for name in (*exact, *order) if name in inside][:1]
+    return [*dict.fromkeys((*first, *inside))]
+
+
+def strongest(attacks: Mapping[str, Judged]) -> tuple[str, float]:
     """The attack that decides how exposed records are, of all that were made on the same records.
 
     The largest of many figures is above chance where nothing is leaked. So the first attack decides, which was chosen

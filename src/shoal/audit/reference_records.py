@@ -1,7 +1,7 @@
 """Records whose membership is asked of a model and of reference models, and every attack on their scores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from shoal.attacks import (
     ReferenceScores,
 )
 from shoal.attacks.reference_scores import Bools, Floats, Ints, View
-from shoal.audit.records import RecordTable, measure
+from shoal.audit.records import RecordTable, attacks_of_view, measure
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
@@ -118,16 +118,32 @@ class AttackedRecords:
 
     Args:
         attacks: the rows of each attack, by its key in audit.json.
-        chosen: the attack that was chosen beforehand, without the attacked model's members.
+        order: the attacks in the order in which they are chosen beforehand, without the attacked model's members.
         references: R, the number of reference models.
         omitted: attacks that were not computed, and why.
     """
 
     attacks: Mapping[str, RecordTable]
-    chosen: str
+    order: Sequence[str]
     references: int
     omitted: Mapping[str, str] = field(default_factory=dict)
     __repr__ = one_line
+
+    @property
+    def chosen(self) -> str:
+        """The attack that was chosen beforehand."""
+        return self.order[0]
+
+    @property
+    def views(self) -> dict[str, View]:
+        """The view that each attack needs."""
+        return {name: table.view[0] for name, table in self.attacks.items()}
+
+    def of_view(self, view: View) -> "AttackedRecords":
+        """The attacks that a view can carry out, the one that is chosen beforehand for it first."""
+        inside = attacks_of_view(view, self.views, self.order)
+        order = dict.fromkeys((*inside[:1], *(name for name in self.order if name in inside)))
+        return replace(self, attacks={name: self.attacks[name] for name in inside}, order=[*order])
 
     def measured(self, by: str) -> dict[Any, dict[str, MembershipMetrics]]:
         """Metrics of each attack on the records of each value of a column, the chosen attack first."""
@@ -174,10 +190,10 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     else:
         omitted[OtherClusters.name] = "there is only one model"
     answers |= records.further
-    default = next((name for name in CHOSEN_WITHOUT_REFERENCES if name in answers), next(iter(answers)))
+    order = [*sorted(strength, key=lambda name: -strength[name]), *CHOSEN_WITHOUT_REFERENCES, *answers]
     return AttackedRecords(
         attacks={name: records.answers(name, scored) for name, scored in answers.items()},
-        chosen=max(strength, key=lambda name: strength[name], default=default),
+        order=[*dict.fromkeys(name for name in order if name in answers)],
         references=scores.references,
         omitted={**omitted, **records.omitted},
     )

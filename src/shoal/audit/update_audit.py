@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
-from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -38,17 +37,24 @@ from shoal.attacks import (
     UpdateAttack,
     UpdateScores,
 )
-from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, scope_rows
-from shoal.audit.records import Floats, RecordTable, matching_weights, measure, strongest
+from shoal.audit.records import (
+    AGAINST_CLIENTS,
+    CHOSEN_OF_VIEW,
+    Floats,
+    RecordTable,
+    matching_weights,
+    measure,
+    strongest,
+)
 from shoal.audit.reference_records import REFERENCE_ATTACKS
 from shoal.core.errors import InputError, described, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data.preferences import Preferences
+from shoal.data.preferences import VIEWS, Preferences
 from shoal.engine import RoundUpdates
 from shoal.metrics import MembershipMetrics, mean_interval
 
@@ -87,13 +93,9 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
             )
         plain = re.fullmatch(r"[\w-]+", str(name)) is not None
         require(plain, f"an attack's 'name' must be of letters, digits, '-' and '_', since it is a key; got '{name}'")
-        views = ", ".join(get_args(View))
-        require(attack.view in get_args(View), f"attack '{name}': 'view' must be one of {views}; got {attack.view!r}")
+        views = ", ".join(VIEWS)
+        require(attack.view in VIEWS, f"attack '{name}': 'view' must be one of {views}; got {attack.view!r}")
     return tuple(on_scores), tuple(on_updates)
-
-
-AGAINST_CLIENTS = "-others"
-"""Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,9 @@ def with_server(audit: Audit, server: Audit) -> Audit:
     The server's attack decides on a scope where the lower end of its interval is above 0.5 and the other's figure.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
-    rows["chosen"] &= ~rows.duplicated(["scope", "name", "chosen"])
+    # Of both, the first was chosen without the updates; the exact attack of a view stays chosen beside it.
+    exact = rows["attack"].isin([*CHOSEN_OF_VIEW.values()])
+    rows["chosen"] &= exact | ~rows.assign(exact=exact).duplicated(["scope", "name", "chosen", "exact"])
     for _, decides in rows[rows["strongest"].astype(bool)].groupby(["scope", "name"]):
         if len(decides) == 2:
             outsider, updates = decides.index

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference
-from shoal.audit.update_audit import AGAINST_CLIENTS
+from shoal.audit.records import AGAINST_CLIENTS
 from shoal.core.formats import capitalized
 
 _DECLARED = [attack for attack in vars(shoal.attacks).values() if isinstance(attack, type) and hasattr(attack, "title")]

@@ -322,7 +322,7 @@ def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
     """The audit in a run's directory; None where there is none, or one of other rounds."""
     try:
         rounds = json.loads((out / "audit.json").read_text(encoding="utf-8")).get("rounds")
-        words = dict.fromkeys(("attacker", "attack", "scope", "name", "title"), str)
+        words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)
         attacks = pd.read_csv(out / "audit.csv", dtype=words, keep_default_na=False, na_values=[""])
     except (OSError, ValueError, AttributeError):
         return None

@@ -75,7 +75,7 @@ class OtherClusters:
 
     name: ClassVar[str] = "other-clusters"
     title: ClassVar[str] = "other clusters' models"
-    view: ClassVar[View] = "client"
+    view: ClassVar[View] = "outsider"
     least: ClassVar[int] = 0
 
     all_models: Floats

@@ -89,7 +89,7 @@ def audit_page(
         ),
         Section("not-tested", "What was not tested", items=[*omitted, *_not_asked(audit), *notes]),
     )
-    attackers = {name: what for name, what in ATTACKERS.items() if (audit.attacks["attacker"] == name).any()}
+    attackers = {name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()}
     return render(
         "audit.html.j2", title, lead, _key_metrics(audit, strongest, groups, stated), sections, style="audit",
         kind=kind_of_data, attackers=attackers,
@@ -112,7 +112,7 @@ def _key_metrics(
     )
     if worst is None:
         return (("Attack that decides", DASH, "none could be measured"), *last)
-    attacker = f"attacker: {worst.attacker}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
+    attacker = f"attacker: {worst.view}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
     return (
         ("Attack that decides", worst.head, attacker),
         ("Balanced accuracy", worst.accuracy.text, worst.remark),
@@ -177,6 +177,6 @@ def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]
 
 def _not_asked(audit: Audit) -> list[str]:
     """Attackers of whom no attack was measured, and what no audit asks."""
-    asked = set(audit.attacks.loc[audit.attacks["accuracy"].notna(), "attacker"])
+    asked = set(audit.attacks.loc[audit.attacks["accuracy"].notna(), "view"])
     missing = [f"A {name} who {what}." for name, what in ATTACKERS.items() if name not in asked]
     return [*missing, *NOT_ASKED]

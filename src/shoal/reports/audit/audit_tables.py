@@ -5,8 +5,7 @@ from math import isnan, nan
 
 import pandas as pd
 
-from shoal.audit.records import SERVER
-from shoal.audit.update_audit import AGAINST_CLIENTS
+from shoal.audit.records import AGAINST_CLIENTS, SERVER
 from shoal.core.formats import DASH, count, decimal
 from shoal.reports.attack_titles import attack_head
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
@@ -47,7 +46,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
         rows += [_attack(finding) for finding in weaker]
     listed = [finding for name in shown for finding in groups[name]]
     sentences = ["Below each figure its 95 % interval; in bold the attack that decides."]
-    if any(finding.attacker == SERVER for finding in listed):
+    if any(finding.view == SERVER for finding in listed):
         sentences.append(
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
             "without such non-members are left out."
@@ -63,7 +62,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
         sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
     if len(shown) < len(groups):
         sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
-    columns = (Column("attack", "by attacker", number=False), *_METRICS)
+    columns = (Column("attack", "by view", number=False), *_METRICS)
     return Table(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
 
 
@@ -220,7 +219,7 @@ def _minus(text: str) -> str:
 
 def _attack(finding: Finding, style: str = "") -> Row:
     rates = (_rate(rate) for rate in finding.tpr.values())
-    return row(Cell(finding.head, finding.attacker), _value(finding.auc), _value(finding.accuracy), *rates, style=style)
+    return row(Cell(finding.head, finding.view), _value(finding.auc), _value(finding.accuracy), *rates, style=style)
 
 
 def _value(estimate: Estimate) -> Cell:

@@ -21,7 +21,7 @@ class Finding:
     """What one attack finds on the records of one scope: a row of `Audit.attacks`.
 
     Args:
-        attacker, attack: who could carry it out, and its key in audit.json.
+        view, attack: the `View` that it needs, and its key in audit.json.
         scope, name: "all", "group", "model" or "client", and which.
         members, non_members: how many records of each kind.
         auc, accuracy: area under the ROC curve, and balanced accuracy.
@@ -32,7 +32,7 @@ class Finding:
         declared: the title that the attack declares; "": see `attack_title`.
     """
 
-    attacker: str
+    view: str
     attack: str
     scope: str
     name: str
@@ -50,7 +50,7 @@ class Finding:
     def of(row: Mapping[Any, Any]) -> "Finding":
         """The finding in a row of `Audit.attacks`."""
         return Finding(
-            attacker=str(row["attacker"]),
+            view=str(row["view"]),
             attack=str(row["attack"]),
             scope=str(row["scope"]),
             name=str(row["name"]),

@@ -1,0 +1,5 @@
+"""What shapes alone say of exposure, before anything is trained."""
+
+from shoal.audit.preflight.exposure_rule import Exposure, LayerShape, Moves, Verdict, exposure_rule, most_exposed
+
+__all__ = ["Exposure", "LayerShape", "Moves", "Verdict", "exposure_rule", "most_exposed"]

@@ -1,0 +1,191 @@
+"""The rule that says from shapes whether a layer's moves give single records away; nothing is trained.
+
+The move of a dense layer is a sum of (error x input), so its rows lie in the span of the inputs that it was trained on.
+Rows of several rounds are stacked. While the rows span all inputs, and these do not span everything, a record is a
+member exactly if nothing of its input is outside that span. So of n distinct inputs, width w, r rounds and d inputs
+
+    recognised  iff  c(r) = min(w r, d) > n(r)  for a number of rounds r that the attacker sees.
+
+Beyond it, members still lie nearer to the span than others. For normal inputs and random errors the energy of a record
+in c of d dimensions is chi-squared; a member's is larger by (d - c) c / n, and where all d are seen, smaller in the
+inverse metric by c / n of itself. The AUC of the best test of this energy therefore is at most
+
+    Phi(z),  z = max(c, d - c) sqrt(c) / (2 n).
+
+Natural inputs are far from normal, and the attack then finds less than this. So a record is hidden from this attack
+where the bound is below 0.6, and nothing is said between the two.
+
+Source: the span check of gradient inversion, SPEAR (Dimitrov et al., NeurIPS 2024, arXiv:2403.03945), and as membership
+inference ProjRes (arXiv:2604.21197); the bound is derived here. What noise hides: Benaych-Georges and Nadakuditi 2012,
+Journal of Multivariate Analysis 111 (singular vectors of a low-rank matrix in noise).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
+from statistics import NormalDist
+from typing import Literal
+
+from shoal.core.errors import require
+
+Verdict = Literal["recognised", "between", "hidden"]
+
+RECOGNISED_AUC = 0.9
+"""What the AUC of the span attack is at least where records are recognised."""
+
+HIDDEN_AUC = 0.6
+"""What it is at most where they are hidden."""
+
+HIDING_NOISE = 4.0
+"""How many times the noise at which the singular vectors of a record become random hides it."""
+
+_Z = NormalDist().inv_cdf(HIDDEN_AUC)
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer, as far as its moves can give records away.
+
+    Args:
+        name: of its weights.
+        inputs: d, the dimension of what it reads: its inputs, or the rank of the data where that is lower.
+        outputs: w, the independent rows of its move in one round: its outputs, but of softmax errors, which add up to
+            0, one less.
+        positions: inputs that one example gives it: 1 of a dense layer, the patches of a convolution, tokens.
+        reads_data: whether nothing before it is trained. Otherwise its inputs are features, which move while it is
+            trained: they are others in every pass, and those of two rounds cannot be stacked.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    positions: int = 1
+    reads_data: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs", "positions"):
+            require(getattr(self, name) >= 1, f"'{name}' must be at least 1; got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The moves of one model, or of one client, that an attacker sees.
+
+    Args:
+        examples: distinct examples behind all moves together: of a client, or of all clients of a sum.
+        rounds: T, how many moves there are.
+        passes: over these examples in one round.
+        share: of the examples that are behind one move, in (0, 1]; another random share in every round.
+        copies: random copies of an example that are trained on at most, such as 2 by flips alone; 1: examples as they
+            are; infinite: another one in every pass.
+        searched: whether the attacker searches the transform of copies; otherwise a record itself was never trained on.
+        noise: standard deviation of the noise in each number of one move, by the largest norm of what one example adds
+            to it; 0: none.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    examples: int
+    rounds: int = 1
+    passes: int = 1
+    share: float = 1.0
+    copies: float = 1.0
+    searched: bool = True
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("examples", "rounds", "passes", "copies"):
+            require(getattr(self, name) >= 1, f"'{name}' must be at least 1; got {getattr(self, name)}")
+        require(0 < self.share <= 1, f"'share' must be in (0, 1]; got {self.share}")
+        require(self.noise >= 0, f"'noise' must be at least 0; got {self.noise}")
+
+    def examples_seen(self, rounds: int) -> int:
+        """The distinct examples behind ``rounds`` moves; with a ``share`` on average, rounded up."""
+        return ceil(self.examples * (1 - (1 - self.share) ** rounds) - 1e-9)
+
+    def inputs_each(self, rounds: int, layer: LayerShape) -> int:
+        """The distinct inputs that one of these examples has given ``layer``."""
+        trained = self.passes * rounds
+        if layer.reads_data:
+            trained = int(min(trained, self.copies))
+        return trained * layer.positions
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What the rule says of a layer.
+
+    Args:
+        layer: whose moves.
+        verdict: "recognised": AUC of the span attack above 0.9; "hidden": below 0.6; "between": either.
+        rounds: r, after which it holds: from which records are recognised, otherwise where the layer says most.
+        capacity: c(r), the independent directions that the moves of these rounds can have.
+        distinct: n(r), the distinct inputs behind them.
+    """
+
+    layer: LayerShape
+    verdict: Verdict
+    rounds: int
+    capacity: int
+    distinct: int
+
+    @property
+    def auc(self) -> tuple[float, float]:
+        """The least and the largest AUC of the span attack that the verdict allows."""
+        ranges = {"recognised": (RECOGNISED_AUC, 1.0), "between": (0.5, 1.0), "hidden": (0.5, HIDDEN_AUC)}
+        return ranges[self.verdict]
+
+
+def exposure_rule(layer: LayerShape, moves: Moves) -> Exposure:
+    """Whether the moves of a layer give records away, and from which round on.
+
+    Example:
+        >>> from shoal.audit.preflight import LayerShape, Moves, exposure_rule
+        >>> hidden = LayerShape("hidden", inputs=784, outputs=200)
+        >>> exposure_rule(hidden, Moves(examples=25)).verdict
+        'recognised'
+        >>> of_a_sum = exposure_rule(hidden, Moves(examples=12 * 25, rounds=40))
+        >>> of_a_sum.verdict, of_a_sum.rounds, of_a_sum.capacity, of_a_sum.distinct
+        ('recognised', 2, 400, 300)
+    """
+    # More rounds than span all that the layer reads only add examples; the features of several cannot be stacked.
+    last = min(moves.rounds, ceil(layer.inputs / layer.outputs)) if layer.reads_data else 1
+    most, largest = None, -inf
+    for rounds in range(1, last + 1):
+        capacity, each = min(layer.outputs * rounds, layer.inputs), moves.inputs_each(rounds, layer)
+        distinct = moves.examples_seen(rounds) * each
+        if capacity > distinct and moves.noise == 0 and not _unlike(moves):
+            return Exposure(layer, "recognised", rounds, capacity, distinct)
+        # An example with several inputs is judged by all of them together.
+        z = max(capacity, layer.inputs - capacity) * sqrt(capacity * each) / (2 * distinct)
+        if _unlike(moves) or _drowned(layer, moves, rounds):
+            z = 0.0
+        if z > largest:
+            verdict: Verdict = "between" if z > _Z else "hidden"
+            most, largest = Exposure(layer, verdict, rounds, capacity, distinct), z
+    assert most is not None
+    return most
+
+
+def most_exposed(layers: Iterable[LayerShape], moves: Moves) -> Exposure | None:
+    """The layer that gives records away first, or else says most; None: there is no layer that the rule is of."""
+    order = ("recognised", "between", "hidden")
+    exposures = [exposure_rule(layer, moves) for layer in layers]
+    return min(
+        exposures, key=lambda one: (order.index(one.verdict), one.rounds, one.distinct / one.capacity), default=None
+    )
+
+
+def _unlike(moves: Moves) -> bool:
+    """Whether the attacker asks for records that were never trained on as they are."""
+    return moves.copies == inf and not moves.searched
+
+
+def _drowned(layer: LayerShape, moves: Moves, rounds: int) -> bool:
+    """Whether noise hides what a record adds to the stacked moves of ``rounds`` rounds.
+
+    That is sqrt(r) long, and its singular vectors become random below (r w d)^(1/4) deviations of the noise.
+    """
+    signal = rounds**0.25 / (layer.outputs * layer.inputs) ** 0.25
+    return HIDING_NOISE * signal < moves.noise

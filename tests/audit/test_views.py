@@ -1,0 +1,96 @@
+"""Views are nested: what an outsider finds, a client and the server find too, and each figure says whose it is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from made_up_scores import made_up
+from shoal.audit.audit import audit_records, parse_gates
+from shoal.audit.records import CLIENT, OUTSIDER, SERVER
+from shoal.audit.reference_records import AttackScores, AuditRecords, attack_records
+from shoal.core.randomness import Stream
+
+KEYS = ("attack", *(f"{m}{end}" for m in ("accuracy", "auc", "tpr_at_fpr_0.01") for end in ("", ".low", ".high")))
+
+
+@pytest.fixture(scope="module")
+def records():
+    scores = made_up(2400, 4, seed=1)
+    names = np.arange(2400).astype(str).astype(object)
+    return AuditRecords(scores, names, names, np.where(np.arange(2400) % 3 == 0, "few", "many").astype(object))
+
+
+def seen(records, view, right, name):
+    """The records with an attack that is right about a share of them."""
+    called = records.scores.member ^ (np.random.default_rng(2).random(len(records)) >= right)
+    further = {**records.further, name: AttackScores(view, 1.0 * called, np.full(len(records), 0.5))}
+    return replace(records, further=further)
+
+
+def audited(records):
+    return audit_records(records, Stream(0))
+
+
+@pytest.fixture(scope="module")
+def plain(records):
+    return audited(records)
+
+
+def test_a_view_of_which_no_attack_was_asked_has_no_keys(plain):
+    flat = plain.flat()
+    of_views = {key for key in flat if key.startswith("views.")}
+    assert of_views == {f"views.outsider.{name}.{key}" for name in ("all", "few", "many") for key in KEYS}
+    for name in ("all", "few", "many"):
+        attack = flat[f"strongest.{name}"]
+        assert flat[f"views.outsider.{name}.attack"] == attack
+        for key in KEYS[1:]:
+            assert flat[f"views.outsider.{name}.{key}"] == flat[f"attacks.{attack}.{name}.{key}"]
+
+
+def test_a_larger_view_has_the_attacks_of_the_smaller_ones_too(records, plain):
+    """An attack at chance that needs more does not hide what needs less."""
+    weak = audited(seen(records, SERVER, 0.5, "weak")).flat()
+    before = plain.flat()
+    assert {key: value for key, value in weak.items() if key.startswith("views.outsider")} == {
+        key: value for key, value in before.items() if key.startswith("views.outsider")
+    }
+    assert not any(key.startswith("views.client") for key in weak)
+    assert all(weak[f"views.server.all.{key}"] == weak[f"views.outsider.all.{key}"] for key in KEYS)
+    strong = audited(seen(records, CLIENT, 0.99, "strong")).flat()
+    assert strong["views.client.few.attack"] == strong["strongest.few"] == "strong"
+    assert strong["views.outsider.few.attack"] != "strong"
+    assert strong["views.client.few.accuracy"] > 0.95 > strong["views.outsider.few.accuracy"]
+
+
+@pytest.mark.parametrize(("view", "name"), [(CLIENT, "span-models"), (SERVER, "span-updates")])
+def test_the_exact_attack_of_a_view_is_chosen_beforehand_for_it(records, plain, view, name):
+    """It decides where no other is certain to find more, and other views are as they were."""
+    decides = plain.strongest()
+    audit = audited(seen(records, view, decides["accuracy"] + 0.01, name))
+    assert audit.headline(view)["attack"] == name
+    assert audit.headline(OUTSIDER)["attack"] == audit.strongest()["attack"] == decides["attack"]
+    chosen = audit.attacks[audit.attacks["chosen"] & (audit.attacks["scope"] == "all")]
+    assert set(chosen["attack"]) == {name, decides["attack"]}
+    blind = audited(seen(records, view, 0.5, name)).headline(view)
+    assert blind["attack"] != name, "another is certain to find more"
+    assert blind["accuracy"] > 0.55
+
+
+def test_the_attacks_of_a_view_are_those_that_an_audit_judges_it_by(records):
+    records = seen(seen(records, CLIENT, 0.9, "span-models"), SERVER, 0.8, "mine")
+    attacked = attack_records(records)
+    assert attacked.of_view(OUTSIDER).attacks.keys() == attack_records(replace(records, further={})).attacks.keys()
+    assert attacked.of_view(OUTSIDER).chosen == attacked.chosen
+    assert attacked.of_view(CLIENT).chosen == attacked.of_view(SERVER).chosen == "span-models"
+    assert attacked.of_view(SERVER).attacks.keys() == attacked.attacks.keys()
+
+
+def test_a_gate_can_name_a_view_and_does_not_count_it_twice(records):
+    flat = audited(seen(records, CLIENT, 0.99, "strong")).flat()
+    assert parse_gates(["views.client.few.auc <= 0.6"])[0].broken_by(flat).keys() == {"views.client.few.auc"}
+    assert parse_gates(["views.outsider.few.auc <= 0.999"])[0].broken_by(flat) == {}
+    assert all(key.startswith("attacks.") for key in parse_gates(["auc <= 0.1"])[0].broken_by(flat))
+    sentence, holds = parse_gates(["views.server.few.auc <= 1"])[0].judged(flat)
+    assert not holds
+    assert "'views.server.few.auc' was not measured" in sentence
