@@ -33,11 +33,11 @@ def test_first_rounds_are_those_that_the_run_recorded(toy_config, changes):
             recorded.append(report.updates)
             models.append(after.state.models)
         attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
-        seen = attacked.first_rounds(engine)
+        seen, _ = attacked.first_rounds(engine)
         assert seen is not None
         for mine, theirs in zip(seen.updates, recorded[:ROUNDS], strict=True):
             for name in ("round", "clients", "assignment", "models", "updates"):
                 assert torch.equal(*(torch.as_tensor(getattr(each, name)) for each in (mine, theirs)))
         assert all(torch.equal(*pair) for pair in zip(seen.models, models[: ROUNDS + 1], strict=True))
         changed = [{**row, "accuracy": row["accuracy"] + 1e-12} if row["round"] == 3 else row for row in now.rows]
-        assert replace(attacked, rows=tuple(changed)).first_rounds(engine) is None
+        assert replace(attacked, rows=tuple(changed)).first_rounds(engine)[0] is None

@@ -50,7 +50,7 @@ class AttackScores:
 
     Args:
         view: who could carry it out.
-        score: (M,), higher for members.
+        score: (M,), higher for members; NaN for a record that it cannot be asked of.
         threshold: (M,), above which it says member.
     """
 
@@ -97,8 +97,8 @@ class AuditRecords:
         return len(self.record)
 
     def answers(self, attack: str, scores: AttackScores) -> RecordTable:
-        """The rows of an attack."""
-        return RecordTable.from_columns(
+        """The rows of an attack: the records that it has a score of."""
+        table = RecordTable.from_columns(
             scores.score,
             self.scores.member,
             threshold=scores.threshold,
@@ -110,6 +110,8 @@ class AuditRecords:
             view=scores.view,
             pair=self.pair,
         )
+        scored = ~np.isnan(scores.score)
+        return table if scored.all() else table.take(scored)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,33 +27,36 @@ class FirstRounds:
     """The moves of the first T rounds of a federation, filled while it trains.
 
     Args:
+        first: the number of the first of them.
+        models: (K, P) before the first and after each round, T + 1 of them.
         updates: of each round, as the server received them: after the client's defences. Fewer rounds where their
             updates are large; see `MOST_BYTES`.
-        models: (K, P) before the first and after each round, T + 1 of them.
+        senders: (m,) int64, the ids of the clients that sent an update in these rounds.
     """
 
-    updates: list[RoundUpdates] = field(default_factory=list)
+    first: int = 1
     models: list[Tensor] = field(default_factory=list)
+    updates: list[RoundUpdates] = field(default_factory=list)
+    senders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     __repr__ = one_line
 
     def watched(self, training: Training, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
         """`Training.rounds`, whose first rounds are collected; no bit of training depends on it."""
-        last = min(upto, state.round + ROUNDS)
+        self.first, last = state.round + 1, min(upto, state.round + ROUNDS)
         self.models.append(state.models.cpu())
+        room, ids = MOST_BYTES, training.federation.ids
         while state.round < last:
-            room = MOST_BYTES - sum(4 * seen.updates.numel() for seen in self.updates)
-            fits = 4 * len(training.cohort(state.round + 1)) * training.engine.model.layout.size <= room
-            state, report = replace(training, record_every=int(fits)).round(state)
+            room -= 4 * len(training.cohort(state.round + 1)) * training.engine.model.layout.size
+            state, report = replace(training, record_every=int(room >= 0)).round(state)
             self.models.append(state.models.cpu())
             if report.updates is not None:
                 self.updates.append(report.updates)
+            for local in report.plan.trainings:
+                if local.weights is not None:
+                    self.senders = torch.cat([self.senders, ids[report.cohort[local.participants()]]]).unique()
             yield state, replace(report, updates=None)
         yield from replace(training, record_every=0).rounds(state, upto)
 
     def moves(self) -> Tensor:
         """(T + 1, K, P), the models before the first and after each of the rounds after which their number is K."""
         return torch.stack([*takewhile(lambda models: models.shape == self.models[0].shape, self.models)])
-
-    def senders(self) -> Tensor:
-        """(m,) int64, the ids of the clients that sent an update, ascending."""
-        return torch.cat([seen.clients for seen in self.updates]).unique()

@@ -12,7 +12,7 @@ under another defence.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
+from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores, logit_confidence
 from shoal.audit.model_scores import Membership, is_personal
+from shoal.audit.reference_records import AttackScores
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
+from shoal.data.memory_format import gather
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, RoundReport, State
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
+from shoal.replay.span_scores import SPANS, AskedRecords, knowledge_of, span_scores
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.simulation import Simulation, initial_state
 from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
@@ -68,6 +71,8 @@ class FederationScores:
     model: Tensor
     population: Tensor
     trajectory: Tensor
+    span_models: Tensor
+    span_updates: Tensor
     seconds: float = 0.0
 
     @property
@@ -196,18 +201,52 @@ class AttackedRun:
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round)
 
-    def first_rounds(self, engine: Engine) -> FirstRounds | None:
-        """The first rounds of the run, trained again; None where they are not those of the run, as on another machine.
+    def spans(self, engine: Engine) -> tuple[dict[str, AttackScores], dict[str, str]]:
+        """The span attacks on the run's first rounds, as `span_scores` gives them; the rounds are trained again."""
+        seen, known = self.first_rounds(engine)
+        if seen is None:
+            reason = "needs the moves of the first rounds, and the run cannot be repeated bit for bit here"
+            return {}, {attack.name: reason for attack in SPANS}
+        return span_scores(seen, self._asked, engine, known)
 
-        They are those that followed ``start``, where the run went on from one.
+    def first_rounds(self, engine: Engine) -> tuple[FirstRounds | None, Knowledge]:
+        """The first rounds of the run, trained again, and what is known of them.
+
+        None where they are not those of the run, as on another machine. They are those that followed ``start``, where
+        the run went on from one.
         """
         training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
         state, seen = initial_state(self.simulation, engine).state, FirstRounds()
-        upto = min(self.simulation.first_round - 1 + ROUNDS, self.simulation.last_round)
+        known, upto = knowledge_of(training, state), min(state.round + ROUNDS, self.simulation.last_round)
         for after, report in seen.watched(training, state, upto):
             if not self._recorded(after, report, engine):
-                return None
-        return seen
+                return None, known
+        return seen, known
+
+    @cached_property
+    def _asked(self) -> AskedRecords:
+        """The records for the span attacks. Of the population the attacker knows that nobody trained on it; where there
+        is none, of the test examples that are in no pair.
+        """
+        federation, others, device = self.simulation.federation, self.population, self.population.y.device
+        if not len(others) and self.records.source == "test":
+            unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)
+            others = federation.test.take(torch.nonzero(unpaired).flatten()[:POPULATION].to(device))
+        label = torch.cat([self.records.labels, others.y.cpu()])
+        label = torch.zeros(len(label), dtype=torch.int64) if federation.classes is None else label
+        count = 2 * len(self.records)
+        return AskedRecords(
+            x=gather(self.records.federation.clients.x, self.records.rows_on_device(torch.arange(count))),
+            client=federation.ids[self.records.client],
+            label=label[:count],
+            known=others.x if len(others) else None,
+            known_label=label[count:] if len(others) else None,
+        )
+
+    def _spans(self, seen: FirstRounds, engine: Engine, known: Knowledge) -> dict[str, Tensor]:
+        """The span attacks' scores, by the fields of `FederationScores`."""
+        scores, _ = span_scores(seen, self._asked, engine, known)
+        return {name.replace("-", "_"): torch.from_numpy(found.score) for name, found in scores.items()}
 
     def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
         """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
@@ -225,7 +264,7 @@ class AttackedRun:
 
     def _train(self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int) -> FederationScores:
         """Replay all stages, with the second record of some pairs; ``stream`` None: as they were drawn."""
-        state, training, seen = None, None, list[Tensor]()
+        state, training, seen, spans = None, None, list[Tensor](), dict[str, Tensor]()
         for stage in self.stages:
             replay = replace(
                 stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
@@ -239,15 +278,17 @@ class AttackedRun:
                     coordinator=stage.directives,
                 )
                 state = initial_state(replay, stage_engine).state
-                seen_first = FirstRounds()
-                for after, _ in seen_first.watched(training, state, replay.last_round):
+                first, known = FirstRounds(), knowledge_of(training, state)
+                for after, _ in first.watched(training, state, replay.last_round):
                     state = after
                     if state.round in self.snapshot_rounds:
                         seen.append(self._of_all(state.models, engine))
+                if stage is self.stages[-1]:
+                    spans = self._spans(first, engine, known)
         assert state is not None
         assert training is not None
         deployed, _ = training.deployed(state)
-        scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
+        scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **spans)
         if scores.personal or {len(snapshot) for snapshot in seen} != {len(state.models)}:
             return scores
         trained_last = scores.model[self.records.client], torch.arange(2 * len(self.records))
@@ -273,6 +314,8 @@ class AttackedRun:
             model=model,
             population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
+            span_models=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
+            span_updates=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
         )
 
     def _of_all(self, models: Tensor, engine: Engine) -> Tensor:

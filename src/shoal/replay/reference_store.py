@@ -26,10 +26,10 @@ LOG = logging.getLogger("shoal")
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
-_VERSION = 2
+_VERSION = 3
 """Version of the files; scores of another one are trained anew."""
 
-_FIELDS = ("score", "member", "model", "population", "trajectory")
+_FIELDS = ("score", "member", "model", "population", "trajectory", "span_models", "span_updates")
 
 
 def reference_scores(
