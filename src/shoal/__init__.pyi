@@ -103,6 +103,7 @@ from .engine import (
     Training as Training,
 )
 from .models import (
+    Features as Features,
     Model as Model,
     Shape as Shape,
     TextShape as TextShape,

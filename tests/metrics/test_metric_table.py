@@ -10,8 +10,8 @@ from shoal.metrics import Metric
     ("settings", "sentence"),
     [
         ({"key": "worst client"}, "a metric's key has no spaces; got 'worst client'"),
-        ({"key": "worst", "format": "percentage"}, "'format' must be of percent, .*; got percentage"),
-        ({"key": "worst", "scopes": "group client"}, "'scopes' must be of run, group, model, round; got client"),
+        ({"key": "worst", "format": "percentage"}, "'format' must be 'percent', .* or 'number'; got percentage"),
+        ({"key": "worst", "scopes": "group client"}, "'scopes' must be 'run', 'group', 'model' or 'round'; got client"),
     ],
 )
 def test_a_metric_that_no_page_could_show_is_refused(settings, sentence):

@@ -27,6 +27,8 @@ from shoal.attacks.scores.calibration import DifficultyCalibration, LossScore, O
 from shoal.attacks.scores.lira import LiRA, OfflineLiRA
 from shoal.attacks.scores.rmia import RMIA, OfflineRMIA
 from shoal.attacks.scores.trajectory import LossTrajectory
+from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
+from shoal.attacks.span.span import Candidates, ModelSpan, SpanScores, UpdateSpan
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
 from shoal.attacks.updates.client_canaries import (
@@ -44,14 +46,14 @@ MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
 __all__ = [
-    "RMIA", "Acquisition", "BaVarIA", "CanaryClients", "ClusterIdentity",
-    "DifficultyCalibration", "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference",
-    "GroupInference", "Guesses", "HarvestedModel", "IdentityGuesses", "ImageChanges", "LiRA", "LossHistograms",
+    "RMIA", "Acquisition", "BaVarIA", "CanaryClients", "Candidates", "ClusterIdentity", "DifficultyCalibration",
+    "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference",
+    "Guesses", "HarvestedModel", "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms",
     "LossScore", "LossThreshold", "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition",
-    "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population",
-    "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records", "ReferenceAttack",
-    "ReferenceModels", "ReferenceScores", "ShadowModelAttack", "ShadowModels", "SourceInference",
-    "UpdateAttack", "UpdateScores", "View", "augmentation_votes", "boundary_distance", "canary_cosines",
-    "canary_directions", "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
-    "update_scores",
+    "ModelSpan", "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords",
+    "Population", "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records",
+    "ReferenceAttack", "ReferenceModels", "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels",
+    "SourceInference", "SpanScores", "UpdateAttack", "UpdateScores", "UpdateSpan", "View", "augmentation_votes",
+    "boundary_distance", "canary_cosines", "canary_directions", "estimate_client_epsilon", "logit_confidence",
+    "needs_classes", "reconstruct_from_rounds", "update_scores",
 ]  # fmt: skip

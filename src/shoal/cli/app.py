@@ -1,4 +1,4 @@
-"""The command line: ``shoal init``, ``data``, ``run``, ``audit``, ``compare``, ``report``, ``sweep``.
+"""The command line: ``shoal init``, ``data``, ``preflight``, ``run``, ``audit``, ``compare``, ``report``, ``sweep``.
 
 Exit codes: 0 done; 2 bad input, one sentence on stderr; 3 an audit's gate is broken; 1 failed; 130 interrupted.
 
@@ -8,6 +8,7 @@ option answer at once.
 
 import atexit
 import gc
+import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -108,7 +109,8 @@ def run(
         references = display.reference_federations
         run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
     page = report_of(directory)
-    typer.echo(verdict(read_summary(directory), read_description(directory).kind))
+    about = read_description(directory)
+    typer.echo(verdict(read_summary(directory), about.kind, title=about.algorithm_title))
     typer.echo(f"Report: {page}")
 
 
@@ -228,6 +230,43 @@ def audit(
         typer.echo(condition.judged(outcome.flat)[0])
     # A gate on what was not measured is an error, after all gates were judged.
     broken = [condition.broken_by(outcome.flat) for condition in gates]
+    if any(broken):
+        raise typer.Exit(3)
+
+
+@app.command(epilog=_example('preflight experiments/control/bar-base.toml --gate "auc <= 0.6"'))
+def preflight(
+    config: Annotated[Path, typer.Argument(help="The TOML file of a run to be.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+    ] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print keys and values instead, as JSON.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Say before training whose records who could recognise by the span of updates, and what would change it."""
+    from shoal.audit.audit import parse_gates
+    from shoal.cli.displays import print_sections
+    from shoal.config.build import build
+    from shoal.config.schema import read_config
+
+    end_soon_after_interrupt()
+    gates = parse_gates(gate or [])
+    _, simulation = build(read_config(config, changes or []), data_dir)
+    report = simulation.preflight()
+    flat = report.flat()
+    if as_json:
+        typer.echo(json.dumps(flat, indent=2))
+    elif sys.stdout.isatty():
+        print_sections(report.parts())
+    else:
+        typer.echo(report)
+    for condition in gates:
+        typer.echo(condition.judged(flat)[0], err=as_json)
+    broken = [condition.broken_by(flat) for condition in gates]
     if any(broken):
         raise typer.Exit(3)
 

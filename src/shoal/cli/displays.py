@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from shoal.audit.audit import Audit
 from shoal.core.formats import decimal, format_duration, percent
@@ -19,6 +20,9 @@ from shoal.reports.estimate import at_chance
 from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
+
+_VERDICTS = {"can be recognised": "bold red", "may be recognised in part": "yellow", "are hidden": "green"}
+"""The words of verdicts in sentences, and their colours."""
 
 
 class AuditDisplay(LiveBar):
@@ -110,6 +114,19 @@ def _print_frame(title: str, frame: pd.DataFrame) -> None:
         table.add_row(escape(str(label)), *map(escape, cells))
     needed = Console(width=10_000).measure(table).maximum
     Console(width=None if sys.stdout.isatty() else needed).print(table)
+
+
+def print_sections(sections: Iterable[tuple[str, Iterable[str]]]) -> None:
+    """Print titles and their sentences on a terminal, with the verdicts of a preflight in colour."""
+    console = Console()
+    for title, sentences in sections:
+        lines = Table.grid(padding=(0, 1))
+        for sentence in sentences:
+            line = Text(sentence)
+            for words, style in _VERDICTS.items():
+                line.highlight_words([words], style)
+            lines.add_row("-", line)
+        console.print(Text(title, style="bold"), lines, "", sep="\n")
 
 
 def print_sources(sources: Iterable[Availability]) -> None:

@@ -19,7 +19,7 @@ from shoal.config.client_files import (
     reading_of,
     require_partition,
 )
-from shoal.config.kinds import load
+from shoal.config.kinds import failure, load
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import InputError, quoted, require
@@ -44,7 +44,7 @@ from shoal.data import (
 from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
-from shoal.models import Model, Network, Shape, TextShape, VectorShape
+from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
 from shoal.simulation.coordination import check_coordinator
 from shoal.simulation.simulation import Simulation, check_algorithm
 
@@ -82,6 +82,7 @@ class Resolved:
         return Simulation(
             federation=federation,
             model=self.model,
+            features=_features(config.model),
             algorithm=algorithm,
             local=config.local,
             rounds=config.algorithm.rounds,
@@ -212,7 +213,13 @@ def load_source(
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         function = load(source, "source")
         _require_source(function, source, where, task)
-        return own_data(source, function(where, task), reading)
+        try:
+            value = function(where, task)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"'source' = '{source}' failed with {failure(error)}") from error
+        return own_data(source, value, reading)
 
 
 def _require_source(function: Callable[..., object], source: str, path: Path | None, task: str | None) -> None:
@@ -247,7 +254,8 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     with in_table("model"):
         model = _model(network, data, indices)
     with in_table("defenses"):
-        setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
+        kind = data.kind if network.features is None else "features"
+        setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
         assert isinstance(data, LabelledDataset)
@@ -255,7 +263,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
             indices = config.property_attack.draw(config, data, stream)
     with in_table("engine"):
         # Shipped networks need no trial.
-        tried = _first_examples(data) if ":" in network.name else None
+        tried = _first_examples(data) if ":" in network.name and network.features is None else None
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("algorithm"):
         check_algorithm(config.algorithm.value, setup, config.red_team.every)
@@ -322,9 +330,23 @@ def _model(network: Network, data: SourceData, indices: PartitionIndices | None)
         require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are no images, rows or texts")
         channels, height, width = inputs.shape[1:]
         shape = Shape(channels, height, width, network.classes)
+    features = _features(network)
+    if features is not None:
+        require(data.kind != "texts", "'features' are of numbers, and the data are texts; leave them out")
+        with in_table("features"):
+            width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
+        shape = VectorShape(width, network.classes)
     if ":" in network.name:
         return Model(partial(load(network.name, "name"), shape))
     return network.model(shape)
+
+
+def _features(network: Network) -> Features | None:
+    """The features of [model.features], with the modules of a user's own that it names."""
+    features = network.features
+    if features is None:
+        return None
+    return replace(features, modules={name: load(name, "features.maps") for name in features.maps if ":" in name})
 
 
 def _inputs(data: SourceData) -> Tensor:

@@ -9,12 +9,14 @@ import tomli_w
 from pydantic import Field
 
 from shoal.audit import RedTeam
+from shoal.audit.measurement import Measurement
+from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import made, name_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
-from shoal.core.errors import InputError, nearest, quoted, require
+from shoal.core.errors import InputError, located, nearest, quoted, require, require_instance
 from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
@@ -99,6 +101,8 @@ class DataSection:
                 )
                 hint = nearest(name, allowed) if sources else ""
                 then = hint if hint.startswith("did you mean") else "leave it out"
+                if name == "clients" and "client" in allowed and isinstance(table[name], str):
+                    then = "the column with their names is 'client'"
                 raise InputError(f"the key 'data.{name}' is {of}; {then}")
         for cls in set(kinds) & {Partition, Columns} if ":" not in source else ():
             first = names_of(cls)[0]
@@ -172,11 +176,17 @@ class EvaluationSection:
 
     def own_attacks(self) -> tuple[Any, ...]:
         """The values of ``attacks``."""
-        return tuple(made(name, "evaluation.attacks") for name in self.attacks or ())
+        attacks = tuple(made(name, "evaluation.attacks") for name in self.attacks or ())
+        with located("[evaluation]"):
+            all_attacks(attacks)
+        return attacks
 
     def own_metrics(self) -> tuple[Any, ...]:
         """The values of ``metrics``."""
-        return tuple(made(name, "evaluation.metrics") for name in self.metrics or ())
+        metrics = tuple(made(name, "evaluation.metrics") for name in self.metrics or ())
+        for metric in metrics:
+            require_instance("evaluation.metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
+        return metrics
 
 
 @settings

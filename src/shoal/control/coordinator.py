@@ -24,8 +24,8 @@ from shoal.engine import ClusterRound, Engine, LocalSGD, State
 
 LOG = logging.getLogger(__name__)
 
-GUESSING = 0.5
-"""The balanced accuracy of guessing; no training can keep a limit below it."""
+CHANCE = 0.5
+"""The balanced accuracy at chance; no training can keep a limit below it."""
 
 LEAST = 0.25
 """The smallest share of a knob's prior risk reduction that measurements may leave of it."""
@@ -145,7 +145,7 @@ class Coordinator:
 
     def reported_risks(self, risks: Tensor) -> Tensor:
         """Risks (K,) as reported to clients, from estimates (K,)."""
-        return GUESSING + self.audit_factor * (risks - GUESSING)
+        return CHANCE + self.audit_factor * (risks - CHANCE)
 
     def steered(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
         """``state`` with the directives that its risks demand, from clients' answers and accuracy on held-out examples.

@@ -1,6 +1,6 @@
 """A federation: the clients with their data and preferences, and the server's shadow and test sets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -127,6 +127,20 @@ class Federation:
             group=self.group[clients],
             preferences=self.preferences.take(clients),
             names=None if self.names is None else tuple(self.names[i] for i in clients.tolist()),
+        )
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Federation":
+        """The federation of other inputs: ``function`` of all inputs (M, ...), which is asked once for each tensor."""
+        sets = {name: getattr(self, name) for name in ("clients", "holdout", "test", "shadow")}
+        inputs = {id(examples.x): examples.x for examples in sets.values()}
+        mapped = {key: function(x) for key, x in inputs.items()}
+        clients, holdout = (replace(sets[name], mapped=False) for name in ("clients", "holdout"))
+        return replace(
+            self,
+            clients=replace(clients, x=mapped[id(self.clients.x)]),
+            holdout=replace(holdout, x=mapped[id(self.holdout.x)]),
+            test=replace(self.test, x=mapped[id(self.test.x)]),
+            shadow=replace(self.shadow, x=mapped[id(self.shadow.x)]),
         )
 
     def __repr__(self) -> str:

@@ -192,6 +192,35 @@ class Coordinator(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class MaliciousTraining:
+    """The training of a malicious client in a round.
+
+    Args:
+        state: before the round, but for ``adversary``, which the malicious clients before this one have updated.
+        cluster: the cluster that it chose.
+        client: its id.
+        shards: one owner, the client's examples of this round.
+        randomness: of that owner.
+        local: an honest client's local training.
+        engine: of the training.
+    """
+
+    state: State
+    cluster: int
+    client: int
+    shards: Shards
+    randomness: LocalRandomness
+    local: LocalSGD
+    engine: Engine
+    __repr__ = one_line
+
+    @property
+    def start(self) -> Tensor:
+        """The parameters (P,) of the cluster's model before the round."""
+        return self.state.models[self.cluster]
+
+
 @runtime_checkable
 class MaliciousClients(Protocol):
     """Clients that replace local training and may send any update."""
@@ -205,28 +234,6 @@ class MaliciousClients(Protocol):
         """`State.adversary` before the first round; ``state`` has everything else."""
         ...
 
-    def train(
-        self,
-        state: State,
-        cluster: int,
-        client: int,
-        shards: Shards,
-        randomness: LocalRandomness,
-        local: LocalSGD,
-        engine: Engine,
-    ) -> tuple[Tensor, Tensors]:
-        """Train one of them in a round.
-
-        Args:
-            state: before the round, but for ``adversary``, which the malicious clients before this one have updated.
-            cluster: the cluster that it chose.
-            client: its id.
-            shards: one owner, the client's examples of this round.
-            randomness: of that owner.
-            local: an honest client's local training.
-            engine: of the training.
-
-        Returns:
-            The parameters (P,) that it sends, and `State.adversary` after it.
-        """
+    def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
+        """The parameters (P,) that one of them sends in a round, and `State.adversary` after it."""
         ...

@@ -3,11 +3,13 @@
 May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `named_models.py`.
 """
 
+from shoal.models.features import FeatureMap, Features
 from shoal.models.layers import SeededDropout
 from shoal.models.model import Loss, Metric, Model, NegativeLoss, accuracy, cross_entropy, metric_name, squared_error
 from shoal.models.named_models import MODELS, Network, Shape, TextShape, VectorShape, create_model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
+from shoal.models.scattering import Scattering
 
 __all__ = [
     "MLP",
@@ -15,6 +17,8 @@ __all__ = [
     "VGG",
     "DigitsCNN",
     "FacesCNN",
+    "FeatureMap",
+    "Features",
     "FemnistCNN",
     "Logistic",
     "Loss",
@@ -24,6 +28,7 @@ __all__ = [
     "NegativeLoss",
     "Network",
     "ReviewGRU",
+    "Scattering",
     "SeededDropout",
     "Shape",
     "TextShape",

@@ -11,6 +11,7 @@ from torch import nn
 
 from shoal.core.errors import described, nearest, quoted, require
 from shoal.core.settings import MAX_CLASSES, settings
+from shoal.models.features import Features
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
@@ -102,6 +103,7 @@ class Network:
         filters: of the three convolutions of ``faces-cnn``, by default [32, 64, 128].
         norm: of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
         padding: of the convolutions of ``femnist-cnn``; its paper states none.
+        features: ``[model.features]``, a fixed map before the network, which is then of vectors.
 
     Raises:
         InputError: a value outside its range, or a size that the network does not have.
@@ -116,6 +118,7 @@ class Network:
     ) = None
     norm: Literal["batch", "group"] = "batch"
     padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
+    features: Features | None = None
 
     def __post_init__(self) -> None:
         _require_key(self.name, "norm", chosen=self.norm != "batch", exists=self.name.startswith("vgg"))

@@ -16,21 +16,17 @@ from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import OpenFraction, Positive, settings
-from shoal.data.datasets import LabelledDataset
-from shoal.data.federation import Federation
+from shoal.data import Federation, Group, LabelledDataset, Partition, Preferences, Shards
 from shoal.data.partition import (
     DEFAULT_STREAM,
     ClientIndices,
-    Partition,
     PartitionIndices,
     disjoint,
     draw_owners,
     partitioned,
     shuffled_indices,
 )
-from shoal.data.preferences import Preferences, equal_preferences
-from shoal.data.shards import Shards
-from shoal.data.shifts import Group
+from shoal.data.preferences import equal_preferences
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since examples are assigned to clients at random."""

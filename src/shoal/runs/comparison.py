@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from shoal.config.kinds import algorithm_title
 from shoal.control import COLUMN
 from shoal.core.errors import described, path_of, require
 from shoal.core.formats import ACCURACY, number
@@ -111,7 +110,7 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
         require(
             metric == metrics[0], f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs of one metric"
         )
-    titles = _titles(names, summaries)
+    titles = _titles(names, [result.description.algorithm_title for result in results])
     declared = {metric.key: metric for result in results for metric in result.description.metrics}
     asked = _differing([_asked(result.description.settings) for result in results])
     return Comparison(
@@ -150,11 +149,10 @@ def _accuracy(result: Result) -> Estimate:
     return Estimate.of_rate(result.summary.overall["accuracy.overall"], worth)
 
 
-def _titles(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
+def _titles(names: Sequence[str], algorithms: Sequence[str]) -> list[str]:
     """The runs' algorithms; where two have the same, the names of their directories, or else their paths."""
-    algorithms = [algorithm_title(str(summary.run["algorithm"])) for summary in summaries]
     last = [Path(name).name for name in names]
-    return next((titles for titles in (algorithms, last) if len(set(titles)) == len(titles)), list(names))
+    return next((titles for titles in (list(algorithms), last) if len(set(titles)) == len(titles)), list(names))
 
 
 def _differing(asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

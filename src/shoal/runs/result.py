@@ -27,7 +27,7 @@ from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine, State
 from shoal.engine.state import UNKNOWN_RISK
 from shoal.metrics.summary import Summary
-from shoal.models import Model
+from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.runs.audits.audit_files import AboutAudited
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 SAMPLES = 8
 """Images of each group in the report."""
 
+FEATURES = "features.safetensors"
+"""The file of the map before the models."""
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -58,7 +61,8 @@ class Result:
         clients: one row per client, as in `clients.csv`; of a simulation in this process also ``train_accuracy``.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
-        models: the final model of each cluster, for `torch.nn.Module.load_state_dict`.
+        models: the final model of each cluster, for `torch.nn.Module.load_state_dict`. With ``features`` their inputs
+            are features; ``torch.nn.Sequential(result.features, network)`` takes raw inputs.
         description: how it was made.
         samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
         state: after the last round, with the algorithm's own tensors; its assignment is what each client trained last,
@@ -68,6 +72,7 @@ class Result:
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
         warnings: sentences that were said while it ran.
+        features: the fitted map before the models; None without one.
         audit_in_directory: the audit of these models in the run's directory; None without one.
         simulation: that it came out of, with its examples; None where it was read from a directory or unpickled.
         engine: that computed it, perhaps closed; None like ``simulation``.
@@ -99,6 +104,7 @@ class Result:
     canaries: pd.DataFrame | None = None
     recorded: RecordedUpdates | None = None
     warnings: tuple[str, ...] = ()
+    features: FeatureMap | None = None
     audit_in_directory: RunAudit | None = None
     simulation: Simulation | None = None
     engine: Engine | None = None
@@ -137,8 +143,8 @@ class Result:
     def _repr_html_(self) -> str:
         from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
 
-        groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
-        sentence = escape(verdict(self.summary, self.description.kind, self.description.metric))
+        about, groups = self.description, pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
+        sentence = escape(verdict(self.summary, about.kind, about.metric, title=about.algorithm_title))
         return f"<p>{sentence}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
 
     def __repr__(self) -> str:
@@ -263,7 +269,8 @@ def result_of(
         roc=outcome.roc,
         models=named_models(model, outcome.state),
         description=description,
-        samples=_samples(simulation.federation),
+        samples=samples_of(simulation.federation),
+        features=simulation.features if isinstance(simulation.features, FeatureMap) else None,
         state=outcome.state,
         updates=outcome.updates,
         canaries=outcome.canaries,
@@ -285,7 +292,9 @@ def load(directory: str | Path) -> Result:
         InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
     """
     out = path_of("directory", directory)
-    return replace(read_tables(out), models=read_models(out / "models.safetensors"))
+    path = out / FEATURES
+    features = FeatureMap.load(path) if path.exists() else None
+    return replace(read_tables(out), models=read_models(out / "models.safetensors"), features=features)
 
 
 def read_tables(out: Path) -> Result:
@@ -346,6 +355,8 @@ def write_files(out: Path, result: Result) -> None:
     if result.canaries is not None:
         write_text(out / "canaries.csv", result.canaries.to_csv(index=False))
     write_models(out, result.models)
+    if result.features is not None:
+        write_bytes(out / FEATURES, result.features.serialized())
     samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}
     write_bytes(out / "samples.safetensors", serialize(samples))
     summary = json.dumps(result.summary, indent=2, allow_nan=False) + "\n"
@@ -360,7 +371,8 @@ def write_models(out: Path, models: Mapping[int, Mapping[str, Tensor]]) -> Path:
     return out / "models.safetensors"
 
 
-def _samples(federation: Federation) -> dict[str, NDArray[Any]]:
+def samples_of(federation: Federation) -> dict[str, NDArray[Any]]:
+    """A few test images of each group; empty where the examples are no images."""
     samples = {}
     for g, name in enumerate(federation.groups):
         images = federation.test.of_group(g).x[:SAMPLES]

@@ -13,6 +13,7 @@ roc.csv              the attack's ROC curves by group
 property.csv         a row per aggregated update with a property attack; the table of another round attack by its name
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
+features.safetensors the fitted map of inputs before the models, with [model.features]
 models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
 report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result.report_of`
 run.log              what happened when
@@ -22,6 +23,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from shoal.audit import RedTeam
@@ -43,7 +45,7 @@ from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import description_of
-from shoal.runs.result import Result, load, result_of, write_files
+from shoal.runs.result import Result, load, result_of, samples_of, write_files
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import (
@@ -54,6 +56,7 @@ from shoal.simulation.simulation import (
     first_examples,
     initial_state,
     move_to_engine,
+    with_features,
 )
 
 LOG = logging.getLogger("shoal")
@@ -141,7 +144,7 @@ class Run:
         """
         simulation, out = self.simulation, self.out
         require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
-        examples = first_examples(simulation.federation), simulation.federation.classes
+        examples = first_examples(self._mapped.federation), simulation.federation.classes
         settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
         if not isinstance(out, Path):
             with settings.engine(simulation.setup.model) as engine, warned() as warnings:
@@ -167,10 +170,15 @@ class Run:
             LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
         return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
+    @cached_property
+    def _mapped(self) -> Simulation:
+        """The simulation with its features, which take a while to compute."""
+        return with_features(self.simulation)
+
     def _finished(self, out: Path, settings: EngineSettings) -> Result:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
         with settings.engine(self.simulation.setup.model) as engine:
-            simulation = move_to_engine(self.simulation, engine)
+            simulation = move_to_engine(self._mapped, engine)
         progress = load_checkpoint(out / "checkpoint")
         state = None if progress is None else progress.state
         return replace(load(out), state=state, simulation=simulation, engine=engine)
@@ -179,7 +187,7 @@ class Run:
         self, engine: Engine, description: RunDescription, checkpoints: Path | None, warnings: Sequence[str]
     ) -> Result:
         """Train the rounds that are left, from the last of the ``checkpoints`` if there is one, and measure."""
-        simulation = move_to_engine(self.simulation, engine)
+        simulation = move_to_engine(self._mapped, engine)
         display = shown_to_a_person() if self.watch is None else None
         watch, watch_references = self.watch, self.watch_references
         if display is not None:
@@ -189,7 +197,8 @@ class Run:
             progress, seen = train(simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch)
             out = None if checkpoints is None else checkpoints.parent
             outcome = measured(simulation, engine, progress, seen, out=out, watch=watch_references)
-        return result_of(outcome, simulation, engine, description, warnings)
+        result = result_of(outcome, simulation, engine, description, warnings)
+        return replace(result, samples=samples_of(self.simulation.federation))
 
     def _progress(
         self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None

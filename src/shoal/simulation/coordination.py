@@ -7,7 +7,7 @@ from itertools import takewhile
 from math import isfinite, nan
 
 from shoal.audit.measurement import FinishedTraining, measurement
-from shoal.control import COLUMN, GUESSING, Coordinator, directives_of
+from shoal.control import CHANCE, COLUMN, Coordinator, directives_of
 from shoal.core.errors import require
 from shoal.data.preferences import Preferences
 from shoal.defenses import TrainingSetup, accounting
@@ -52,12 +52,12 @@ def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm:
 
 def warn_of_impossible_limits(preferences: Preferences) -> None:
     """Say how many clients have a limit that no training can keep."""
-    impossible = int((preferences.threshold <= GUESSING).sum())
+    impossible = int((preferences.threshold <= CHANCE).sum())
     if impossible:
         LOG.warning(
-            "the limit of %d clients is at most %g, the accuracy of guessing, which no training can keep",
+            "the limit of %d clients is at most %g, the accuracy at chance, which no training can keep",
             impossible,
-            GUESSING,
+            CHANCE,
         )
 
 

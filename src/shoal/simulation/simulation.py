@@ -38,11 +38,12 @@ from shoal.engine import (
     client_trainings,
 )
 from shoal.metrics.summary import Summary
-from shoal.models import Model
+from shoal.models import FeatureMap, Features, Model
 from shoal.models.validation import require_fits
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
+from shoal.simulation.preflight import Preflight, preflight
 from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.warm_start import Start, require_known, started
@@ -103,6 +104,8 @@ class Simulation:
         attacks: further ones of audits, on the scores of reference models (`ReferenceAttack`), asked at the end of this
             run too where it has reference federations, or on clients' updates (`UpdateAttack`).
         metrics: further measurements of the finished training.
+        features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
+            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
 
     Raises:
         InputError: settings that cannot be run, or models in ``start`` of another network.
@@ -141,6 +144,7 @@ class Simulation:
     malicious_clients: MaliciousClients | None = None
     attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
     metrics: Sequence[Measurement] = ()
+    features: Features | FeatureMap | None = None
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
 
@@ -164,7 +168,11 @@ class Simulation:
         _require_algorithm(self.algorithm)
         _require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
-        self._set("setup", defended(TrainingSetup(self.model, self.local, kind=self.federation.kind), self.defenses))
+        if self.features is not None:
+            kind = FeatureMap if isinstance(self.features, FeatureMap) else Features
+            require_instance("features", self.features, kind, "such as Features(('scattering', 'pca'), dimension=32)")
+        kind = self.federation.kind if self.features is None else "features"
+        self._set("setup", defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses))
         if self.start is not None:
             require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
             self._set("start", self.start.fitted(self.setup.model))
@@ -213,6 +221,10 @@ class Simulation:
     def last_round(self) -> int:
         """The number of the last round."""
         return self.first_round - 1 + self.rounds
+
+    def preflight(self) -> Preflight:
+        """Which records each view could recognise by the span of moves, from shapes alone; nothing is trained."""
+        return preflight(self)
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
@@ -346,10 +358,34 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     Raises:
         InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
     """
+    simulation = with_features(simulation)
     ready, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
     require_fits(simulation.setup.model, *examples, simulation.federation.classes)
     check_examples(engine.backend, simulation.setup.model, *examples)
     return replace(simulation, federation=ready)
+
+
+def with_features(simulation: Simulation) -> Simulation:
+    """The simulation with the features of all inputs in their place; itself without features, or with them already.
+
+    Raises:
+        InputError: no shadow set for features that are fitted on one, or inputs that these cannot take.
+    """
+    features, federation, canaries = simulation.features, simulation.federation, simulation.canaries
+    if not isinstance(features, Features):
+        return simulation
+    public = federation.shadow.x
+    require(
+        len(public) > 0 or not features.needs_public_examples,
+        "'pca' of the features needs a shadow set, public examples without labels; give shadow examples",
+    )
+    fitted = features.fit(public if len(public) else federation.clients.x[:1])
+    return replace(
+        simulation,
+        federation=federation.mapped(fitted.mapped),
+        canaries=None if canaries is None else replace(canaries, x=fitted.mapped(canaries.x)),
+        features=fitted,
+    )
 
 
 def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
@@ -406,7 +442,7 @@ def run_rounds(
 
 
 def _warn_of_copies(federation: Federation) -> None:
-    copies = ExampleHashes.of(federation).copies()
+    copies = ExampleHashes.from_federation(federation).copies()
     if copies.total:
         LOG.warning(
             "%s; copies among members and non-members hide exposure, and audits leave them out where "

@@ -46,7 +46,7 @@ def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refus
     with _opened(offer, settings) as (client, training), FileLock(settings.folder / "lock"):
         ledger_path = settings.folder / "ledger.json"
         ledger = Ledger.load(ledger_path)
-        memory = ClientMemory.of(settings.folder, offer.config)
+        memory = ClientMemory.open(settings.folder, offer.config)
         state = memory.restore(_state(training, offer, client.config.seed))
         if settings.risk == "client":
             risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)

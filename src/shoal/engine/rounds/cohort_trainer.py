@@ -12,7 +12,7 @@ from shoal.data.shards import Shards
 from shoal.engine.backends.loop_backend import parts_of
 from shoal.engine.engine import DivergenceError, Engine, gather_params
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.protocols import MaliciousClients, UpdateFilter
+from shoal.engine.protocols import MaliciousClients, MaliciousTraining, UpdateFilter
 from shoal.engine.rounds.aggregation import Aggregator, PartialSum
 from shoal.engine.rounds.round_outcome import Aggregate
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
@@ -94,9 +94,10 @@ class CohortTrainer:
             randomness = local.randomness(shards, self.ids, stream)
             for one in malicious_ones.split(1):
                 client, drawn = int(self.ids[one]), randomness.take(one)
-                end, adversary = self.malicious_clients.train(
+                request = MaliciousTraining(
                     state, int(clusters[one]), client, shards.take(one), drawn, local, self.engine
                 )
+                end, adversary = self.malicious_clients.train(request)
                 if not bool(torch.isfinite(end).all()):
                     raise DivergenceError(int(one), f"the update of the malicious client {client} is not finite")
                 receiver.add(receiver.received(one, end[None], drawn.seeds))

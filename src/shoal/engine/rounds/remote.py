@@ -152,7 +152,7 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
     # The weighted mean of one client, whose weight is exactly 1, is what it sends, bit for bit.
     weights = torch.zeros(len(state.models), 1, dtype=torch.float64)
     weights[cluster] = 1.0
-    trainings = (replace(each, weights=None if each.weights is None else weights) for each in plan.trainings)
+    trainings = (replace(local, weights=None if local.weights is None else weights) for local in plan.trainings)
     plan = replace(plan, trainings=tuple(trainings))
     aggregate, _ = training.trainer(state, alone).train(state, plan)
     best = None

@@ -254,7 +254,7 @@ class Training:
             require_counted(self.algorithm, self.local, [deployed.fine_tuning], final=True)
         everyone = torch.arange(len(self.federation))
         for index, local in enumerate(deployed.fine_tuning):
-            models = PersonalModels.of(self._trained_once(state, deployed, local, index), everyone)
+            models = PersonalModels.from_rows(self._trained_once(state, deployed, local, index), everyone)
             deployed = replace(deployed, models=models, model=everyone)
         return deployed
 

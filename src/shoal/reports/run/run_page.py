@@ -65,7 +65,7 @@ def run_page(
         violations(view.clients, groups),
         roc_curves(roc, groups, configured=view.references > 0),
     )
-    sentences = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict)
+    sentences = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict, run.algorithm_title)
     lead = [("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())]
     if audit is not None:
         lead.append(("", Markup(

@@ -18,7 +18,7 @@ SAID: Mapping[Outcome, str] = {
 """What an attack of each outcome does."""
 
 
-def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: str = "") -> str:
+def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: str = "", title: str = "") -> str:
     """A run's accuracy, exposure and violations in a few sentences.
 
     Args:
@@ -26,11 +26,12 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
         kind: what its examples are, in the plural.
         metric: what it reports as accuracy.
         audited: the verdict of the run's audit; it stands first, and what the run's own attack says goes.
+        title: the algorithm's name in text; "": that of its name in the summary.
     """
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     if not {"accuracy.overall", "violations.total"} <= set(overall):
         return "The metrics of this run are incomplete."
-    form, title = metric_format(metric), algorithm_title(str(summary.run["algorithm"]))
+    form, title = metric_format(metric), title or algorithm_title(str(summary.run["algorithm"]))
     accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
     if metric != ACCURACY:
         accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
@@ -38,7 +39,7 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
     exposure, exceeded = ([], []) if audited else (_exposure(summary), [limits(summary)])
     rest = (*_property(summary), *exceeded, *_coordinator(summary), *_epsilon(summary))
-    return f"{audited} {'. '.join([accuracy, *_guessing(summary, kind), *exposure, *rest])}.".lstrip()
+    return f"{audited} {'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}.".lstrip()
 
 
 def limits(summary: Summary) -> str:
@@ -74,7 +75,7 @@ def _coordinator(summary: Summary) -> list[str]:
     return [f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}{vain}"]
 
 
-def _guessing(summary: Summary, kind: str) -> list[str]:
+def _chance(summary: Summary, kind: str) -> list[str]:
     """Groups and models that are not shown to be better than always naming the most frequent class, or are worse."""
     shares, accuracies = of_groups(summary, "most_frequent_class"), of_groups(summary, "accuracy")
     if not shares:
@@ -98,8 +99,8 @@ def _guessing(summary: Summary, kind: str) -> list[str]:
             frequent.append(
                 f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}"
             )
-    findings = [f"below guessing for {', '.join(below)}"] if below else []
-    findings += [f"not shown to be better than guessing for {', '.join(near)}"] if near else []
+    findings = [f"below chance for {', '.join(below)}"] if below else []
+    findings += [f"not shown to be above chance for {', '.join(near)}"] if near else []
     if not findings:
         return []
     always = ", ".join(dict.fromkeys(frequent))

@@ -21,7 +21,7 @@ from shoal.runs.directory import locked, logged
 from shoal.runs.files import read_summary
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.result import report_of
-from shoal.simulation.simulation import SimulationState
+from shoal.simulation.simulation import SimulationState, with_features
 
 
 def audit_run(
@@ -79,6 +79,7 @@ def audit_run(
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
     require_same_examples(run, fingerprint(simulation.federation))
+    simulation = with_features(simulation)
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
     title = f"Audit of {RunDescription.of(config).title}"

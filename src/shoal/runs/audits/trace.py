@@ -39,6 +39,7 @@ from shoal.models.validation import require_fits
 from shoal.runs.directory import is_finished
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.updates import FOLDER, read_updates, round_files, round_of
+from shoal.simulation.simulation import with_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +99,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
             require_unchanged(folder)
         _, simulation = build(config, data_dir)
         require_same_examples(folder, fingerprint(simulation.federation))
+        simulation = with_features(simulation)
         return trace_of(folder, simulation.federation, simulation.setup.model, every=simulation.record_updates or None)
     path = folder / "trace.toml"
     require(

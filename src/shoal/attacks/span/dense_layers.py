@@ -1,0 +1,90 @@
+"""The dense layers of a network: their places in the flat vector, and what comes into them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import quoted, require
+from shoal.models.model import Model
+
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A layer `torch.nn.Linear` whose weight is trained.
+
+    Args:
+        name: of the module in the network.
+        outputs, inputs: (h, d), the weight's shape.
+        bias: whether its bias is trained too; then it counts as one more input, which is always 1.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    bias: bool
+
+    @property
+    def width(self) -> int:
+        """The columns of `matrices`: d, with a bias d + 1."""
+        return self.inputs + self.bias
+
+    def matrices(self, model: Model, vectors: Tensor) -> Tensor:
+        """The layer's weight, with the bias as last column: vectors (n, P) -> (n, h, d or d + 1)."""
+        prefix = f"{self.name}." if self.name else ""
+        slots = {slot.name: slot for slot in model.layout.slots}
+        weight = slots[prefix + "weight"].view(vectors)
+        return torch.cat([weight, slots[prefix + "bias"].view(vectors)[..., None]], dim=-1) if self.bias else weight
+
+
+def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
+    """The dense layers of a model's network, in its order.
+
+    Args:
+        model: whose network is looked at.
+        only: the name of the one layer that is wanted.
+
+    Raises:
+        InputError: the network has no dense layer that is trained, or none of this name.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.attacks.span.dense_layers import dense_layers
+        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=4, classes=3), hidden=8)
+        >>> [(layer.name, layer.outputs, layer.inputs) for layer in dense_layers(model)]
+        [('hidden', 8, 4), ('output', 3, 8)]
+    """
+    trained = set(model.layout.trainable_names)
+    layers = []
+    for name, module in model.network().named_modules():
+        prefix = f"{name}." if name else ""
+        if type(module) is nn.Linear and prefix + "weight" in trained:
+            shape = (module.out_features, module.in_features)
+            layers.append(DenseLayer(name, *shape, bias=prefix + "bias" in trained))
+    require(bool(layers), "the span attack needs a dense layer (torch.nn.Linear) that is trained; the network has none")
+    named = [layer for layer in layers if only in (None, layer.name)]
+    names = quoted([layer.name for layer in layers])
+    require(bool(named), f"'layer' must be one of the network's dense layers, {names}; got '{only}'")
+    return named
+
+
+def layer_inputs(model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).
+
+    Returns:
+        (M, d) float32, in ``dtype``'s precision; (M, L, d) of a layer that sees L vectors of each example. With a bias
+        one more column, of 1.
+    """
+    network = model.network()
+    network.load_state_dict(model.layout.views(row.cpu()), strict=False)
+    network.eval().to(dtype)
+    seen = list[Tensor]()
+    network.get_submodule(layer.name).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().float()))
+    with torch.no_grad():
+        for part in x.cpu().split(_BATCH):
+            network(part.to(dtype) if part.is_floating_point() else part)
+    inputs = torch.cat(seen)
+    inputs = inputs if inputs.dim() == 2 else inputs.flatten(1, -2)
+    return torch.cat([inputs, inputs.new_ones(*inputs.shape[:-1], 1)], dim=-1) if layer.bias else inputs

@@ -1,0 +1,153 @@
+"""The space that the rows of moves of a dense layer span, and the share of a record outside of it.
+
+A gradient of W in ``W a + b`` is ``sum_i e_i a_i'``, the errors e of the layer's outputs times its inputs a: its rows
+are combinations of the inputs. So are the rows of a sum of gradients, whatever its factors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROUNDING = 2.0**-24
+"""Half the distance from 1 to the next number of float32, in which parameters are stored."""
+
+GAP = 8.0
+"""The factor between two neighbouring singular values, far below the first, that ends the spectrum of the inputs."""
+
+_FAR_BELOW = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpace:
+    """The space of the rows of a matrix D (R, d) that is known up to noise of deviation nu in each element.
+
+    Args:
+        basis: V (d, r) float64, orthonormal: right singular vectors of D.
+        singular: (r,) float64, their singular values s, descending.
+        rows: R.
+        deviation: nu.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks.span.row_space import row_spaces
+        >>> inputs = torch.eye(4)[:2]
+        >>> (space,) = row_spaces([torch.ones(3, 2).tril() @ inputs], [1e-9])
+        >>> space.rank, space.residuals(torch.eye(4))[0].round(decimals=6).tolist()
+        (2, [0.0, 0.0, 1.0, 1.0])
+    """
+
+    basis: Tensor
+    singular: Tensor
+    rows: int
+    deviation: float
+
+    @property
+    def rank(self) -> int:
+        """r, the number of singular values above the noise."""
+        return len(self.singular)
+
+    @property
+    def inputs(self) -> int:
+        """d, the layer's inputs."""
+        return len(self.basis)
+
+    def residuals(self, records: Tensor) -> tuple[Tensor, Tensor]:
+        """The share of each record outside the space, and what rounding alone would leave of it, (M,) float64 each.
+
+        ``|x - V V'x| / |x|``, 1 for x = 0; and ``nu sqrt(d) |a| / |x|`` with ``a = S^-1 V'x``, the combination of D's
+        rows that gives x, each of which has noise of length ``nu sqrt(d)``. A record of several vectors (M, L, d), such
+        as a word at each of L places, has the share of their joint length.
+        """
+        vectors = records.double().unflatten(0, (-1, 1)) if records.dim() == 2 else records.double()
+        length = vectors.square().sum(dim=(1, 2))
+        inside = vectors @ self.basis
+        outside = (length - inside.square().sum(dim=(1, 2))).clamp(min=0)
+        combined = (inside / self.singular).square().sum(dim=(1, 2)) if self.rank else torch.zeros_like(length)
+        known, scale = length > 0, length.clamp(min=1e-300)
+        # The difference of two squares has half the digits.
+        floor = (self.deviation**2 * self.inputs * combined / scale).sqrt() + 1e-8
+        return torch.where(known, (outside / scale).sqrt(), 1.0), floor
+
+    def leverages(self, records: Tensor) -> Tensor:
+        """``sum_i w_i (v_i'x)^2 / |x|^2`` (M,) with ``w = max(0, 1 - edge^2 / s^2)``, `edge` that of the noise alone.
+
+        The weight is the part of a direction's squared length that the noise does not explain.
+        """
+        vectors = records.double().unflatten(0, (-1, 1)) if records.dim() == 2 else records.double()
+        length = vectors.square().sum(dim=(1, 2)).clamp(min=1e-300)
+        weights = (1 - (edge(self.rows, self.inputs, self.deviation) / self.singular) ** 2).clamp(min=0)
+        return ((vectors @ self.basis).square() * weights).sum(dim=(1, 2)) / length
+
+
+def edge(rows: int, inputs: int, deviation: float) -> float:
+    """``nu (sqrt(R) + sqrt(d))``, the largest singular value of R x d numbers of deviation nu, for large R and d."""
+    return deviation * (rows**0.5 + inputs**0.5)
+
+
+def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: float = 2.0) -> list[RowSpace]:
+    """The row space of each of n matrices (R, d).
+
+    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``; where among these a value below
+    a thousandth of the first is `GAP` times the next, it ends there. Matrices of one shape are decomposed together, by
+    the eigenvectors of the smaller of ``D D'`` and ``D'D`` in float64.
+
+    Args:
+        moves: D of each.
+        deviations: nu of each.
+        above: the factor on the noise's edge.
+    """
+    spaces: list[RowSpace | None] = [None] * len(moves)
+    shapes = [tuple(move.shape) for move in moves]
+    for shape in dict.fromkeys(shapes):
+        same = [i for i, other in enumerate(shapes) if other == shape]
+        for begin in range(0, len(same), _TOGETHER):
+            part = same[begin : begin + _TOGETHER]
+            for i, (vectors, singular) in zip(part, _decomposed(torch.stack([moves[i] for i in part])), strict=True):
+                rank = _rank(singular, above * edge(*shape, deviations[i]))
+                # Vectors of small values are orthogonal to a few digits alone.
+                basis = torch.linalg.qr(vectors[:, :rank]).Q
+                spaces[i] = RowSpace(basis, singular[:rank], shape[0], deviations[i])
+    return [space for space in spaces if space is not None]
+
+
+def joined(spaces: Sequence[RowSpace]) -> RowSpace:
+    """The space of all the rows of several, of one number of inputs: of their matrices on top of each other."""
+    if len(spaces) == 1:
+        return spaces[0]
+    rows, noise = sum(space.rows for space in spaces), max(space.deviation for space in spaces)
+    # What is below the noise of one matrix says nothing in the sum; so ranks are added up, not rows.
+    (space,) = row_spaces([torch.cat([(space.basis * space.singular).T for space in spaces])], [noise])
+    return RowSpace(space.basis, space.singular, rows, noise)
+
+
+_TOGETHER = 64
+"""Matrices decomposed at a time."""
+
+
+def _decomposed(matrices: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Right singular vectors (d, min(R, d)) and singular values, descending, of matrices (n, R, d)."""
+    matrices = matrices.double()
+    wide = matrices.shape[1] < matrices.shape[2]
+    gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
+    values, vectors = torch.linalg.eigh(gram)
+    singular, vectors = values.clamp(min=0).sqrt().flip(-1), vectors.flip(-1)
+    if wide:
+        # Columns of the smallest values are of no use, and left out by their rank.
+        vectors = matrices.mT @ vectors / singular.clamp(min=1e-150)[:, None]
+    return list(zip(vectors, singular, strict=True))
+
+
+def _rank(singular: Tensor, floor: float) -> int:
+    """The number of directions; see `row_spaces`."""
+    if not len(singular) or float(singular[0]) == 0:
+        return 0
+    # The square roots of eigenvalues: half the digits of float64.
+    floor = max(floor, 1e-7 * float(singular[0]))
+    rank = int((singular > floor).sum())
+    if rank < 2:
+        return rank
+    ratios = singular[: rank - 1] / singular[1:rank]
+    ends = torch.nonzero((ratios > GAP) & (singular[1:rank] < _FAR_BELOW * singular[0])).flatten()
+    return int(ends[0]) + 1 if len(ends) else rank

@@ -1,0 +1,176 @@
+"""Features: references for wavelets and components, and what a federation on features keeps."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import shoal
+from shoal.config.schema import parse_config
+from shoal.config.toml_files import read_toml
+from shoal.core.errors import InputError
+from shoal.models import FeatureMap, Features, Scattering
+from shoal.models.features import PrincipalComponents
+
+
+def images(count, side=16, seed=0):
+    return torch.rand(count, 1, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+# Sums over the pixels of the channels of kymatio 0.3.0's Scattering2D, on the images below: of all at J = 1, and some
+# of each order at J = 2. Its Gaussians are divided by 3.1415 where the formula has pi, once for each convolution.
+AT_SCALE_1 = [7.11432, 1.222751, 0.73454, 0.610842, 0.628254, 0.730492, 0.561565, 1.62717, 1.915833]
+PLACES = [0, 1, 6, 9, 14, 17, 30, 52, 80]
+AT_SCALE_2 = [7.23111, 1.150493, 1.035767, 0.190095, 0.282318, 0.115557, 0.064622, 0.037065, 0.047139]
+
+
+def test_scattering_is_that_of_kymatio():
+    image = (torch.arange(64.0).reshape(1, 1, 8, 8) * 7 % 11) / 11
+    sums = Scattering(8, 8, scale=1)(image)[0].sum(dim=(1, 2))
+    torch.testing.assert_close(sums, torch.tensor(AT_SCALE_1), rtol=2e-4, atol=1e-5)
+
+
+def test_second_order_scattering_is_that_of_kymatio():
+    image = (torch.arange(256.0).reshape(1, 1, 16, 16) * 7 % 11) / 11
+    sums = Scattering(16, 16, scale=2)(image)[0].sum(dim=(1, 2))[PLACES]
+    torch.testing.assert_close(sums, torch.tensor(AT_SCALE_2), rtol=2e-4, atol=1e-5)
+
+
+def test_scattering_of_a_constant_image_is_its_constant():
+    channels = Scattering(12, 20)(torch.full((1, 2, 12, 20), 0.3))[0].unflatten(0, (2, 81))
+    torch.testing.assert_close(channels[:, 0], torch.full((2, 3, 5), 0.3))
+    assert channels[:, 1:].abs().max() < 1e-6
+
+
+def test_components_are_those_of_the_singular_vectors():
+    x = images(30, side=4)
+    features = PrincipalComponents.fit(x, 3)(x)
+    flat = x.flatten(1).double()
+    _, values, vectors = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    expected = functional.normalize((flat - flat.mean(0)) @ vectors[:3].T / (values[:3] / 29**0.5).sqrt(), dim=1)
+    # The sign of a singular vector is free.
+    torch.testing.assert_close(features.double().abs(), expected.abs(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_feature_depends_on_its_example_alone():
+    fitted, x = Features(("scattering", "pca"), dimension=4).fit(images(40)), images(9, seed=1)
+    torch.testing.assert_close(fitted.mapped(x)[3:5], fitted.mapped(x[3:5]))
+    assert fitted.mapped(x[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("maps", "dimension", "width"),
+    [(("scattering",), None, 81 * 16), (("pca",), 5, 5), (("scattering", "pca"), 6, 6), (("own:Flatten", "pca"), 3, 3)],
+)
+def test_the_width_is_that_of_the_features(maps, dimension, width):
+    features = Features(maps, dimension=dimension, modules={"own:Flatten": nn.Flatten})
+    assert features.width((1, 16, 16)) == features.fit(images(30)).mapped(images(2)).shape[1] == width
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"maps": ()}, "'maps' must not be empty"),
+        ({"maps": ("wavelets",)}, "'maps' must be 'scattering' or 'pca' or 'module:Name'"),
+        ({"maps": ("pca",)}, "'dimension' is missing"),
+        ({"maps": ("scattering",), "dimension": 3}, "'dimension' is of 'pca'"),
+        ({"maps": ("pca", "scattering"), "dimension": 3}, "'scattering' takes images, so it comes first"),
+        ({"maps": ("pca", "pca"), "dimension": 3}, "at most once"),
+    ],
+)
+def test_features_that_make_no_sense_are_refused(arguments, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Features(**arguments)
+
+
+def test_too_few_public_examples_or_pixels_are_refused():
+    with pytest.raises(InputError, match="'dimension' must be at most 5, with 5 public examples"):
+        Features(("pca",), dimension=6).fit(images(5))
+    with pytest.raises(InputError, match="at least 8x8 pixels; these have 4x4"):
+        Features(("scattering",)).fit(images(5, side=4))
+    with pytest.raises(InputError, match="'modules' must have 'own:Flatten'"):
+        Features(("own:Flatten",)).fit(images(5))
+    with pytest.raises(InputError, match="'scattering' takes images"):
+        Features(("scattering",)).fit(torch.rand(5, 3))
+
+
+def test_a_saved_map_is_the_same_map(tmp_path):
+    fitted = Features(("scattering", "pca"), dimension=4).fit(images(40))
+    (tmp_path / "features").write_bytes(fitted.serialized())
+    assert FeatureMap.load(tmp_path / "features").mapped(images(3)).equal(fitted.mapped(images(3)))
+    (tmp_path / "own").write_bytes(FeatureMap(nn.Flatten()).serialized())
+    with pytest.raises(InputError, match="a map of a user's own"):
+        FeatureMap.load(tmp_path / "own")
+    (tmp_path / "damaged").write_bytes(b"no tensors")
+    with pytest.raises(InputError, match="is damaged"):
+        FeatureMap.load(tmp_path / "damaged")
+
+
+def federation(clients=4, shadow=40):
+    labels = torch.arange(10) % 3
+    public = (images(shadow, seed=9), torch.arange(shadow) % 3)
+    test = (images(30, seed=8), torch.arange(30) % 3)
+    return shoal.Federation.from_tensors(
+        [(images(10, seed=i), labels) for i in range(clients)], test=test, shadow=public if shadow else None
+    )
+
+
+def toy(own, features, **further):
+    model = shoal.create_model("logistic", shoal.VectorShape(features.width((1, 16, 16)), 3))
+    local = shoal.LocalSGD(epochs=2, batch_size=5, learning_rate=0.5)
+    return shoal.Simulation(own, model, shoal.IFCA(clusters=2), local, rounds=2, features=features, **further)
+
+
+def test_training_on_features_is_training_on_a_federation_of_features():
+    features, own = Features(("pca",), dimension=6), federation()
+    fitted = features.fit(own.shadow.x)
+    simulation = toy(own, features)
+    mapped = replace(simulation, federation=own.mapped(fitted.mapped), features=None)
+    result, expected = shoal.Run(simulation).train(), shoal.Run(mapped).train()
+    assert result.state.models.equal(expected.state.models)
+    network = nn.Sequential(result.features, simulation.model.network())
+    network[1].load_state_dict(result.models[0])
+    x = own.test.x[:3]
+    assert network(x).equal(network[1](fitted.mapped(x)))
+    assert result.samples.keys() == {"all"}
+
+
+def test_a_run_on_features_is_resumed_and_loaded_with_its_map(tmp_path):
+    simulation = toy(federation(), Features(("scattering", "pca"), dimension=6))
+    result = shoal.Run(simulation, tmp_path / "run").train()
+    assert shoal.Run(simulation, tmp_path / "run").train(resume=True).state.models.equal(result.state.models)
+    x = federation().test.x
+    assert shoal.load(tmp_path / "run").features.mapped(x).equal(result.features.mapped(x))
+
+
+def test_reference_federations_train_on_the_same_features():
+    result = shoal.Run(toy(federation(), Features(("pca",), dimension=6), reference_federations=2)).train()
+    assert result.summary.by_group["all"]["members"] > 0
+
+
+def test_features_need_public_examples_and_refuse_defences_of_images():
+    with pytest.raises(InputError, match="'pca' of the features needs a shadow set"):
+        shoal.Run(toy(federation(shadow=0), Features(("pca",), dimension=2))).train()
+    with pytest.raises(InputError, match="which these features are not"):
+        toy(federation(), Features(("pca",), dimension=2), defenses=[shoal.Augmentation()])
+    with pytest.raises(InputError, match="'features' must be a Features"):
+        shoal.Simulation(
+            federation(), shoal.create_model("logistic", shoal.VectorShape(2, 3)), shoal.FedAvg(), shoal.LocalSGD(),
+            rounds=1, features="pca",
+        )  # fmt: skip
+
+
+def test_a_configuration_trains_on_features_and_is_audited(tmp_path):
+    data = {"source": "digits", "clients": 4, "examples_per_client": 10, "shadow_examples": 30, "test_examples": 40}
+    features = {"maps": ["scattering", "pca"], "dimension": 5}
+    table = {"data": data, "model": {"name": "logistic", "features": features}}
+    table |= {"algorithm": {"name": "fedavg", "rounds": 1}, "red_team": {"every": 0, "attack": "gap"}}
+    out = shoal.run(parse_config(table, "the test"), tmp_path / "run")
+    assert shoal.load(out).models[0]["output.weight"].shape == (10, 5)
+    assert parse_config(read_toml(out / "config.toml"), "written").model.features == Features(**features)
+    assert shoal.audit_run(out, references=2).audit.members > 0
+    table["data"] = data | {"shadow_examples": 0}
+    with pytest.raises(InputError, match="'pca' of the features needs a shadow set"):
+        shoal.run(parse_config(table, "the test"), tmp_path / "other")
