@@ -25,7 +25,7 @@ from shoal.attacks import (
 from shoal.audit import AuditRecords, reference_thresholds
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
-from shoal.audit.records import CLIENT, OUTSIDER, SERVER, views_within
+from shoal.audit.records import CLIENT, OUTSIDER, views_within
 from shoal.audit.reference_records import AttackScores, threshold_cells
 from shoal.data import Federation
 from shoal.data.preferences import View
@@ -48,14 +48,14 @@ def records_of_run(
     references: Sequence[FederationScores],
     engine: Engine,
     *,
-    view: View = SERVER,
+    view: View = OUTSIDER,
 ) -> AuditRecords:
     """The records, named as the user has them, with the run's own scores and those of its reference federations.
 
     The attacks are those of attackers who see no more than ``view``; for all but an outsider the first rounds are
     trained again.
     """
-    moves, unmoved = ({}, {}) if view == OUTSIDER else attacked.spans(engine)
+    moves, without = ({}, {}) if view == OUTSIDER else attacked.spans(engine)
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
@@ -72,7 +72,7 @@ def records_of_run(
         # Of a model of one's own no cluster's model is the one that trained on the record.
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, engine) | within(moves, view),
-        omitted=left_out(attacked) | personal | unmoved,
+        omitted=left_out(attacked) | personal | without,
         notes=attacked.notes,
         pair=np.tile(np.arange(len(paired)), 2),
     )

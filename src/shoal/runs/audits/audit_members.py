@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
+from shoal.audit.records import SERVER
 from shoal.audit.reference_records import AuditRecords
 from shoal.audit.update_audit import all_attacks, audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
@@ -69,7 +70,7 @@ def audit_members(
     target, folder = attacked.scores(engine), (home or out) / "references"
     trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
     replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
-    records = records_of_run(attacked, target, trained, engine)
+    records = records_of_run(attacked, target, trained, engine, view=SERVER)
     over_rounds = None if replayed is None else trajectory_attack(replayed, trained)
     if over_rounds is not None:
         records = replace(records, further={**records.further, "trajectory": over_rounds})
