@@ -137,6 +137,7 @@ from .runs.run import (
     run as run,
     simulate as simulate,
 )
+from .simulation.distillation import Distillation as Distillation
 from .simulation.engine_settings import EngineSettings as EngineSettings
 from .simulation.simulation import Simulation as Simulation
 

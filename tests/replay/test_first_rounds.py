@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from shoal.config.build import build
-from shoal.engine import Engine
 from shoal.replay.first_rounds import ROUNDS
 from shoal.replay.reference_federations import AttackedRun
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds

@@ -11,11 +11,12 @@ from shoal.attacks import Gap, SpanScores
 from shoal.audit import AuditRecords, RedTeam
 from shoal.audit.records import measure
 from shoal.config.build import build
+from shoal.data.preferences import VIEWS
 from shoal.engine import Engine, LocalSGD
 from shoal.replay import first_rounds
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.reference_store import reference_scores
-from shoal.replay.run_records import records_of_run, view_scores
+from shoal.replay.reference_store import reference_scores, view_scores
+from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import largest
 from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
 
@@ -37,12 +38,13 @@ def dense(toy_config):
         yield attacked_run(simulation, engine), engine
 
 
-def audited(attacked: AttackedRun, engine: Engine, view) -> AuditRecords:
-    return records_of_run(attacked, attacked.scores(engine), [], engine, view=view)
+def audited(attacked: AttackedRun, engine: Engine) -> AuditRecords:
+    records = records_of_run(attacked, attacked.scores(engine), [], engine)
+    return replace(records, further=attacked.spans(engine)[0])
 
 
 def test_the_server_recognises_every_record_and_members_at_random_are_at_chance(dense):
-    records = audited(*dense, "server")
+    records = audited(*dense)
     found = measure(records.answers("span-updates", records.further["span-updates"]))
     assert found.auc == 1.0
     assert found.accuracy > 0.95
@@ -56,7 +58,8 @@ def test_the_server_recognises_every_record_and_members_at_random_are_at_chance(
 
 def test_a_view_has_the_attacks_of_those_that_see_less(dense):
     attacked, engine = dense
-    names = {view: [*view_scores(attacked, engine, view)] for view in ("outsider", "client", "server")}
+    target = attacked.scores(engine)
+    names = {view: [*view_scores(attacked, target, [], engine, view=view)[0]] for view in VIEWS}
     assert names == {"outsider": [], "client": ["span-models"], "server": ["span-models", "span-updates"]}
 
 
@@ -67,7 +70,7 @@ def test_records_of_clients_that_were_not_seen_have_no_score(toy_config, monkeyp
         attacked = attacked_run(simulation, engine)
         seen, _ = attacked.first_rounds(engine)
         assert seen is not None
-        records = audited(attacked, engine, "server")
+        records = audited(attacked, engine)
     sent = torch.isin(simulation.federation.ids[attacked.records.client], seen.updates[0].clients).numpy()
     assert 0 < sent.sum() < len(sent)
     for name in ("span-models", "span-updates"):

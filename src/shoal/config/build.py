@@ -83,6 +83,7 @@ class Resolved:
             federation=federation,
             model=self.model,
             features=_features(config.model),
+            release=config.release,
             algorithm=algorithm,
             local=config.local,
             rounds=config.algorithm.rounds,
@@ -98,6 +99,7 @@ class Resolved:
             record_updates=0 if config.record is None else config.record.updates,
             reference_federations=config.evaluation.reference_federations,
             duplicates=config.evaluation.duplicates,
+            view=config.evaluation.view,
             attacks=config.evaluation.own_attacks(),
             metrics=config.evaluation.own_metrics(),
             canaries=canaries,
@@ -272,8 +274,9 @@ def resolve(config: Config, data: SourceData) -> Resolved:
             steered = config.coordinator.with_server_knobs(config.algorithm.value)
             check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
-        thresholds, beta = config.privacy.thresholds, config.privacy.beta
-        preferences = draw_preferences(_clients(config, data), thresholds, beta, stream("preferences"))
+        privacy, drawn = config.privacy, stream("preferences")
+        count = _clients(config, data)
+        preferences = draw_preferences(count, privacy.thresholds, privacy.beta, drawn, privacy.view)
     section = config.data if isinstance(data, LabelledDataset) else decided_data(config.data, data)
     path = section.path
     decided = replace(

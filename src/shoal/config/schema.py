@@ -20,8 +20,10 @@ from shoal.core.errors import InputError, located, nearest, quoted, require, req
 from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
+from shoal.data.preferences import View
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
+from shoal.simulation.distillation import Distillation
 from shoal.simulation.engine_settings import EngineSettings
 
 SIMULATION = "simulation"
@@ -141,12 +143,16 @@ class PrivacySection:
     Args:
         thresholds: the membership-inference accuracy that a client tolerates is drawn uniformly between the two; where
             they are equal, it is every client's own. `threshold_drawn` in `clients.csv` says whether it was drawn.
+        view: the attacker that limits are about, ``outsider``, ``client`` or ``server``: one name, or a list with one
+            for each client; by default that of the run's figures (`evaluation.view`). ``violated`` and ``exceeded``
+            of a client in `clients.csv` are by its own.
         beta: weight of risk where clients choose by it, as in ``ifca-mir``: a number, a list with one for each client,
             or ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
     """
 
     thresholds: Range = (0.5, 0.8)
     beta: Fraction | Literal["threshold"] | tuple[Fraction, ...] = "threshold"
+    view: View | tuple[View, ...] | None = None
 
 
 @settings
@@ -160,6 +166,10 @@ class EvaluationSection:
         reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
             the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+        view: whose exposure ``exposure``, ``mia``, ``violations`` and ``exceeded`` are. An ``outsider`` has the final
+            models; a ``client`` also the initial model and every round's models of all clusters; the ``server`` also
+            each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last one, with or
+            without reference federations.
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
         attacks: your own attacks of audits, each ``module:Name``, a class that is made without arguments; see
@@ -170,6 +180,7 @@ class EvaluationSection:
     every: Positive = 1
     member_rounds: Positive = 5
     reference_federations: Count = 0
+    view: View = "outsider"
     duplicates: Duplicates = "keep"
     attacks: tuple[str, ...] | None = None
     metrics: tuple[str, ...] | None = None
@@ -222,7 +233,7 @@ class Config:
     """A run's configuration.
 
     Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
-    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `coordinator`, `canaries`.
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`.
 
     Args:
         seed: of everything random.
@@ -252,6 +263,7 @@ class Config:
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     record: RecordSection | None = None
+    release: Distillation | None = None
     coordinator: CoordinatorSection | None = None
     canaries: MislabelledCanaries | None = None
     seed: Count = 0

@@ -53,6 +53,14 @@ class Algorithm(Protocol):
         ...
 
 
+class Release(Protocol):
+    """Replaces the models of a round by what is sent to clients in their place, such as students of them."""
+
+    def released(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
+        """Models (K, P) in the place of ``models`` (K, P)."""
+        ...
+
+
 @runtime_checkable
 class RiskEstimator(Protocol):
     """Estimates how exposed each model's members are; it changes nothing but the risks.

@@ -17,11 +17,11 @@ Metrics = Mapping[str, float]
 FlatSummary = Mapping[str, float | int | str]
 """Content of `summary.json`."""
 
-TEXT_KEYS = ("algorithm", "dataset")
+TEXT_KEYS = ("algorithm", "dataset", "view")
 """Keys of `summary.json` whose values are not numbers."""
 
 RUN_KEYS = (*TEXT_KEYS, "seed", "rounds")
-"""Keys that identify a run."""
+"""Keys that say which run it is, and whose exposure its figures are (`shoal.data.preferences.View`)."""
 
 _Owner = TypeVar("_Owner", bound=Hashable)
 
@@ -79,6 +79,11 @@ class Summary(dict[str, float | int | str]):
             run.append(f"accuracy={self.overall['accuracy.overall']:.3f}")
         mia = [f"{name} {metrics['mia']:.3f}" for name, metrics in self.by_group.items() if "mia" in metrics]
         return shortened(f"Summary({', '.join(run)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
+
+    @property
+    def view(self) -> str:
+        """Whose exposure the run's figures are; an outsider's, as of runs that do not say."""
+        return str(self.run.get("view", "outsider"))
 
     @property
     def clients(self) -> int:

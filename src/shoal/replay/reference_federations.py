@@ -32,9 +32,10 @@ from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, RoundReport, State
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
 from shoal.replay.span_scores import SPANS, AskedRecords, knowledge_of, span_scores
+from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
+from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.simulation import Simulation, initial_state
-from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.warm_start import Start
 
 SNAPSHOTS = 8
@@ -45,6 +46,9 @@ UNKNOWN_START = (
     "on there"
 )
 """The note of a run that went on from a directory."""
+
+NOT_REPEATED = "needs the models of every round, and the run cannot be repeated bit for bit here"
+"""Why attacks on a run's rounds are left out."""
 
 POPULATION = 1_000
 """Examples of the shadow set, at most, that all models score too: no federation trains on them."""
@@ -87,7 +91,7 @@ class AttackedRun:
 
     Args:
         simulation: that was run, with its data where the engine wants them (`move_to_engine`).
-        state: after its last round.
+        state: after its last round, with the models as they are released.
         deployed: what its clients use then.
         risks: that it published, by round.
         directives: that its coordinator gave, by round; None without one.
@@ -205,8 +209,7 @@ class AttackedRun:
         """The span attacks on the run's first rounds, as `span_scores` gives them; the rounds are trained again."""
         seen, known = self.first_rounds(engine)
         if seen is None:
-            reason = "needs the moves of the first rounds, and the run cannot be repeated bit for bit here"
-            return {}, {attack.name: reason for attack in SPANS}
+            return {}, {attack.name: NOT_REPEATED for attack in SPANS}
         return span_scores(seen, self._asked, engine, known)
 
     def first_rounds(self, engine: Engine) -> tuple[FirstRounds | None, Knowledge]:
@@ -281,6 +284,8 @@ class AttackedRun:
                 first, known = FirstRounds(), knowledge_of(training, state)
                 for after, _ in first.watched(training, state, replay.last_round):
                     state = after
+                    if state.round == replay.last_round:
+                        state = released(replay.release, training, state)
                     if state.round in self.snapshot_rounds:
                         seen.append(self._of_all(state.models, engine))
                 if stage is self.stages[-1]:

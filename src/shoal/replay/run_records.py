@@ -4,7 +4,7 @@ Those are fitted on shadow models, read labels alone, or follow a record's loss 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -25,10 +25,9 @@ from shoal.attacks import (
 from shoal.audit import AuditRecords, reference_thresholds
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
-from shoal.audit.records import CLIENT, OUTSIDER, views_within
+from shoal.audit.records import CLIENT, OUTSIDER
 from shoal.audit.reference_records import AttackScores, threshold_cells
 from shoal.data import Federation
-from shoal.data.preferences import View
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores
 
@@ -43,19 +42,9 @@ _Used = tuple[int, Tensor, Tensor]
 
 
 def records_of_run(
-    attacked: AttackedRun,
-    target: FederationScores,
-    references: Sequence[FederationScores],
-    engine: Engine,
-    *,
-    view: View = OUTSIDER,
+    attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
 ) -> AuditRecords:
-    """The records, named as the user has them, with the run's own scores and those of its reference federations.
-
-    The attacks are those of attackers who see no more than ``view``; for all but an outsider the first rounds are
-    trained again.
-    """
-    moves, without = ({}, {}) if view == OUTSIDER else attacked.spans(engine)
+    """The records, named as the user has them, with the run's own scores and those of its reference federations."""
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
@@ -71,21 +60,11 @@ def records_of_run(
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         # Of a model of one's own no cluster's model is the one that trained on the record.
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
-        further=attacks_without_references(attacked, target.model, engine) | within(moves, view),
-        omitted=left_out(attacked) | personal | without,
+        further=attacks_without_references(attacked, target.model, engine),
+        omitted=left_out(attacked) | personal,
         notes=attacked.notes,
         pair=np.tile(np.arange(len(paired)), 2),
     )
-
-
-def view_scores(attacked: AttackedRun, engine: Engine, view: View) -> dict[str, AttackScores]:
-    """The attacks of a ``view`` that an outsider cannot carry out and that need no reference federation, by name."""
-    return {} if view == OUTSIDER else within(attacked.spans(engine)[0], view)
-
-
-def within(attacks: Mapping[str, AttackScores], view: View) -> dict[str, AttackScores]:
-    """The attacks that a ``view`` can carry out."""
-    return {name: scores for name, scores in attacks.items() if scores.view in views_within(view)}
 
 
 def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, AttackScores]:

@@ -44,7 +44,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     federation, coordinator, start = simulation.federation, simulation.coordinator, simulation.start
     model, canaries, digest = simulation.model, simulation.canaries, fingerprint(simulation.federation)
     shares = dict(zip(federation.groups, federation.group_fractions.tolist(), strict=True))
-    evaluation = ("member_rounds", "reference_federations", "duplicates")
+    evaluation = ("member_rounds", "reference_federations", "duplicates", "view")
     table: dict[str, Any] = {
         "seed": simulation.seed,
         SIMULATION: {

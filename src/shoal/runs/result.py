@@ -65,9 +65,9 @@ class Result:
             are features; ``torch.nn.Sequential(result.features, network)`` takes raw inputs.
         description: how it was made.
         samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
-        state: after the last round, with the algorithm's own tensors; its assignment is what each client trained last,
-            where `clients` has what it uses. None where it was read from a directory, which has no tensors of the
-            algorithm.
+        state: after the last round, with the algorithm's own tensors, and the models before their release; its
+            assignment is what each client trained last, where `clients` has what it uses. None where it was read from
+            a directory, which has no tensors of the algorithm.
         updates: the rows of a round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
@@ -346,7 +346,7 @@ def write_files(out: Path, result: Result) -> None:
     if result.warnings and not (out / "run.log").exists():
         write_text(out / "run.log", "".join(f"WARNING {sentence}\n" for sentence in result.warnings))
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
+    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "view", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
     columns = [name for name in ordered if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))

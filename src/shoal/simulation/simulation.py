@@ -14,6 +14,7 @@ from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Gap, LossThreshold, MembershipAttacks, ReferenceAttack, UpdateAttack, needs_classes
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
+from shoal.audit.records import OUTSIDER
 from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
@@ -24,6 +25,7 @@ from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import ExampleHashes
 from shoal.data.paired_records import Duplicates, number_of_pairs
+from shoal.data.preferences import VIEWS, View
 from shoal.defenses import Defense, TrainingSetup, accounting, defended
 from shoal.engine import (
     Algorithm,
@@ -41,6 +43,7 @@ from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.models.validation import require_fits
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
+from shoal.simulation.distillation import Distillation
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.preflight import Preflight, preflight
@@ -94,6 +97,9 @@ class Simulation:
             strongest attack that they make possible then decides with the others how exposed the models are.
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
+        view: whose exposure the run's figures are: ``exposure``, ``mia``, ``violations`` and ``exceeded``. Beyond an
+            "outsider", the attacks of a "client" or of the "server" are asked after the last round. A client's limit
+            may name another (`Preferences`).
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
             training.
@@ -104,6 +110,7 @@ class Simulation:
         attacks: further ones of audits, on the scores of reference models (`ReferenceAttack`), asked at the end of this
             run too where it has reference federations, or on clients' updates (`UpdateAttack`).
         metrics: further measurements of the finished training.
+        release: students that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
             takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
 
@@ -137,6 +144,7 @@ class Simulation:
     start: Start | None = None
     reference_federations: int = 0
     duplicates: Duplicates = "keep"
+    view: View = OUTSIDER
     evaluate_every: int = 1
     member_rounds: int = 5
     record_updates: int = 0
@@ -145,6 +153,7 @@ class Simulation:
     attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
     metrics: Sequence[Measurement] = ()
     features: Features | FeatureMap | None = None
+    release: Distillation | None = None
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
 
@@ -165,6 +174,7 @@ class Simulation:
             self._set("red_team", LOSS_AT_THE_END)
         choices = get_args(Duplicates)
         require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {described(self.duplicates)}")
+        require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)}; got {described(self.view)}")
         _require_algorithm(self.algorithm)
         _require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
@@ -177,10 +187,17 @@ class Simulation:
             require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
             self._set("start", self.start.fitted(self.setup.model))
         self._check_canaries()
+        if self.release is not None:
+            require_instance("release", self.release, Distillation, "such as Distillation()")
+            self.release.check(self.federation)
         check_references(
-            self.reference_federations, self.federation, replayable=self.replayable, duplicates=self.duplicates
+            self.reference_federations,
+            self.federation,
+            replayable=self.replayable,
+            duplicates=self.duplicates,
+            view=self.widest_view,
         )
-        if self.reference_federations:
+        if self.reference_federations or self.widest_view != OUTSIDER:
             require_known(self)
         _require_attack_fits(self.red_team, self.federation)
         if self.round_attack is not None:
@@ -193,6 +210,11 @@ class Simulation:
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
+            require(
+                self.widest_view == OUTSIDER,
+                "a coordinator steers by what an outsider finds, and would call safe what others see; without a "
+                f"coordinator 'view' can be '{self.widest_view}'",
+            )
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
         accounting.check_accountable(self.federation, self.rounds, local)
@@ -211,6 +233,11 @@ class Simulation:
     def replayable(self) -> bool:
         """Return whether the run can be repeated with other examples (no round attack, no malicious clients)."""
         return self.round_attack is None and self.malicious_clients is None
+
+    @property
+    def widest_view(self) -> View:
+        """The view that sees most, of the run's own and those that clients' limits name."""
+        return max((self.view, *self.federation.preferences.views(self.view)), key=VIEWS.index)
 
     @property
     def first_round(self) -> int:
@@ -241,6 +268,7 @@ class Simulation:
             defenses=self.setup.defenses if self.coordinator is None else (*self.setup.defenses, self.coordinator),
             malicious_clients=self.malicious_clients,
             coordinator=self.coordinator,
+            release=self.release if self.release is not None and self.release.distil == "round" else None,
             record_every=self.record_updates,
         )
 
@@ -279,26 +307,38 @@ def _require_defenses(defenses: object) -> None:
         require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(defense)}")
 
 
-def check_references(count: int, federation: Federation, *, replayable: bool, duplicates: Duplicates = "keep") -> None:
-    """Raise `InputError` unless ``count`` reference federations can be trained and their attacks measured.
+def check_references(
+    count: int,
+    federation: Federation,
+    *,
+    replayable: bool,
+    duplicates: Duplicates = "keep",
+    view: View = OUTSIDER,
+) -> None:
+    """Raise `InputError` unless ``count`` reference federations can be trained and the attacks of a view measured.
 
     Args:
-        count: R; 0: nothing is checked further.
+        count: R; 0 and an outsider: nothing is checked further.
         federation: that is replayed.
         replayable: whether there is no round attack and no malicious client.
         duplicates: whether copies count.
+        view: that is measured.
     """
-    if count == 0:
+    if count == 0 and view == OUTSIDER:
         return
+    allowed, given = (
+        ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
+    )
     require(
         replayable,
-        "'reference_federations' must be 0 with a round attack, such as property inference, or malicious clients, "
-        f"since such a run cannot be replayed; got {count}",
+        f"{allowed} with a round attack, such as property inference, or malicious clients, since such a run cannot be "
+        f"replayed; got {given}",
     )
     pairs = number_of_pairs(federation, duplicates)
+    asked = "'reference_federations' above 0" if count else f"'view' = \"{view}\""
     require(
         pairs >= 2,
-        "'reference_federations' above 0 needs at least two training examples that each have a held-out example of "
+        f"{asked} needs at least two training examples that each have a held-out example of "
         "their label, and of their group or client, in whose place it can be trained on; "
         f"got {pairs}, so give a larger test set",
     )
@@ -483,6 +523,7 @@ def measure_final(
         first_round=simulation.first_round,
         canaries=simulation.canaries,
         references=references,
+        view=simulation.view,
         measurements=simulation.metrics,
     )
     if simulation.round_attack is not None:
@@ -491,5 +532,6 @@ def measure_final(
     measuring = time.perf_counter() - began
     spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}
-    run = Summary(run={"seed": simulation.seed, "rounds": now.state.round}, overall=seconds)
+    identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
+    run = Summary(run=identity, overall=seconds)
     return replace(result, summary=result.summary | run)

@@ -208,5 +208,5 @@ def _require_supported(config: Config) -> None:
             "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
         )
     require(config.model.features is None, "[model.features] works in simulations alone; leave it out")
-    for name in ("property_attack", "canaries", "record"):
+    for name in ("property_attack", "canaries", "record", "release"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")

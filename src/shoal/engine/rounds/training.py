@@ -27,6 +27,7 @@ from shoal.engine.protocols import (
     Coordinator,
     LocalDefense,
     MaliciousClients,
+    Release,
     RiskEstimator,
     UpdateFilter,
 )
@@ -56,6 +57,7 @@ class Training:
         defenses: change local training, in order, for each cluster in each round.
         malicious_clients: replace local training; None: all clients are honest.
         coordinator: turns each estimate of risks into directives; None: there are no directives.
+        release: replaces the models after every round; None: nothing does.
         record_every: rounds between reports with the updates that the server received; 0: none has them.
 
     Example:
@@ -85,6 +87,7 @@ class Training:
     defenses: tuple[LocalDefense, ...] = ()
     malicious_clients: MaliciousClients | None = None
     coordinator: Coordinator | None = None
+    release: Release | None = None
     record_every: int = 0
     __repr__ = one_line
 
@@ -153,6 +156,10 @@ class Training:
             planned = time.perf_counter()
             aggregate, adversary = self._trained(state, cohort, plan, record=record)
             after = self.merged(state, cohort, plan, aggregate, adversary)
+            if self.release is not None:
+                stream = self.stream("round", number, "release")
+                models = self.release.released(after.models, self.federation, self.engine, stream)
+                after = replace(after, models=models)
             seconds["choose"], seconds["train"] = planned - start, time.perf_counter() - planned
 
         start = time.perf_counter()
