@@ -360,7 +360,11 @@ def test_exposure_does_not_depend_on_the_order_of_clients(clustered):
         (ShadowModels, {"epochs": 0}, "'epochs' must be at least 1 or 'round'; got 0"),
         (ShadowModels, {"number": 1, "size": 1}, "a single shadow model must train on at least 2 examples; got 1"),
         (RedTeam, {"every": -1}, "'every' must be at least 0; got -1"),
-        (RedTeam, {"estimator": "guess"}, "must be 'shadow', 'federated', 'histogram' or 'audit'; got 'guess'"),
+        (
+            RedTeam,
+            {"estimator": "guess"},
+            "must be 'shadow', 'federated', 'histogram', 'relative-histogram' or 'audit'; got 'guess'",
+        ),
         (RedTeam, {"attack": "gap"}, "'attack' must be an instance of MembershipAttack; got 'gap'"),
     ],
 )

@@ -379,3 +379,16 @@ def test_an_audit_in_which_nothing_was_measured_is_a_page_all_the_same() -> None
     assert "none could be measured" in page.text
     assert "The empirical epsilon was not measured." in page.text
     assert figures_on(page) == []
+
+
+@pytest.mark.parametrize(
+    ("stack", "sentence"),
+    [(0.9, "it decides on minority, majority."), (0.52, "it is not certain to find more than its parts.")],
+)
+def test_the_page_says_whether_a_stack_finds_more_than_its_parts(stack: float, sentence: str) -> None:
+    text = page_of(html_of(audit_of({"lira": 0.7, "rmia": 0.68, "stack": stack}))).text
+    assert (
+        f"A stack is one attacker with the scores of all attacks of a view, fitted on the reference models; {sentence}"
+        in text
+    )
+    assert "A stack is" not in usual_page().text

@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import ReferenceAttack
+from shoal.attacks import ReferenceAttack, client_scores
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import AGAINST_CLIENTS, RecordTable, attacks_of_view, measure, strongest, views_within
-from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
+from shoal.audit.records import (
+    AGAINST_CLIENTS,
+    CLIENT,
+    RecordTable,
+    attacks_of_view,
+    measure,
+    strongest,
+    views_within,
+)
+from shoal.audit.reference_records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords, attack_records
 from shoal.core.errors import InputError, described, nearest, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -24,6 +32,11 @@ METRICS = {
     "auc": ("auc", "auc_low", "auc_high"),
     "accuracy": ("accuracy", "low", "high"),
     "tpr_at_fpr_0.01": ("tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_low", "tpr_at_1_percent_fpr_high"),
+    "tpr_at_fpr_0.01_per_record": (
+        "tpr_at_1_percent_fpr_per_record",
+        "tpr_at_1_percent_fpr_per_record_low",
+        "tpr_at_1_percent_fpr_per_record_high",
+    ),
     "tpr_at_fpr_0.001": ("tpr_at_01_percent_fpr", "tpr_at_01_percent_fpr_low", "tpr_at_01_percent_fpr_high"),
 }
 """The metrics of an audit by name, each with the fields of `MembershipMetrics` that hold it and its interval."""
@@ -219,8 +232,30 @@ def audit_records(
         empirical_epsilon=empirical_epsilon(beforehand.score, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=attacked.omitted,
+        guesses=_client_membership(attacked),
         notes=records.notes,
     )
+
+
+def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
+    """How well clients that took part are told from others, by each view whose attackers do not know it anyway.
+
+    A client has its members; the client that took no part in its stead has the non-members that are asked of it.
+    """
+    values: dict[str, float] = {}
+    for view in views_within(CLIENT):
+        table = attacked.attacks[attacked.of_view(view).chosen]
+        candidate, score = client_scores(table.score, 2 * pd.factorize(table.client)[0] + table.member)
+        both = np.isin(candidate ^ 1, candidate)
+        found = measure(RecordTable.from_columns(score[both], candidate[both] % 2 == 1, pair=candidate[both] // 2))
+        ends = {
+            "auc": found.auc,
+            "auc.low": found.auc_low,
+            "auc.high": found.auc_high,
+            "clients": float(both.sum() / 2),
+        }
+        values |= {f"client-membership.{view}.{end}": value for end, value in ends.items() if not np.isnan(found.auc)}
+    return values
 
 
 def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> pd.DataFrame:

@@ -183,6 +183,9 @@ def audit(
     leave_out_duplicates: Annotated[
         bool, typer.Option("--leave-out-duplicates", help="Leave out records of which there are copies.")
     ] = False,
+    queries: Annotated[
+        int, typer.Option("--queries", metavar="Q", help="Copies in which each image is asked, at most 18.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
@@ -207,6 +210,7 @@ def audit(
         run is not None or not leave_out_duplicates,
         "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
     )
+    require(run is not None or queries == 1, "'--queries' asks a run's models; leave it out with --scores and --trace")
     if scores is not None:
         outcome = audit_scores(scores, out=out, gates=expressions, attacks=attacks)
     elif trace is not None:
@@ -220,6 +224,7 @@ def audit(
                 out=out,
                 data_dir=data_dir,
                 duplicates="leave-out" if leave_out_duplicates else None,
+                queries=queries,
                 watch=display,
                 gates=expressions,
                 attacks=attacks,

@@ -66,8 +66,9 @@ class Coordinator:
         release_on: figure that must be within the members' limits before knobs are released: the "estimate" of the
             risk, or the upper end of its "interval", about which members are asked in one more bit.
         max_cost: held-out accuracy that knobs may cost.
-        audit_factor: advantage of a strong attack, by an audit, over that of the estimator; the risk reported to
-            clients is ``0.5 + audit_factor * (risk - 0.5)``.
+        audit_factor: slope of the line from the estimate to what a strong attack finds, by audits; the risk reported to
+            clients is ``audit_level + audit_factor * (risk - 0.5)``.
+        audit_level: what a strong attack finds where the estimate is 0.5, by audits.
         vote_epsilon: epsilon of each answer of a client, by randomised response: one answer an estimate, two with
             ``release_on="interval"``, and one before the first round with ``prediction``; None: clients answer truly.
         prediction: of the risk before the first round, which sets the first directives; None: these are 0.
@@ -99,6 +100,7 @@ class Coordinator:
     release_on: Literal["estimate", "interval"] = "estimate"
     max_cost: NonNegativeFloat = 0.01
     audit_factor: PositiveFloat = 1.0
+    audit_level: Fraction = CHANCE
     vote_epsilon: PositiveFloat | None = None
     prediction: RiskPrediction | None = None
     min_clients: Count = 0
@@ -145,7 +147,7 @@ class Coordinator:
 
     def reported_risks(self, risks: Tensor) -> Tensor:
         """Risks (K,) as reported to clients, from estimates (K,)."""
-        return CHANCE + self.audit_factor * (risks - CHANCE)
+        return self.audit_level + self.audit_factor * (risks - CHANCE)
 
     def steered(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
         """``state`` with the directives that its risks demand, from clients' answers and accuracy on held-out examples.

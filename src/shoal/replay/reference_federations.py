@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores, logit_confidence
+from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores
+from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.audit.reference_records import AttackScores
 from shoal.control import RecordedDirectives
@@ -100,6 +101,7 @@ class AttackedRun:
         population: examples that nobody trained on.
         notes: what must be known of the records, in sentences without a full stop.
         rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.
+        queries: copies in which each record and each of the population is asked; trajectories are of the record itself.
     """
 
     simulation: Simulation
@@ -111,15 +113,19 @@ class AttackedRun:
     population: GroupedExamples
     notes: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
+    queries: int = 1
 
     @staticmethod
-    def from_run(simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine) -> "AttackedRun":
+    def from_run(
+        simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine, *, queries: int = 1
+    ) -> "AttackedRun":
         """The attack on a finished simulation with these ``rows`` of `rounds.csv`.
 
         Raises:
-            InputError: a property attack, whose victim's examples are not the same in every round, or no example that
-                can be paired.
+            InputError: a property attack, whose victim's examples are not the same in every round, no example that
+                can be paired, or several ``queries`` of what is no image.
         """
+        queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
             simulation.round_attack is None and simulation.malicious_clients is None,
             "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
@@ -142,6 +148,8 @@ class AttackedRun:
                 records = records.take(~records.trained_in(start.simulation.federation))
             else:
                 notes.append(UNKNOWN_START)
+        if queries > 1:
+            notes.append(f"each record was asked in {queries} copies, mirrored and shifted, whose scores are averaged")
         risks, directives = recorded(simulation, rows)
         return AttackedRun(
             simulation=simulation,
@@ -153,6 +161,7 @@ class AttackedRun:
             population=shadow.take(drawn.to(shadow.y.device)),
             notes=tuple(notes),
             rows=tuple(rows),
+            queries=queries,
         )
 
     @property
@@ -166,7 +175,7 @@ class AttackedRun:
 
     def all_models(self, engine: Engine) -> Tensor:
         """(2 Q, K) float64, the logit-scaled confidence of every cluster's model on every record."""
-        return self._of_all(self.state.models, engine).T
+        return self._of_all(self.state.models, engine, self.queries).T
 
     def exchanged(self, number: int) -> Tensor:
         """(Q,) bool, in which pairs reference federation ``number``, counted from 0, trains on the second record.
@@ -287,7 +296,7 @@ class AttackedRun:
                     if state.round == replay.last_round:
                         state = released(replay.release, training, state)
                     if state.round in self.snapshot_rounds:
-                        seen.append(self._of_all(state.models, engine))
+                        seen.append(self._of_all(state.models, engine, 1))
                 if stage is self.stages[-1]:
                     spans = self._spans(first, engine, known)
         assert state is not None
@@ -307,11 +316,11 @@ class AttackedRun:
         client, score = self.records.client, torch.empty(2 * len(self.records), dtype=torch.float64)
         for s in model[client].unique().tolist():
             inside = torch.nonzero(model[client] == s).flatten()
-            score[inside] = self._confidence(deployed.models[s], engine, inside)
+            score[inside] = self._confidence(deployed.models[s], engine, self.queries, inside)
         models = () if is_personal(deployed) else deployed.models
         x, y = self.population.x, self.population.y.cpu()
-        loss = engine.model.loss
-        population = [logit_confidence(engine.outputs(parameters, x).cpu(), y, loss) for parameters in models if len(y)]
+        rows = torch.arange(len(y), device=x.device)
+        population = [mean_confidence(engine, model, x, y, rows, self.queries) for model in models if len(y)]
         none = torch.empty(len(models), 0, dtype=torch.float64)
         return FederationScores(
             score=score,
@@ -323,14 +332,14 @@ class AttackedRun:
             span_updates=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
         )
 
-    def _of_all(self, models: Tensor, engine: Engine) -> Tensor:
+    def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:
         """(K, 2 Q)."""
-        return torch.stack([self._confidence(model, engine) for model in models])
+        return torch.stack([self._confidence(model, engine, queries) for model in models])
 
-    def _confidence(self, model: Tensor, engine: Engine, records: Tensor | None = None) -> Tensor:
+    def _confidence(self, model: Tensor, engine: Engine, queries: int, records: Tensor | None = None) -> Tensor:
         records = torch.arange(2 * len(self.records)) if records is None else records
-        outputs = engine.outputs(model, self.records.federation.clients.x, self.records.rows_on_device(records))
-        return logit_confidence(outputs.cpu(), self.records.labels[records], engine.model.loss)
+        x, rows = self.records.federation.clients.x, self.records.rows_on_device(records)
+        return mean_confidence(engine, model, x, self.records.labels[records], rows, queries)
 
 
 def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:

@@ -206,12 +206,14 @@ def _timed(train: Callable[[], FederationScores]) -> FederationScores:
 def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     """A name for the attacked models and records: scores of references for others are of no use.
 
-    The attacked scores are part of it, since clients may have models of their own beside the same clusters' models.
+    The attacked scores are part of it, since clients may have models of their own beside the same clusters' models, and
+    the number of queries.
     """
     state, records = attacked.state, attacked.records
     tensors = (state.models, state.assignment, records.entry, records.test, target.score)
     content = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
+    about += f" {attacked.queries} queries" if attacked.queries > 1 else ""
     return hashlib.sha256(content + about.encode()).hexdigest()[:16]
 
 

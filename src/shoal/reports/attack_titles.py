@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import shoal.attacks
-from shoal.attacks import ShadowModelAttack, SourceInference
+from shoal.attacks import ShadowModelAttack, SourceInference, Stack
 from shoal.audit.records import AGAINST_CLIENTS
 from shoal.core.formats import capitalized
 
@@ -13,8 +13,11 @@ TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") f
     "posterior": ShadowModelAttack.title,
     "label-only": "label only",
     "boundary-distance": "boundary distance",
+    "stack-client": f"{Stack.title}, a client's too",
+    "stack-server": f"{Stack.title}, the server's too",
     "source-inference-in-cluster": f"{SourceInference.title} in the cluster",
     "reconstruction": "reconstruction of updates from released models",
+    "client-membership": "membership of clients",
 }
 """Attacks by their names in audit.json and in files: as each declares itself, and those that are no class."""
 

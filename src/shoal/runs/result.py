@@ -202,6 +202,7 @@ class Result:
         *,
         references: int = 16,
         duplicates: Duplicates | None = None,
+        queries: int = 1,
         watch: AuditWatch | None = None,
         attacks: Sequence[Attack] = (),
     ) -> Audit:
@@ -213,6 +214,7 @@ class Result:
             references: federations that are trained again, each with other examples in the place of half of its own.
             duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set,
                 has a copy with the same inputs and label; None: as the simulation says.
+            queries: as of `shoal.audit_run`.
             watch: called before the first of these federations, and after each, with the numbers that are done and in
                 all.
             attacks: your own, beside all others; see `shoal.audit_run`.
@@ -241,6 +243,7 @@ class Result:
                 about,
                 references=references,
                 duplicates=duplicates,
+                queries=queries,
                 watch=watch,
                 attacks=attacks,
             ).audit

@@ -40,6 +40,7 @@ def audit_members(
     *,
     references: int,
     duplicates: Duplicates | None,
+    queries: int = 1,
     home: Path | None = None,
     watch: AuditWatch | None = None,
     recorded: Trace | None = None,
@@ -53,6 +54,7 @@ def audit_members(
         out, about: where the audit's files are written, and what its page says beside the attacks.
         references: R, the number of reference federations.
         duplicates: whether copies count; None: as ``simulation`` says.
+        queries: copies in which each record is asked.
         home: has the folder ``references``, where their scores are kept; None: ``out``.
         watch: called before the first reference federation that is trained, and after each.
         recorded: clients' updates, for attacks of the server; None: there are none.
@@ -62,7 +64,7 @@ def audit_members(
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
     simulation = move_to_engine(simulation, engine)
     state = released(simulation.release, simulation.on(engine), progress.state)
-    attacked = AttackedRun.from_run(simulation, state, progress.rows, engine)
+    attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
     warn_of_records(attacked)
     require(
         len(attacked.records) >= 2,
@@ -70,6 +72,7 @@ def audit_members(
         f"{len(attacked.records)} was trained on lately",
     )
     target, folder = attacked.scores(engine), (home or out) / "references"
+    folder = folder if queries == 1 else folder / f"queries-{queries}"
     trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
     seen, without = view_scores(attacked, target, trained, engine, folder=folder)
     records = records_of_run(attacked, target, trained, engine)
@@ -84,6 +87,7 @@ def audit_members(
         seconds={**about.seconds, "seconds.references": round(sum(scores.seconds for scores in trained), 3)},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
+        queries=queries,
     )
     return write_audit(out, audit, about, records)
 
