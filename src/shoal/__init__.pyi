@@ -30,6 +30,7 @@ from .algorithms import (
     PerFedAvg as PerFedAvg,
     Pooling as Pooling,
     PricedChoice as PricedChoice,
+    PrivateMeans as PrivateMeans,
     Redraw as Redraw,
     RiskAwareChoice as RiskAwareChoice,
     RRCluster as RRCluster,

@@ -149,7 +149,7 @@ def another(cls: type, key: Any) -> object:
     literals = [each for hint in (key.hint, *get_args(key.hint)) for each in get_args(hint)]
     for each in [*CANDIDATES, *literals]:
         try:
-            value = read(cls, required(cls) | {key.name: each})
+            value = read(cls, required(cls, key.name) | {key.name: each})
         except InputError:
             continue
         if getattr(value, key.field) != key.default:
@@ -157,9 +157,11 @@ def another(cls: type, key: Any) -> object:
     raise AssertionError(f"{cls.__name__}.{key.name} takes none of the candidates")
 
 
-def required(cls: type) -> dict[str, Any]:
+def required(cls: type, name: str = "") -> dict[str, Any]:
+    """The keys that a table needs beside the key ``name``."""
+    together = {"noise": {"min_clients": 3}, "min_clients": {"noise": "sum"}}
     tables = {DPSGD: {"noise_multiplier": 1.0}, TorchOptimizer: {"name": "SGD"}, RelaxLoss: {"alpha": 1.0}}
-    return tables.get(cls, {})
+    return tables.get(cls, {}) | (together.get(name, {}) if cls is DPSGD else {})
 
 
 DECLARED = [
@@ -191,7 +193,7 @@ DECLARED = [
 
 @pytest.mark.parametrize(("cls", "key"), DECLARED, ids=[f"{cls.__name__}.{key.name}" for cls, key in DECLARED])
 def test_every_key_is_read_and_written_and_read_again(cls, key):
-    value = read(cls, required(cls) | {key.name: another(cls, key)})
+    value = read(cls, required(cls, key.name) | {key.name: another(cls, key)})
     assert getattr(value, key.field) != key.default
     assert read(cls, table_of(value)) == value
 

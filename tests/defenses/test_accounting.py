@@ -48,12 +48,12 @@ def test_epsilon_is_infinite_without_noise_and_0_without_steps():
 
 def test_each_client_by_its_size_and_its_rounds(monkeypatch):
     asked = []
-    monkeypatch.setattr(accounting, "epsilon", lambda *given: asked.append(given) or float(len(asked)))
+    monkeypatch.setattr(accounting, "composed", lambda *given: asked.append(given) or float(len(asked)))
     sizes, attended = torch.tensor([9, 12, 9, 3, 9]), torch.tensor([5, 5, 5, 2, 0])
     rule = DPSGD(1.0, 0.9, 1e-4, "prv")
     assert accounting.client_epsilons([(LOCAL, sizes, attended)], rule).tolist() == [1, 2, 1, 3, 4]
-    assert [given[0] for given in asked] == [[(4 / 9, 30)], [(4 / 12, 30)], [(1.0, 4)], []]
-    assert {given[1:] for given in asked} == {(0.9, 1e-4, "prv")}
+    assert [given[0] for given in asked] == [[(0.9, 4 / 9, 30)], [(0.9, 4 / 12, 30)], [(0.9, 1.0, 4)], []]
+    assert {given[1:] for given in asked} == {(1e-4, "prv")}
 
 
 def test_a_federation_s_clients_spend_in_the_rounds_they_are_in(build):

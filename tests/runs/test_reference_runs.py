@@ -83,13 +83,13 @@ def test_its_figures_are_those_of_an_audit_which_trains_nothing_again(judged, tm
     monkeypatch.setattr(AttackedRun, "train_reference", trained)
     monkeypatch.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
     audit, summary = audit_run(judged, references=R, out=tmp_path), read(judged)
-    rows = audit.audit.attacks[audit.audit.attacks["attack"] != "trajectory"]
+    rows = audit.audit.attacks[audit.audit.attacks["view"] == "outsider"]
     groups, models = rows[rows["scope"] == "group"], rows[rows["scope"] == "model"]
     assert len(groups) > 20
     for row in groups.to_dict("records"):
         assert summary[f"mia_by_{row['attack'].replace('-', '_')}.{row['name']}"] == row["accuracy"]
     for name in groups["name"].unique():
-        strongest = audit.audit.strongest("group", name)
+        strongest = audit.audit.headline("outsider", "group", name)
         assert summary[f"mia.{name}"] == strongest["accuracy"]
         assert summary[f"mia_auc.{name}"] == strongest["auc"]
         assert summary[f"members.{name}"] == strongest["members"]

@@ -53,6 +53,15 @@ class Algorithm(Protocol):
         ...
 
 
+@runtime_checkable
+class PlanRule(Protocol):
+    """A defence with a rule for which updates may be averaged, such as a fewest number of clients."""
+
+    def planned(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
+        """The plan of a round as it is carried out; ``sizes`` (n,) are the clients' numbers of examples."""
+        ...
+
+
 class Release(Protocol):
     """Replaces the models of a round by what is sent to clients in their place, such as students of them."""
 

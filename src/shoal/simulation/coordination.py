@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import isfinite, nan
 
+import torch
+
+from shoal.algorithms.wrapper import with_bases
 from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.control import CHANCE, COLUMN, Coordinator, directives_of
 from shoal.core.errors import require
@@ -127,11 +130,27 @@ class PrivacyBudget:
         if rule is None:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
-        spent = accounting.federation_epsilons(training.federation, cohorts, trainings, rule, self.first_round)
+        choice, by_view = choice_noise(training.algorithm), {}
+        if rule.noise == "sum":
+            attended = torch.bincount(torch.cat(cohorts), minlength=len(training.federation))
+            by_view = accounting.epsilons_by_view(rule, attended, choice)
+            spent = by_view["client"]
+        else:
+            count = training.federation, cohorts, trainings, rule, self.first_round
+            spent = accounting.federation_epsilons(*count, choice)
         finished.clients["epsilon"] = spent.numpy()
-        largest = float(spent.max())
+        largest = {"epsilon": float(spent.max())}
+        largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
+        largest |= {} if choice is None else {"epsilon.choice": accounting.gaussian_epsilon(1 / choice, rule.delta)}
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
-        return Summary(overall={"epsilon": largest if isfinite(largest) else nan, "delta": rule.delta})
+        finite = {key: value if isfinite(value) else nan for key, value in largest.items()}
+        return Summary(overall={**finite, "delta": rule.delta})
+
+
+def choice_noise(algorithm: object) -> float | None:
+    """The noise multiplier of the Gaussian mechanism by which clients' clusters are chosen; None: there is none."""
+    declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
+    return next((noise for noise in declared if noise is not None), None)
 
 
 def changed_directives(rows: Rows) -> dict[str, list[float]]:

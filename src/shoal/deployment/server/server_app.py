@@ -207,6 +207,9 @@ def _require_supported(config: Config) -> None:
             coordinator.law.release_on == "estimate",
             "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
         )
+    rule = config.defenses.dp_sgd
+    in_sum = rule is not None and rule.noise == "sum"
+    require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines, which have no secure sum")
     require(config.model.features is None, "[model.features] works in simulations alone; leave it out")
     for name in ("property_attack", "canaries", "record", "release"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")

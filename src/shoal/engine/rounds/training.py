@@ -27,6 +27,7 @@ from shoal.engine.protocols import (
     Coordinator,
     LocalDefense,
     MaliciousClients,
+    PlanRule,
     Release,
     RiskEstimator,
     UpdateFilter,
@@ -153,6 +154,9 @@ class Training:
             start = time.perf_counter()
             cohort = self.cohort_of(state, clients)
             plan = self.algorithm.plan(state, cohort)
+            for defense in self.defenses:
+                if isinstance(defense, PlanRule):
+                    plan = defense.planned(plan, cohort.sizes)
             planned = time.perf_counter()
             aggregate, adversary = self._trained(state, cohort, plan, record=record)
             after = self.merged(state, cohort, plan, aggregate, adversary)

@@ -17,8 +17,8 @@ from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.reference_store import AuditWatch, reference_scores, replayed_scores, warn_of_records
-from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
+from shoal.replay.run_records import records_of_run
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
@@ -74,20 +74,9 @@ def audit_members(
     target, folder = attacked.scores(engine), (home or out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
     trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
-    replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
+    seen, without = view_scores(attacked, target, trained, engine, folder=folder)
     records = records_of_run(attacked, target, trained, engine)
-    over_rounds = None if replayed is None else trajectory_attack(replayed, trained)
-    if over_rounds is not None:
-        records = replace(records, further={**records.further, "trajectory": over_rounds})
-    else:
-        reason = "needs the same number of models in every round"
-        if not references:
-            reason = "needs 1 reference models; there are 0"
-        elif replayed is None:
-            reason = "needs the models of every round, and the run cannot be repeated bit for bit here"
-        elif target.personal:
-            reason = "clients use models of their own"
-        records = replace(records, omitted={**records.omitted, "trajectory": reason})
+    records = replace(records, further={**records.further, **seen}, omitted={**records.omitted, **without})
     on_scores, on_updates = all_attacks(simulation.attacks)
     audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
     audit = (

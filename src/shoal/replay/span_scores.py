@@ -1,0 +1,134 @@
+"""The span attacks on the first rounds of a federation: of the server on updates, of a client on the models' moves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms import MRMTL, FedOpt, FedSoft, Scaffold
+from shoal.algorithms.wrapper import with_bases
+from shoal.attacks import Candidates, Knowledge, ModelSpan, ServerOptimizer, SpanScores, UpdateSpan
+from shoal.audit.reference_records import AttackScores
+from shoal.core.errors import InputError
+from shoal.core.representation import one_line
+from shoal.defenses import LaplaceNoise
+from shoal.engine import Engine, State, Training
+from shoal.replay.first_rounds import MOST_BYTES, FirstRounds
+
+SPANS = (ModelSpan(), UpdateSpan())
+"""The span attacks that an audit asks."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskedRecords:
+    """M records whose membership is asked, and Z of which the attacker knows that nobody trained on them.
+
+    Args:
+        x: (M, ...) inputs.
+        client: (M,) int64, the id of the client that each belongs or would belong to.
+        label: (M,) int64; 0 in a regression.
+        known: (Z, ...) inputs of the others; None: there are none.
+        known_label: (Z,) int64.
+    """
+
+    x: Tensor
+    client: Tensor
+    label: Tensor
+    known: Tensor | None = None
+    known_label: Tensor | None = None
+    __repr__ = one_line
+
+
+def span_scores(
+    seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge
+) -> tuple[dict[str, AttackScores], dict[str, str]]:
+    """The scores (M,) of each of `SPANS` that can be asked, by its name, and why others cannot.
+
+    A record is asked of its own client's updates, and of the moves of every cluster's model, as whoever does not know
+    its cluster would. It has no score (NaN) where its client sent nothing in these rounds.
+    """
+    scores, omitted = dict[str, AttackScores](), dict[str, str]()
+    attacks: tuple[Callable[[], AttackScores], ...] = (
+        lambda: _of_models(seen, asked, engine, knowledge),
+        lambda: _of_updates(seen, asked, engine, knowledge),
+    )
+    for attack, score in zip(SPANS, attacks, strict=True):
+        if not bool(torch.isin(asked.client, seen.senders).any()):
+            omitted[attack.name] = "no client of an attacked record sent an update in the first rounds"
+        elif attack.view == "server" and not seen.updates:
+            omitted[attack.name] = f"the updates of one round take more than {MOST_BYTES / 1e6:,.0f} MB of memory"
+        else:
+            try:
+                scores[attack.name] = score()
+            except InputError as error:
+                omitted[attack.name] = str(error)
+    return scores, omitted
+
+
+def _of_updates(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
+    clients = torch.cat([updates.clients for updates in seen.updates]).unique()
+    sent = torch.isin(asked.client, clients)
+    row = torch.where(sent, torch.searchsorted(clients, asked.client), -1)
+    candidates = Candidates(asked.x, asked.known, asked.label, asked.known_label, row)
+    found = UpdateSpan().score(seen.updates, candidates, engine, knowledge)
+    columns = np.arange(len(row))
+    score, threshold = (np.where(sent, values[row, columns], np.nan) for values in (found.score, found.threshold))
+    return AttackScores(UpdateSpan.view, score, threshold)
+
+
+def _of_models(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
+    # Known non-members are asked too: by their scores those of different clusters can be compared.
+    x, label, known = asked.x, asked.label, slice(None)
+    if asked.known is not None and asked.known_label is not None:
+        x, label, known = torch.cat([x, asked.known]), torch.cat([label, asked.known_label]), slice(len(x), None)
+    candidates = Candidates(x, asked.known, label, asked.known_label)
+    found = ModelSpan().score(seen.moves(), candidates, engine, knowledge, seen.first)
+    score, threshold = largest(found, slice(len(asked.x)), known)
+    unseen = ~torch.isin(asked.client, seen.senders).numpy()
+    score[unseen], threshold[unseen] = np.nan, np.nan
+    return AttackScores(ModelSpan.view, score, threshold)
+
+
+def largest(found: SpanScores, asked: slice, known: slice) -> tuple[np.ndarray, np.ndarray]:
+    """The largest of each record's scores by K models, and its threshold, (M,) each.
+
+    Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
+    of residuals it is their number of digits that is compared, since exact ones have five more than others.
+    """
+    of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
+    values, cuts = found.score[of_model], found.threshold[of_model]
+    if not found.noisy:
+        values, cuts = (-np.log10(np.maximum(-table, 1e-8)) for table in (values, cuts))
+    centre, width = values[:, known].mean(axis=1, keepdims=True), values[:, known].std(axis=1, keepdims=True)
+    values, cuts = ((table[:, asked] - centre) / np.maximum(width, 1e-12) for table in (values, cuts))
+    best, columns = values.argmax(axis=0), np.arange(values.shape[1])
+    return values[best, columns], cuts[best, columns]
+
+
+def knowledge_of(training: Training, state: State) -> Knowledge:
+    """What everybody in a federation knows of how it trains from ``state`` on.
+
+    Under a coordinator, whose directives differ between clusters and rounds, it is the first model's directives then.
+    """
+    sizes, parts = training.federation.clients.sizes.unique(), [*with_bases(training.algorithm)]
+    optimizer = next((part for part in parts if isinstance(part, FedOpt)), None)
+    noise = training.client_filter if isinstance(training.client_filter, LaplaceNoise) else LaplaceNoise(0.0)
+    return Knowledge(
+        local=training.local_of(replace(state, round=0), 0),
+        examples=int(sizes) if len(sizes) == 1 else None,
+        clients=len(training.federation),
+        noise=0.0 if noise.epsilon is None else training.engine.model.layout.size**0.5 / noise.epsilon,
+        relative_noise=noise.noise_multiplier or 0.0,
+        server=None
+        if optimizer is None
+        else ServerOptimizer(
+            optimizer.optimizer, optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.tau
+        ),
+        control_variates=any(isinstance(part, Scaffold) for part in parts),
+        continued=any(
+            isinstance(part, MRMTL) or (isinstance(part, FedSoft) and part.start == "personal") for part in parts
+        ),
+        dtype=training.engine.dtype,
+    )
