@@ -13,7 +13,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from shoal.attacks import Gap, LossThreshold, MembershipAttacks, Query, Records, ShadowModelAttack
+from shoal.attacks import Gap, LossThreshold, MembershipAttacks, Query, Records, ShadowModelAttack, needs_classes
 from shoal.attacks.membership_attack import losses
 from shoal.core.randomness import Stream
 from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics
@@ -168,6 +168,10 @@ def test_the_loss_threshold_is_on_the_loss_that_the_models_were_trained_with():
     asked = Query(seen.outputs, seen.labels, loss=squared_error)
     np.testing.assert_allclose(fitted.score(asked), -errors, rtol=1e-6)
     assert balanced_accuracy(fitted.score(asked) > fitted.threshold, seen.member.numpy()) > 0.7
+
+
+def test_only_the_loss_needs_no_classes():
+    assert [needs_classes(attack) for attack in (LossThreshold(), Gap(), ShadowModelAttack())] == [False, True, True]
 
 
 def test_queries_of_records_have_their_loss():

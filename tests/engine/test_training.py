@@ -441,6 +441,14 @@ def test_local_trainings_that_differ_in_their_round_alone_are_equal():
     assert first != LocalSGD(learning_rate=0.4, decay=0.5).at_round(2)
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "decay", "weight_decay", "momentum", "clip_norm"])
+def test_a_number_of_local_training_is_no_text_and_no_truth_value(name):
+    assert getattr(LocalSGD(**{name: 0.5}), name) == 0.5
+    for wrong in ("0.5", True):
+        with pytest.raises(InputError, match=f"'{name}'"):
+            LocalSGD(**{name: wrong})
+
+
 def test_bad_engines_are_refused(mlp):
     with pytest.raises(InputError, match=r"'threads'.*got 0"):
         Engine(mlp, threads=0)
