@@ -340,10 +340,13 @@ class Gate:
         """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
         measured.
         """
+        # The figures of a view are an attack's too, where there are attacks.
+        attacks = any(key.startswith("attacks.") for key in audit)
+        named = {f"{self.key}.high"} if attacks else {*audit}
         uppers = {
             key.removesuffix(".high"): float(value)
             for key, value in audit.items()
-            if not isinstance(value, str) and self._limits(key)
+            if not isinstance(value, str) and self._limits(key) and (key in named or not key.startswith("views."))
         }
         require(
             bool(uppers),
@@ -358,11 +361,7 @@ class Gate:
         if self.key == LOWER_BOUND:
             return key == self.key
         figure = key.removesuffix(".high")
-        if figure == key:
-            return False
-        # The figures of a view are an attack's too.
-        every = self.key in LIMITED and figure.endswith(f".{self.key}") and not figure.startswith("views.")
-        return figure == self.key or every
+        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
 
     def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
         """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""

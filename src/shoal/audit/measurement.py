@@ -213,6 +213,9 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
     groups = {federation.groups[g]: clients[group == g] for g in federation.groups_with_clients}
     exposure = finished.exposures[finished.attacks.view]["exposure"]
     overall = {f"{name}.overall": value for name, value in _accuracies(clients, metric).items() if name != "gap"}
+    own = federation.preferences.views(finished.attacks.view)
+    if others := sum(view != finished.attacks.view for view in own):
+        overall["limits_of_other_views"] = others
     overall |= {
         "violations.total": int(clients["violated"].sum()),
         "exceeded.total": int(clients["exceeded"].sum()),

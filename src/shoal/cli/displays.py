@@ -36,9 +36,13 @@ class AuditDisplay(LiveBar):
         self.reference_federations(done, count)
 
 
-def in_words(audit: Audit) -> str:
-    """The findings of the attack that decides, one line on all records and one per group."""
-    lines = []
+def format_audit(audit: Audit) -> str:
+    """A line for each view, then the findings of the attack that decides, on all records and on each group."""
+    # Here, since it loads matplotlib.
+    from shoal.reports.audit.audit_views import headlines, lines as lines_of_views  # noqa: PLC0415
+
+    of_views = lines_of_views(headlines(audit, audit.groups), audit.omitted)
+    lines = [f"{who}: {what}" for who, what in of_views]
     for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():
         row = audit.strongest(scope, of)
         if isnan(row["accuracy"]):
