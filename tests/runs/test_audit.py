@@ -456,8 +456,9 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
     flat = read(tmp_path)
     names = {key.split(".")[1] for key in flat if key.startswith("attacks.")}
     own = {"fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff"}
-    assert names == own | {f"{name}-others" for name in own}
-    assert set(found.audit.attacks["view"]) == {"server"}
+    own |= {"span-updates"}
+    assert names == own | {f"{name}-others" for name in own} | {"span-models"}
+    assert set(found.audit.attacks["view"]) == {"client", "server"}
     assert 0 <= flat["source-inference.accuracy.low"] <= flat["source-inference.accuracy"] <= 1
     assert flat["source-inference.chance"] == pytest.approx(1 / 6)
     assert flat["members"] == 72

@@ -1,6 +1,7 @@
 """The span attacks on the first rounds of a federation: of the server on updates, of a client on the models' moves."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,16 +10,22 @@ from torch import Tensor
 
 from shoal.algorithms import MRMTL, FedOpt, FedSoft, Scaffold
 from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import Candidates, Knowledge, ModelSpan, ServerOptimizer, SpanScores, UpdateSpan
+from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
+from shoal.attacks.reference_scores import Floats, Ints
+from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.reference_records import AttackScores
-from shoal.core.errors import InputError
+from shoal.audit.update_audit import ScoredUpdates
+from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.defenses import LaplaceNoise
-from shoal.engine import Engine, State, Training
-from shoal.replay.first_rounds import MOST_BYTES, FirstRounds
+from shoal.engine import Engine, RoundUpdates, State, Training
+from shoal.replay.first_rounds import MOST_BYTES, ROUNDS, FirstRounds
 
 SPANS = (ModelSpan(), UpdateSpan())
 """The span attacks that an audit asks."""
+
+TOO_LARGE = f"the updates of one round take more than {MOST_BYTES / 1e6:,.0f} MB of memory"
+"""Why an attack on updates is left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +65,7 @@ def span_scores(
         if not bool(torch.isin(asked.client, seen.senders).any()):
             omitted[attack.name] = "no client of an attacked record sent an update in the first rounds"
         elif attack.view == "server" and not seen.updates:
-            omitted[attack.name] = f"the updates of one round take more than {MOST_BYTES / 1e6:,.0f} MB of memory"
+            omitted[attack.name] = TOO_LARGE
         else:
             try:
                 scores[attack.name] = score()
@@ -91,7 +98,77 @@ def _of_models(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge
     return AttackScores(ModelSpan.view, score, threshold)
 
 
-def largest(found: SpanScores, asked: slice, known: slice) -> tuple[np.ndarray, np.ndarray]:
+def spans_of_updates(
+    rounds: Iterable[RoundUpdates], records: OwnedRecords, clients: Ints, engine: Engine, knowledge: Knowledge
+) -> tuple[list[ScoredUpdates], dict[str, str]]:
+    """The span attacks on recorded rounds, each record asked of every client, and why one cannot be asked.
+
+    Of the records that nobody trained on every second one is known to the attacker and sets thresholds; it has no score
+    (NaN). Of each client the first `ROUNDS` updates are read, as far as they fit into memory. The moves of models are
+    those of the first rounds that follow each other.
+
+    Args:
+        rounds: recorded updates, in order.
+        records: M records.
+        clients: (N,) their ids, of `UpdateScores`.
+        engine: of the model that was trained.
+        knowledge: of training.
+    """
+    kept, models, first = _kept(rounds)
+    nobody = torch.nonzero(records.client == NOBODY).flatten()
+    kind = records.group[nobody] * (int(records.label.max()) + 1) + records.label[nobody]
+    known = nobody[torch.argsort(kind, stable=True)[1::2]]
+    asked = Candidates(records.x, records.x[known.to(records.x.device)], records.label, records.label[known])
+
+    def of_models() -> tuple[Ints, Floats, Floats]:
+        require(len(models) > 1, "needs the models of rounds that follow each other")
+        found = ModelSpan().score(torch.stack(models), asked, engine, knowledge, first)
+        values = largest(found, slice(None), known.numpy())
+        return clients, *(np.broadcast_to(table, (len(clients), len(records))).copy() for table in values)
+
+    def of_updates() -> tuple[Ints, Floats, Floats]:
+        require(bool(kept), TOO_LARGE)
+        found = UpdateSpan().score(kept, asked, engine, knowledge)
+        return torch.cat([updates.clients for updates in kept]).unique().numpy(), found.score, found.threshold
+
+    scored, omitted = list[ScoredUpdates](), dict[str, str]()
+    for attack, score in zip(SPANS, (of_models, of_updates), strict=True):
+        try:
+            senders, *tables = score()
+        except InputError as error:
+            omitted[attack.name] = str(error)
+            continue
+        values, threshold = np.full((2, len(clients), len(records)), np.nan)
+        for whole, table in zip((values, threshold), tables, strict=True):
+            whole[np.searchsorted(clients, senders)] = table
+            whole[:, known.numpy()] = np.nan
+        scored.append(ScoredUpdates(attack.name, attack.title, attack.view, values, threshold))
+    return scored, omitted
+
+
+def _kept(rounds: Iterable[RoundUpdates]) -> tuple[list[RoundUpdates], list[Tensor], int]:
+    """The rounds with the first updates of each client, and the models before the first rounds that follow each other,
+    with the number of the first of these.
+    """
+    room, times = MOST_BYTES, Counter[int]()
+    kept, models, first = list[RoundUpdates](), list[Tensor](), 1
+    for updates in rounds:
+        if not models:
+            first = updates.round
+        if updates.round == first + len(models) <= first + ROUNDS and (
+            not models or updates.models.shape == models[0].shape
+        ):
+            models.append(updates.models)
+        times.update(updates.clients.tolist())
+        early = torch.tensor([times[client] <= ROUNDS for client in updates.clients.tolist()], dtype=torch.bool)
+        room -= 4 * int(early.sum()) * updates.updates.shape[1]
+        if room >= 0 and bool(early.any()):
+            of_early = {name: getattr(updates, name)[early] for name in ("clients", "assignment", "updates")}
+            kept.append(replace(updates, **of_early))
+    return kept, models, first
+
+
+def largest(found: SpanScores, asked: slice, known: slice | Ints) -> tuple[np.ndarray, np.ndarray]:
     """The largest of each record's scores by K models, and its threshold, (M,) each.
 
     Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
