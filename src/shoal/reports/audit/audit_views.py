@@ -71,7 +71,7 @@ def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str])
 
 def by_view(found: Headlines) -> plot.Figure | None:
     """AUC by view and group, with intervals; None where nothing was measured."""
-    measured = {view: groups for view, groups in found.items() if groups}
+    measured: dict[View, Mapping[str, Finding]] = {view: groups for view, groups in found.items() if groups}
     names = [*dict.fromkeys(name for groups in measured.values() for name in groups)]
     if not names:
         return None
