@@ -52,7 +52,8 @@ def format_audit(audit: Audit) -> str:
         interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
         chosen = "chosen beforehand" if row["chosen"] else "certain to find more than the attack chosen beforehand"
         line = f"{name}: {row['attack']} by {BY[row['view']]}, {chosen}, has balanced accuracy "
-        line += f"{decimal(row['accuracy'])} ({interval}; {at_chance(row['accuracy.null_high'])}), AUC {decimal(row['auc'])}"
+        line += f"{decimal(row['accuracy'])} ({interval}; {at_chance(row['accuracy.null_high'])}), "
+        line += f"AUC {decimal(row['auc'])}"
         if isnan(row["tpr_at_fpr_0.01"]):
             line += f"; too few non-members ({row['non_members']}) for a rate at 1 % false positives"
         else:
