@@ -29,8 +29,9 @@ from torch import Tensor
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.span.dense_layers import DenseLayer, dense_layers, layer_inputs
-from shoal.attacks.span.knowledge import Knowledge, fitted_decay
+from shoal.attacks.span.knowledge import Knowledge, fitted_decay, mean_updates, without_variates
 from shoal.attacks.span.row_space import ROUNDING, RowSpace, joined, row_spaces
+from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
 from shoal.attacks.updates.update_scores import check_updates
 from shoal.core.errors import require
 from shoal.core.representation import one_line
@@ -39,6 +40,9 @@ from shoal.engine import Engine, RoundUpdates
 
 _LEAST_KNOWN = 20
 """Known non-members of a stratum, at least, for a threshold of its own."""
+
+_SEARCHED_KNOWN = 20
+"""Known non-members, at most, that are searched for by transforms."""
 
 _FLOORS = 20.0
 """A residual below so many times what rounding leaves counts as 0."""
@@ -230,23 +234,30 @@ class ModelSpan(_SpanAttack):
         fits = stacked.dim() == 3 and len(stacked) >= 2 and stacked.shape[2] == size
         require(fits, f"'models' must have shape (rounds + 1, K, {size}), with a round; got {tuple(stacked.shape)}")
         known = knowledge or Knowledge()
+        updates, amplified = mean_updates(stacked.cpu(), None if first > 1 else known.server)
+        summed = max(1, (known.clients or 1) // stacked.shape[1])
         moves = [
-            _Move(k, first + t, stacked[t, k].cpu(), (stacked[t + 1, k] - stacked[t, k]).cpu(), known.clients or 1)
+            _Move(k, first + t, stacked[t, k].cpu(), updates[t, k], summed, float(amplified[t, k]))
             for k in range(stacked.shape[1])
-            for t in range(len(stacked) - 1)
+            for t in range(len(updates))
         ]
         return _scores(self, moves, stacked.shape[1], candidates, engine, known)
 
 
 @dataclass(eq=False)
 class _Move:
-    """A move of ``row``'s parameters in round ``number`` from ``start`` (P,), the mean of ``summed`` updates."""
+    """A move of ``row``'s parameters in round ``number`` from ``start`` (P,).
+
+    It is a client's update, or the mean of ``summed`` of them, whose rounding an inverted optimizer made ``amplified``
+    times as large.
+    """
 
     row: int
     number: int
     start: Tensor
     move: Tensor
-    summed: int = 1
+    summed: int = 0
+    amplified: float = 1.0
 
 
 _Spaces = list[tuple[_Move, RowSpace]]
@@ -277,14 +288,18 @@ def _scores(
         ((layer, _spaces(layer, moves, engine, knowledge)) for layer in layers), key=lambda pair: _worth(*pair)
     )
     features = _Features(layer, candidates, engine, knowledge)
-    direct = features.direct([move.start for move, _ in spaces])
+    direct = features.is_direct([move.start for move, _ in spaces])
     of_row: dict[int, _Spaces] = defaultdict(list)
     for move, space in spaces:
         of_row[move.row].append((move, space))
     score, threshold = np.full((2, count, len(candidates.x)), np.nan)
     exact, rank = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
     for row, parts in of_row.items():
-        used = [(parts[0][0], joined([space for _, space in parts]))] if direct else parts
+        if features.family is not None:
+            # Every pass has other transforms, so more rounds have more inputs, not more of the same.
+            used = [min(parts, key=lambda part: part[1].rank)]
+        else:
+            used = [(parts[0][0], joined([space for _, space in parts]))] if direct else parts
         rank[row] = max(space.rank for _, space in used)
         asked = torch.arange(len(candidates.x))
         if candidates.row is not None:
@@ -298,6 +313,8 @@ def _scores(
 def _spaces(layer: DenseLayer, moves: Sequence[_Move], engine: Engine, knowledge: Knowledge) -> _Spaces:
     """The row space of each move in a layer, without what is no gradient; zero moves and unsent ones are left out."""
     matrices = [layer.matrices(engine.model, move.move) for move in moves]
+    if knowledge.control_variates and moves and moves[0].summed == 0:
+        matrices = _without_variates(matrices, moves, knowledge)
     sent = [i for i, matrix in enumerate(matrices) if bool(torch.isfinite(matrix).all()) and bool(matrix.any())]
     cleaned, deviations = list[Tensor](), list[float]()
     for i in sent:
@@ -306,8 +323,8 @@ def _spaces(layer: DenseLayer, moves: Sequence[_Move], engine: Engine, knowledge
         # Rounding of the parameters by each step, and of gradients by what they are computed in.
         steps = (knowledge.steps or 1) ** 0.5
         computed = float(torch.finfo(knowledge.dtype).eps) / 6 * float(matrix.square().mean().sqrt())
-        rounding = ROUNDING * float(weight.square().mean().sqrt()) * max(1.0, steps / 4) + computed
-        noise = knowledge.deviation(move.number, move.move.norm(), len(move.move)) / move.summed**0.5
+        rounding = ROUNDING * float(weight.square().mean().sqrt()) * max(1.0, steps / 4) * move.amplified + computed
+        noise = knowledge.deviation(move.number, move.move.norm(), len(move.move)) / max(1, move.summed) ** 0.5
         deviations.append((rounding**2 + noise**2) ** 0.5)
         if knowledge.decays:
             multiple = knowledge.decay_multiple(move.number)
@@ -315,6 +332,23 @@ def _spaces(layer: DenseLayer, moves: Sequence[_Move], engine: Engine, knowledge
         cleaned.append(matrix)
     spaces = row_spaces(cleaned, deviations, above=1.0 if knowledge.noisy else 2.0)
     return [(moves[i], space) for i, space in zip(sent, spaces, strict=True)]
+
+
+def _without_variates(matrices: Sequence[Tensor], moves: Sequence[_Move], knowledge: Knowledge) -> list[Tensor]:
+    """The matrices (h, d) of clients' moves of all rounds from the first, without SCAFFOLD's variates."""
+    of_round: dict[int, list[int]] = defaultdict(list)
+    for i, move in enumerate(moves):
+        of_round[move.number].append(i)
+    groups = [of_round[number] for number in sorted(of_round)]
+    flat = [torch.stack([matrices[i] for i in group]).flatten(1) for group in groups]
+    senders = [torch.tensor([moves[i].row for i in group]) for group in groups]
+    total = max(knowledge.clients or 0, 1 + max(move.row for move in moves))
+    rates = [1.0 if knowledge.local is None else knowledge.local.at_round(n).learning_rate for n in sorted(of_round)]
+    cleaned = list(matrices)
+    for group, part in zip(groups, without_variates(flat, senders, total, rates), strict=True):
+        for i, row in zip(group, part, strict=True):
+            cleaned[i] = row.view_as(matrices[i])
+    return cleaned
 
 
 def _worth(layer: DenseLayer, spaces: _Spaces) -> tuple[bool, float]:
@@ -344,17 +378,32 @@ class _Features:
     knowledge: Knowledge
 
     def __post_init__(self) -> None:
+        self.family: TransformFamily | None = None
         self._of: dict[int, tuple[Tensor, Tensor]] = {}
         self._kept: list[Tensor] = []
 
-    def direct(self, starts: Sequence[Tensor]) -> bool:
+    def is_direct(self, starts: Sequence[Tensor]) -> bool:
         """Whether a few records' inputs of the layer are the same of all models: of two, if they can differ at all."""
         few, first = self.candidates.x[:4], starts[0] if starts else None
         if first is None:
             return True
         other = first + torch.linspace(-0.1, 0.1, len(first))
         pair = [self._inputs(torch.nan_to_num(row), few) for row in (first, other)]
-        return pair[0].equal(pair[1])
+        direct = pair[0].equal(pair[1])
+        transforms = None if self.knowledge.local is None else self.knowledge.local.augmentation
+        pixels = few.to(self.knowledge.dtype).float().flatten(1) if few.is_floating_point() else None
+        if direct and pixels is not None and isinstance(transforms, TransformFamily) and transforms.varied:
+            as_they_are = pair[0][:, : self.layer.inputs]
+            self.family = transforms if as_they_are.shape == pixels.shape and as_they_are.equal(pixels) else None
+        return direct
+
+    def searched(self, space: RowSpace, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals and floors of the candidates ``asked`` (m,) and of some known non-members, over all transforms."""
+        assert self.family is not None
+        known = self.candidates.x[:0] if self.candidates.known is None else self.candidates.known[:_SEARCHED_KNOWN]
+        images = torch.cat([self.candidates.x[asked], known]).cpu()
+        found = searched_residuals(space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype)
+        return found[0], found[1]
 
     def both(self, start: Tensor) -> tuple[Tensor, Tensor]:
         """Those of the M candidates and of the Z known non-members; models are kept, so moves of one share them."""
@@ -378,9 +427,12 @@ def _judged(
     candidates, noisy = features.candidates, features.knowledge.noisy
     scores, floors = list[Tensor](), list[Tensor]()
     for move, space in used:
-        inputs, known = features.both(move.start)
-        both = torch.cat([inputs[asked], known]) if len(known) else inputs[asked]
-        outside, floor = space.residuals(both)
+        if features.family is not None and not noisy:
+            outside, floor = features.searched(space, asked)
+        else:
+            inputs, known = features.both(move.start)
+            both = torch.cat([inputs[asked], known]) if len(known) else inputs[asked]
+            outside, floor = space.residuals(both)
         scores.append(space.leverages(both) if noisy else -outside)
         floors.append(floor)
     score, floor = torch.stack(scores).mean(dim=0).numpy(), torch.stack(floors).mean(dim=0).numpy()
@@ -404,7 +456,7 @@ def _judged(
         return score[:count], np.full(count, np.quantile(score, 1 - attack.false_alarms)), False
     cut = np.full(count, np.quantile(others, 1 - attack.false_alarms))
     if candidates.stratum is not None and candidates.known_stratum is not None:
-        own, theirs = candidates.stratum[asked].numpy(), candidates.known_stratum.numpy()
+        own, theirs = candidates.stratum[asked].numpy(), candidates.known_stratum[: len(others)].numpy()
         for value in np.unique(own):
             same = others[theirs == value]
             if len(same) >= _LEAST_KNOWN:
