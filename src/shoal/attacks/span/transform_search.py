@@ -82,9 +82,9 @@ class _Search:
     """The residuals of transformed images, by the columns of draws that vary."""
 
     def __init__(
-        self, space: RowSpace, images: Tensor, family: TransformFamily, bias: bool, dtype: torch.dtype
+        self, space: RowSpace, images: Tensor, family: TransformFamily, dtype: torch.dtype, *, bias: bool
     ) -> None:
-        self.space, self.images, self.family, self.bias, self.dtype = space, images, family, bias, dtype
+        self.images, self.family, self.dtype, self.bias = images, family, dtype, bias
         self.basis = space.basis.float()
         self.columns = list(family.varied)
 
