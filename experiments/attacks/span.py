@@ -146,7 +146,7 @@ CELLS = [
 
 def trained(cell: Cell, seed: int) -> tuple[Federation, Engine, Training, list[Tensor], list[RoundUpdates]]:
     """The federation, engine and training of a cell, its models before and after each round, and all updates."""
-    config, simulation = build(parse_config(cell.configuration(seed)))
+    config, simulation = build(parse_config(cell.configuration(seed), where=cell.name))
     if cell.components:
         federation = reduced(simulation.federation, cell.components)
         model = create_model("logistic", VectorShape(inputs=cell.components, classes=10))

@@ -20,7 +20,7 @@ def federation():
     draw = shoal.Stream(1).generator()
     labels = torch.arange(EXAMPLES) % CLASSES
     clients = [(torch.rand(EXAMPLES, INPUTS, generator=draw), labels) for _ in range(CLIENTS)]
-    test = torch.rand(80, INPUTS, generator=draw), torch.arange(80) % CLASSES
+    test = torch.rand(200, INPUTS, generator=draw), torch.arange(200) % CLASSES
     return shoal.Federation.from_tensors(clients, test=test)
 
 
@@ -45,7 +45,7 @@ def seen(federation, model, algorithm=None, local=None, rounds=2, *, precision="
 
 
 def asked(federation, labels=False):
-    """All clients' records, then forty that nobody trained on; forty more of these are known."""
+    """All clients' records, then forty that nobody trained on; the rest of these are known."""
     records = OwnedRecords.from_federation(federation)
     x, y, count = records.x, records.y, CLIENTS * EXAMPLES
     candidates = Candidates(x[: count + 40], known=x[count + 40 :])

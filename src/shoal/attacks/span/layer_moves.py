@@ -75,7 +75,7 @@ def layer_moves(layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowle
         steps = (knowledge.steps or 1) ** 0.5
         computed = float(torch.finfo(knowledge.dtype).eps) / 6 * float(matrix.square().mean().sqrt())
         rounding = ROUNDING * float(weight.square().mean().sqrt()) * max(1.0, steps / 4) * move.amplified + computed
-        noise = knowledge.deviation(move.number, move.move.norm(), len(move.move)) / max(1, move.summed) ** 0.5
+        noise = knowledge.deviation(move.number, move.move.nan_to_num().norm(), len(move.move)) / max(1, move.summed) ** 0.5
         deviations.append((rounding**2 + noise**2) ** 0.5)
         if knowledge.decays:
             multiple = knowledge.decay_multiple(move.number)
@@ -105,14 +105,16 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
     return cleaned
 
 
-def worth(layer: DenseLayer, moves: Sequence[LayerMove]) -> tuple[bool, float]:
+def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tuple[bool, float]:
     """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
     has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is.
 
-    Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
+    Under noise the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
     """
     if not moves:
         return False, -1.0
+    if noisy:
+        return False, float(layer.outputs * layer.width)
     of_row: dict[int, list[RowSpace]] = defaultdict(list)
     for part in moves:
         of_row[part.move.row].append(part.space)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_RIDGE = 1e-4
+_RIDGE = 1e-3
 """Added to the covariance, in means of its diagonal: moments of few records have directions of no variance."""
 
 

@@ -43,6 +43,9 @@ from shoal.engine import Engine, RoundUpdates
 _LEAST_KNOWN = 20
 """Known non-members of a stratum, at least, for a threshold of its own."""
 
+_JUDGING = 4
+"""Of known non-members one in so many gives thresholds, where the others give the filter's moments."""
+
 _SEARCHED = 20
 """Known non-members, at most, that are searched for by transforms."""
 
@@ -256,7 +259,7 @@ def _scores(
     """The scores of ``count`` rows by the layer that tells most."""
     layers = dense_layers(engine.model, attack.layer)
     pairs = ((layer, layer_moves(layer, moves, engine, knowledge)) for layer in layers)
-    layer, parts = max(pairs, key=lambda pair: worth(*pair))
+    layer, parts = max(pairs, key=lambda pair: worth(*pair, noisy=knowledge.noisy))
     seen = _Seen(layer, candidates, engine, knowledge, parts)
     of_row: dict[int, list[LayerMove]] = defaultdict(list)
     for part in parts:
@@ -293,8 +296,14 @@ class _Seen:
         parts: Sequence[LayerMove],
     ) -> None:
         self.layer, self.candidates, self.engine, self.knowledge = layer, candidates, engine, knowledge
-        self.filters = candidates.y is not None and candidates.known_y is not None
+        self.filters = (
+            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _LEAST_KNOWN
+        )
         self.known = candidates.x[:0] if candidates.known is None else candidates.known
+        every = torch.arange(len(self.known))
+        # Moments fit the records that they are of, whose scores would be too ordinary for a threshold.
+        self.judging = every % _JUDGING == _JUDGING - 1 if self.filters else every >= 0
+        self.ordinary = every[self.judging]
         self.family: TransformFamily | None = None
         self._of: dict[int, tuple[Tensor, Tensor, Tensor, Clutter | None]] = {}
         self._kept: list[Tensor] = []
@@ -315,7 +324,8 @@ class _Seen:
         return here.equal(there)
 
     def of(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor, Clutter | None]:
-        """Inputs and errors of the M candidates and then Z known non-members, and these ones' moments.
+        """Inputs and errors of the M candidates and then Z known non-members, where those are that thresholds are of,
+        and the moments of the others.
 
         Models are kept, so moves from one share them. Without labels there are no errors and no moments.
         """
@@ -328,14 +338,16 @@ class _Seen:
             x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
             inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
             count = len(self.candidates.x)
-            clutter = Clutter.of_records(inputs[count:], errors[count:]) if self.filters else None
-            self._of[key] = inputs, errors, torch.arange(count, len(x)), clutter
+            fitted = count + torch.nonzero(~self.judging).flatten()
+            clutter = Clutter.of_records(inputs[fitted], errors[fitted]) if self.filters else None
+            self._of[key] = inputs, errors, count + self.ordinary, clutter
         return self._of[key]
 
     def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Residuals and their floors, and leverages, of the candidates ``asked`` (m,) and of known non-members."""
         if self.family is not None:
-            images = torch.cat([self.candidates.x[asked.to(self.candidates.x.device)], self.known[:_SEARCHED]]).cpu()
+            few = self.ordinary[:_SEARCHED]
+            images = torch.cat([self.candidates.x.cpu()[asked], self.known.cpu()[few]])
             outside, floor = searched_residuals(
                 part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
             )[:2]
@@ -348,7 +360,7 @@ class _Seen:
         """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
         if not self.filters or self.family is not None:
             return None
-        total = torch.zeros(len(asked) + len(self.known), dtype=torch.float64)
+        total = torch.zeros(len(asked) + len(self.ordinary), dtype=torch.float64)
         for part in parts:
             inputs, errors, known, clutter = self.of(part.move.start)
             assert clutter is not None
@@ -390,7 +402,10 @@ def _judged(
         return score[:count], np.full(count, np.quantile(score, 1 - attack.false_alarms)), False
     cut = np.full(count, np.quantile(others, 1 - attack.false_alarms))
     if candidates.stratum is not None and candidates.known_stratum is not None:
-        own_stratum, theirs = candidates.stratum[asked].numpy(), candidates.known_stratum[: len(others)].numpy()
+        own_stratum, theirs = (
+            candidates.stratum[asked].numpy(),
+            candidates.known_stratum[seen.ordinary[: len(others)]].numpy(),
+        )
         for value in np.unique(own_stratum):
             same = others[theirs == value]
             if len(same) >= _LEAST_KNOWN:
