@@ -267,7 +267,12 @@ def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -
 def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd.DataFrame:
     """`Audit.records`."""
     exposure, low = record_exposure(records.scores, stream, pair=records.pair)
-    columns = {name: getattr(decisive, name) for name in ("record", "client", "group", "member", "score")}
+    score = decisive.score
+    if len(decisive) < len(records):
+        # A record that the attack cannot be asked of has no score.
+        score = pd.Series(score, index=decisive.record).reindex(records.record).to_numpy()
+    columns = {name: getattr(records, name) for name in ("record", "client", "group")}
+    columns |= {"member": records.scores.member, "score": score}
     listed = pd.DataFrame({**columns, "exposure": exposure, "exposure.low": low})
     by = "score" if listed["exposure"].isna().all() else "exposure"
     return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
