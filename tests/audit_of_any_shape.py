@@ -29,6 +29,7 @@ def attack_row(
     enough = {"tpr_at_fpr_0.01": records >= 300, "tpr_at_fpr_0.001": records >= 3000}
     values = {"auc": min(1.0, accuracy + 0.03), "accuracy": accuracy}
     values |= {metric: tpr if known else nan for metric, known in enough.items()}
+    values["tpr_at_fpr_0.01_per_record"] = values["tpr_at_fpr_0.01"]
     row: dict[str, Any] = {"view": VIEW.get(attack, "outsider"), "attack": attack, "scope": scope, "name": name}
     row |= {"members": records, "non_members": records}
     for metric in METRICS:

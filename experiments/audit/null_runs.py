@@ -6,7 +6,7 @@
 For each of three algorithms (IFCA, Ditto, local training) and each seed a small federation on digits is trained, with
 its reference federations. Then nothing that is asked is leaked, in two ways, each drawn DRAWS times. "swapped": fair
 coins say which record of each pair is called a member, whatever was trained on. "noise": every score of every model is
-drawn from a normal distribution with the record's own mean and deviation. The audit is computed anew each time.
+drawn from a normal distribution with the record's own mean and std. The audit is computed anew each time.
 
 A federation whose file is in OUT/runs is not trained or audited again. Written: OUT/null.csv, a row for each attack,
 and OUT/null.md. Of each attack: in how many audits the 95 % interval of the AUC and of the balanced accuracy holds 0.5
@@ -38,7 +38,8 @@ from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.reference_store import view_scores
+from shoal.replay.run_records import records_of_run
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import findings
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -47,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table
 
 ALGORITHMS = ({"name": "ifca", "clusters": 2}, {"name": "ditto"}, {"name": "local"})
-SILENT = ("No better than guessing", "On average no better", "At chance", "On average at chance", "How exposed the")
+SILENT = ("Not shown to be above chance", "On average not shown to be above chance", "How exposed the records are is")
 """What a verdict begins with that says nothing of exposure."""
 
 SAID = ("Yet some members are exposed", "What is certain")
@@ -105,9 +106,9 @@ def noise(records: AuditRecords, random: np.random.Generator) -> AuditRecords:
         population = replace(population, score=random.normal(size=shape[0]), reference=random.normal(size=shape))
     scores = replace(old, score=drawn(1)[:, 0], reference=drawn(old.references), population=population)
     further = {}
-    for name, each in records.further.items():
+    for name, attack in records.further.items():
         order = random.permutation(len(old))
-        further[name] = replace(each, score=each.score[order], threshold=each.threshold[order])
+        further[name] = replace(attack, score=attack.score[order], threshold=attack.threshold[order])
     models = None if records.all_models is None else drawn(records.all_models.shape[1])
     return replace(records, scores=scores, further=further, all_models=models)
 
@@ -122,10 +123,10 @@ def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[d
             now = after
         attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         trained = [attacked.train_reference(i, engine) for i in range(references)]
-        records = records_of_run(attacked, attacked.scores(engine), trained, engine)
-        over_rounds = trajectory_attack(attacked.replay(engine), trained)
-        if over_rounds is not None:
-            records = replace(records, further={**records.further, "trajectory": over_rounds})
+        target = attacked.scores(engine)
+        seen, _ = view_scores(attacked, target, trained, engine)
+        records = records_of_run(attacked, target, trained, engine)
+        records = replace(records, further={**records.further, **seen})
         deployed, _ = simulation.on(engine).deployed(now.state)
         trainers = Membership.of_deployed(now.state, deployed, simulation.member_rounds).trainers.numpy()
     for kind, draw in (("swapped", swapped), ("noise", noise)):
@@ -138,11 +139,11 @@ def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[d
             by_model = [by_model.get(s, nothing) for s in range(trainers.shape[1])]
             clients = exposure_of_clients(by_model, trainers, simulation.federation)
             text = verdict(findings(audit, "group"), next(iter(findings(audit, "all").values())))
-            said = not text.startswith(SILENT) or any(each in text for each in SAID)
+            said = not text.startswith(SILENT) or any(words in text for words in SAID)
             known = {
                 "kind": kind, "draw": i, "certain": certain(null, stream), "said": said,
                 "above_null": float((clients["exposure"] > clients["exposure_null_high"]).mean()),
-                "exceeded": float((clients["exposure_low"] > 0.5).mean()), "verdict": text if said else "",
+                "exceeded": float((clients["exposure_low"] > 0.5).mean()), "verdict": text,
             }  # fmt: skip
             yield from ({**row, **known} for row in audit.attacks.to_dict("records"))
 
@@ -155,7 +156,7 @@ def holds(rows: pd.DataFrame, metric: str) -> float:
 
 def of_attacks(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each kind of null and each attack."""
-    found = []
+    table_rows = []
     for (kind, attack), mine in rows[rows["scope"] != "client"].groupby(["kind", "attack"], sort=False):
         everything, parts = mine[mine["scope"] == "all"], mine[mine["scope"] != "all"]
         row = {"null": kind, "attack": attack, "audits": len(everything)}
@@ -165,18 +166,18 @@ def of_attacks(rows: pd.DataFrame) -> pd.DataFrame:
         rates = mine[mine["tpr_at_fpr_0.01"].notna()]
         row["TPR's low end <= 0.01"] = (rates["tpr_at_fpr_0.01.low"] <= 0.01).mean()
         row["at most null_high"] = (everything["accuracy"] <= everything["accuracy.null_high"]).mean()
-        found.append(row)
-    return pd.DataFrame(found)
+        table_rows.append(row)
+    return pd.DataFrame(table_rows)
 
 
 def of_audits(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each kind of null and each algorithm."""
-    found = []
+    table_rows = []
     for (kind, algorithm), mine in rows.groupby(["kind", "algorithm"], sort=False):
         first = mine[(mine["scope"] == "all") & mine["strongest"]]
         largest = mine[mine["scope"] == "all"].groupby(["seed", "draw"])["accuracy"].max()
         groups = mine[(mine["scope"] == "group") & mine["strongest"]]
-        found.append({
+        table_rows.append({
             "null": kind, "algorithm": algorithm, "audits": len(first), "record certain": first["certain"].mean(),
             "verdict says something": first["said"].mean(),
             "deciding attack above 0.5": (first["accuracy.low"] > 0.5).mean(),
@@ -186,7 +187,7 @@ def of_audits(rows: pd.DataFrame) -> pd.DataFrame:
             "clients above null_high": first["above_null"].mean(),
             "clients certainly above 0.5": first["exceeded"].mean(),
         })  # fmt: skip
-    return pd.DataFrame(found)
+    return pd.DataFrame(table_rows)
 
 
 def report(rows: pd.DataFrame) -> str:
@@ -194,7 +195,7 @@ def report(rows: pd.DataFrame) -> str:
     parts = []
     for title, frame in (("Attacks", of_attacks(rows)), ("Audits", of_audits(rows))):
         lines = [
-            ["" if pd.isna(each) else f"{each:.3f}" if isinstance(each, float) else str(each) for each in row]
+            ["" if pd.isna(cell) else f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row]
             for row in frame.itertuples(index=False)
         ]
         parts.append(table(title, list(frame.columns), lines))
@@ -207,21 +208,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--references", type=int, default=4)
     parser.add_argument("--draws", type=int, default=5, help="of each kind of null, for each federation")
-    given = parser.parse_args(arguments)
-    folder, rows = given.out / "runs", []
+    options = parser.parse_args(arguments)
+    folder, rows = options.out / "runs", []
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in given.seeds:
+    for seed in options.seeds:
         for algorithm in ALGORITHMS:
-            path = folder / f"{algorithm['name']}-{seed}-{given.references}-{given.draws}.csv"
+            path = folder / f"{algorithm['name']}-{seed}-{options.references}-{options.draws}.csv"
             if not path.exists():
-                found = audited(configuration(algorithm, seed), given.references, given.draws)
-                frame = pd.DataFrame(found).assign(algorithm=algorithm["name"], seed=seed)
+                audits = audited(configuration(algorithm, seed), options.references, options.draws)
+                frame = pd.DataFrame(audits).assign(algorithm=algorithm["name"], seed=seed)
                 write_text(path, frame.to_csv(index=False))
             rows.append(pd.read_csv(path))
             print(f"{path.name}: done", file=sys.stderr, flush=True)
     joined = pd.concat(rows, ignore_index=True)
-    write_text(given.out / "null.csv", of_attacks(joined).to_csv(index=False))
-    write_text(given.out / "null.md", report(joined))
+    write_text(options.out / "null.csv", of_attacks(joined).to_csv(index=False))
+    write_text(options.out / "null.md", report(joined))
     print(report(joined))
 
 

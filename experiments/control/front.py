@@ -135,7 +135,7 @@ def draw(means: pd.DataFrame, figure: Figure) -> None:
     best = means.loc[front(means)].sort_values("accuracy")
     axes.plot(100 * best["accuracy"], best["exposure"], color="black", lw=5, alpha=0.15, label="front", zorder=0)
     axes.set_xlabel("accuracy on held-out images (%)")
-    axes.set_ylabel("exposure: balanced accuracy of the strongest attack,\nmean over clients (guessing: 0.5)")
+    axes.set_ylabel("exposure: balanced accuracy of the strongest attack,\nmean over clients (chance: 0.5)")
     axes.legend(ncols=2, fontsize="small")
     axes.grid(visible=True)
 

@@ -43,7 +43,7 @@ COMPARED = ("accuracy", "accuracy.minority", "exposure", "exposure.minority", "v
 
 PANELS = {
     "accuracy on held-out images (%)": ("accuracy", "accuracy.minority", 100),
-    "exposure: balanced accuracy of\nthe strongest attack (guessing: 0.5)": ("exposure", "exposure.minority", 1),
+    "exposure: balanced accuracy of\nthe strongest attack (chance: 0.5)": ("exposure", "exposure.minority", 1),
 }
 """Axis: what is shown of all clients, what of the minority, and the factor."""
 

@@ -30,6 +30,7 @@ from .algorithms import (
     PerFedAvg as PerFedAvg,
     Pooling as Pooling,
     PricedChoice as PricedChoice,
+    PrivateMeans as PrivateMeans,
     Redraw as Redraw,
     RiskAwareChoice as RiskAwareChoice,
     RRCluster as RRCluster,
@@ -137,6 +138,7 @@ from .runs.run import (
     run as run,
     simulate as simulate,
 )
+from .simulation.distillation import Distillation as Distillation
 from .simulation.engine_settings import EngineSettings as EngineSettings
 from .simulation.simulation import Simulation as Simulation
 

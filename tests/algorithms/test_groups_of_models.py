@@ -5,7 +5,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from shoal.algorithms import IFCA, GroupPrivacy, HypCluster, RRCluster
-from shoal.algorithms.clusters.group_privacy import k_means
+from shoal.algorithms.private.group_privacy import k_means
 from shoal.core.randomness import Stream
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, LocalSGD, Training, client_updates

@@ -20,7 +20,7 @@ from shoal.algorithms import (
     MetricPrivacy,
     Scaffold,
 )  # fmt: skip
-from shoal.algorithms.one_model.metric_privacy import largest_distance
+from shoal.algorithms.private.metric_privacy import largest_distance
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training

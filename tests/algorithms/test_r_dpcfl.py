@@ -10,7 +10,7 @@ from scipy.stats import norm
 from sklearn.decomposition import PCA
 
 from shoal.algorithms import RDPCFL, Ditto, FedProx
-from shoal.algorithms.clusters.r_dpcfl import mixture, principal_components
+from shoal.algorithms.private.r_dpcfl import mixture, principal_components
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting

@@ -49,7 +49,7 @@ def plain(model, build):
     return Plain(model, build())
 
 
-def test_fedavg(plain, model, build):
+def test_fedavg_is_its_loop_by_hand(plain, model, build):
     first, *_, last = trained(model, build(), FedAvg())
     x = first.models[0]
     for _ in range(ROUNDS):
@@ -57,7 +57,7 @@ def test_fedavg(plain, model, build):
     torch.testing.assert_close(last.models[0], x, **CLOSE)
 
 
-def test_fedprox(plain, model, build):
+def test_fedprox_is_its_loop_by_hand(plain, model, build):
     first, *_, last = trained(model, build(), FedProx(mu=0.5))
     x = first.models[0]
     for _ in range(ROUNDS):
@@ -71,7 +71,7 @@ def test_fedprox(plain, model, build):
 
 @pytest.mark.parametrize("server_learning_rate", [1.0, 0.5])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_scaffold(plain, model, build, server_learning_rate, participation):
+def test_scaffold_is_its_loop_by_hand(plain, model, build, server_learning_rate, participation):
     states = trained(model, build(), Scaffold(server_learning_rate), participation=participation)
     x, c = states[0].models[0], torch.zeros(model.layout.size)
     own = torch.zeros(plain.count, model.layout.size)
@@ -117,7 +117,7 @@ def test_scaffold_refuses_steps_that_are_no_plain_gradients(local):
         Scaffold().check(local, 0)
 
 
-def test_ditto(plain, model, build):
+def test_ditto_is_its_loop_by_hand(plain, model, build):
     states = trained(model, build(), Ditto(strength=0.7))
     x = states[0].models[0]
     personal = [x.clone() for _ in range(plain.count)]
@@ -166,7 +166,7 @@ def test_fedprox_without_a_pull_is_the_base_bit_for_bit(model, build, base):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
-def test_fedopt(plain, model, build, optimizer):
+def test_fedopt_is_its_loop_by_hand(plain, model, build, optimizer):
     rate, beta1, beta2, tau = 0.3, 0.8, 0.95, 0.01
     first, *_, last = trained(model, build(), FedOpt(FedAvg(), optimizer, rate, beta1, beta2, tau))
     x = first.models[0].double()

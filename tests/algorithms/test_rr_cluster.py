@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA, IFCAMIR, Ditto, FedAvg, FedProx, IFCAWithinLimit, RRCluster
-from shoal.algorithms.wrappers.rr_cluster import rebalanced
+from shoal.algorithms.private.rr_cluster import rebalanced
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training, averaging_weights

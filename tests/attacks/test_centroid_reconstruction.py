@@ -99,6 +99,13 @@ def test_reconstruction_reads_models_and_choices_alone(mlp, build):
     assert torch.equal(reconstruct_from_rounds(blank).updates, reconstruct_from_rounds(rounds).updates)
 
 
+def test_models_that_do_not_move_are_explained_by_updates_of_0():
+    choices = torch.tensor([[0, 0, 1], [1, 0, 1]])
+    made = reconstruct_updates(torch.zeros(2, 2, 5), choices, torch.arange(3))
+    assert torch.equal(made.updates, torch.zeros(3, 5, dtype=torch.float64))
+    assert made.explained == 1
+
+
 def test_reconstruction_refuses_rounds_that_do_not_fit(mlp, build):
     rounds = recorded(mlp, build, 3)
     with pytest.raises(InputError, match=r"got no two consecutive rounds$"):
@@ -107,7 +114,8 @@ def test_reconstruction_refuses_rounds_that_do_not_fit(mlp, build):
         reconstruct_from_rounds([replace(rounds[0], clients=torch.zeros_like(rounds[0].clients)), rounds[1]])
     with pytest.raises(InputError, match="the same models in all rounds"):
         reconstruct_from_rounds([rounds[0], replace(rounds[1], models=rounds[1].models.repeat(2, 1))])
-    with pytest.raises(InputError, match="must be of the same rounds and clients"):
-        reconstruct_updates(torch.zeros(2, 1, 3), torch.zeros(3, 4, dtype=torch.int64), torch.arange(4))
+    for shape, clients in (((2, 1, 3), 4), ((4, 1, 3), 4), ((3, 3), 4), ((3, 1, 3), 3), ((3, 1, 3), 5)):
+        with pytest.raises(InputError, match="must be of the same rounds and clients"):
+            reconstruct_updates(torch.zeros(shape), torch.zeros(3, 4, dtype=torch.int64), torch.arange(clients))
     with pytest.raises(InputError, match=r"nobody did$"):
         reconstruct_updates(torch.zeros(1, 1, 3), torch.full((1, 4), -1), torch.arange(4))

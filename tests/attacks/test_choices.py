@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.attacks import ClusterIdentity, PreferenceInference
-from shoal.attacks.updates.choices import LAXER, NEITHER, STRICTER, strictness
+from shoal.attacks.updates.choices import LAXER, NEITHER, STRICTER, _halves, strictness
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.preferences import Preferences
@@ -111,6 +111,14 @@ def test_uninformative_choices_give_every_client_the_same_guess():
     guesses = guess(assignment, np.repeat([0, 1], [8, 4]))
     assert (guesses.accuracy, guesses.last_round, guesses.chance) == (0.5, 0.5, 0.5)
     assert guesses.margin.tolist() == [0, 0]
+
+
+def test_halves_are_of_each_cell_and_of_an_odd_one_the_larger_by_a_coin():
+    cell = np.repeat([0, 1], [4, 5])
+    sizes = np.array([np.bincount(cell, _halves(cell, Stream(seed))) for seed in range(60)])
+    assert set(sizes[:, 0]) == {2}
+    assert set(sizes[:, 1]) == {2, 3}
+    assert sizes[:, 1].mean() == pytest.approx(2.5, abs=0.25)
 
 
 def test_clients_of_unknown_group_and_those_that_were_never_there_are_left_out():

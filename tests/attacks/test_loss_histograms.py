@@ -9,7 +9,7 @@ import torch
 from shoal.attacks import Gap, LossHistograms, ShadowModels
 from shoal.attacks.membership_attack import losses
 from shoal.attacks.queries import loss_histograms
-from shoal.attacks.queries.loss_histograms import cross_fitted_accuracy, discrete_laplace
+from shoal.attacks.queries.loss_histograms import cross_fitted_accuracy, discrete_laplace, own_risks
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -63,6 +63,17 @@ def test_bins_that_separate_all_losses_lose_nothing(clustered, monkeypatch):
             [np.concatenate([losses_of(clustered, k, int(i))[kind] for i in clients[half == h]]) for kind in (0, 1)]
             for h in (0, 1)
         ]
+        assert float(risks[k]) == pytest.approx(exact(halves))
+
+
+def test_own_risks_judge_each_half_of_one_s_own_examples_by_the_other(clustered, monkeypatch):
+    state, federation, engine = clustered
+    every = np.sort(np.concatenate([values for k in (0, 1) for values in losses_of(clustered, k, 1)]))
+    monkeypatch.setattr(loss_histograms, "EDGES", (every[1:] + every[:-1]) / 2)
+    client = torch.tensor([1])
+    risks = own_risks(state.models, federation.clients.take(client), federation.holdout.take(client), engine)
+    for k in (0, 1):
+        halves = [[values[first::2] for values in losses_of(clustered, k, 1)] for first in (0, 1)]
         assert float(risks[k]) == pytest.approx(exact(halves))
 
 
@@ -197,3 +208,30 @@ def test_hold_outs_are_needed(clustered, estimator):
     bare = replace(federation, holdout=Shards.from_pairs(nothing))
     with pytest.raises(InputError, match=f"^the '{estimator}' estimator needs hold-out examples .*; got none$"):
         risks_of((state, bare, engine), RedTeam(1, estimator, Gap()))
+
+
+def test_relative_losses_are_less_those_on_the_other_model_and_of_one_model_the_loss(clustered):
+    state, federation, engine = clustered
+    counts = LossHistograms().received(state, federation, engine, Stream(0), relative=True)
+    for i, k in enumerate(state.assignment.tolist()):
+        for kind, (own, other) in enumerate(
+            zip(losses_of(clustered, k, i), losses_of(clustered, 1 - k, i), strict=True)
+        ):
+            expected, _ = np.histogram(own - other, [-np.inf, *loss_histograms.RELATIVE_EDGES, np.inf])
+            np.testing.assert_array_equal(counts[i, kind], expected)
+    alone = (replace(state, models=state.models[:1], assignment=0 * state.assignment), federation, engine)
+    both = [risks_of(alone, RedTeam(1, name, Gap()))[0] for name in ("histogram", "relative-histogram")]
+    assert both[0] == both[1]
+
+
+def test_relative_histograms_see_what_the_difficulty_of_examples_hides():
+    draw = np.random.default_rng(0)
+    difficulty, trained = draw.exponential(2.0, (40, 2, 25)), np.array([0.3, 0.0])[:, None]
+    own = np.maximum(difficulty - trained + 0.1 * draw.normal(size=difficulty.shape), 0.0)
+    half = np.arange(40) % 2
+
+    def risk(values, edges):
+        counts = np.stack([[np.histogram(row, [-np.inf, *edges, np.inf])[0] for row in client] for client in values])
+        return cross_fitted_accuracy(counts.astype(float), half, np.zeros(counts.shape[1:])).value
+
+    assert risk(own - difficulty, loss_histograms.RELATIVE_EDGES) > risk(own, loss_histograms.EDGES) + 0.2

@@ -178,6 +178,12 @@ def test_pooled_variances_are_of_the_noise_of_each_side_and_not_of_the_records_d
     assert pooled_variances(LiRA(), *both) == pytest.approx([9, 1], rel=0.05)
 
 
+def test_a_side_on_which_no_record_has_two_scores_takes_the_other_s_variance():
+    records = replace(SMALL, reference_member=np.tile(np.arange(7) == 2, (9, 1)))
+    both = in_and_out(LiRA(), records, needs_in=True)
+    assert pooled_variances(LiRA(), *both) == pytest.approx([pooled(records, 1)] * 2)
+
+
 def test_the_average_of_a_population_row_is_over_all_reference_models():
     """Not over the largest half, as is right for a record that half of the models trained on."""
     reference = np.array([[-4.0, -4.0, 4.0, 4.0]])

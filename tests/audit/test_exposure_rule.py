@@ -34,6 +34,9 @@ def test_more_of_what_tells_records_apart_never_hides_them(layer, moves):
     assert never_hides(exposure_rule(layer, replace(moves, copies=inf, passes=3)), one)
     features = replace(layer, reads_data=False)
     assert never_hides(exposure_rule(features, moves), one)
+    merged = replace(moves, merged=4)
+    assert never_hides(exposure_rule(features, merged), exposure_rule(features, moves))
+    assert exposure_rule(layer, merged) == one
     for wider in (replace(layer, outputs=3 * layer.outputs), replace(layer, inputs=3 * layer.inputs)):
         recognised = exposure_rule(wider, moves).verdict == "recognised"
         assert recognised or one.verdict != "recognised"
@@ -57,8 +60,12 @@ def test_more_of_what_tells_records_apart_never_hides_them(layer, moves):
         (LayerShape("x", 784, 200), Moves(25, passes=5, copies=inf, searched=False), ("hidden", 1, 200, 125)),
         (LayerShape("x", 784, 200), Moves(25, noise=0.01), ("between", 1, 200, 25)),
         (LayerShape("x", 784, 200), Moves(25, noise=1.0), ("hidden", 1, 200, 25)),
-        # Features move while they are trained, and differ between rounds.
-        (LayerShape("deep", 500, 100, reads_data=False), Moves(25, rounds=9, passes=5), ("between", 1, 100, 125)),
+        (LayerShape("x", 784, 200), Moves(25, noise=1.0, rounds=90), ("between", 1, 200, 25)),
+        (LayerShape("x", 784, 200), Moves(25, exact=False), ("between", 1, 200, 25)),
+        # Features differ between rounds: these cannot be stacked, and a move of all of them has those of all.
+        (LayerShape("deep", 500, 100, reads_data=False), Moves(25, rounds=9, passes=5), ("recognised", 1, 100, 25)),
+        (LayerShape("deep", 500, 100, reads_data=False), Moves(125, rounds=9), ("between", 1, 100, 125)),
+        (LayerShape("deep", 500, 100, reads_data=False), Moves(25, passes=45, merged=9), ("between", 1, 100, 225)),
         (LayerShape("patches", 9, 32, positions=784), Moves(25), ("hidden", 1, 9, 19600)),
     ],
     ids=str,

@@ -34,6 +34,17 @@ def test_the_lower_bound_on_epsilon_breaks_a_gate_itself():
     assert parse_gates(["empirical_epsilon <= 1"])[0].broken_by(AUDIT) == {"empirical_epsilon": 1.5}
 
 
+def test_a_judgement_names_the_worst_key_and_counts_the_others():
+    sentences = [
+        parse_gates([expression])[0].judged(AUDIT) for expression in ("auc <= 0.9", "auc <= 0.85", "auc < 0.1")
+    ]
+    assert sentences == [
+        ("Gate auc <= 0.9: holds", True),
+        ("Gate auc <= 0.85: broken by attacks.loss.minority.auc, whose upper end is 0.900", False),
+        ("Gate auc < 0.1: broken by attacks.loss.minority.auc, whose upper end is 0.900, and by 1 more", False),
+    ]
+
+
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [

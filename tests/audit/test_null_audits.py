@@ -9,7 +9,7 @@ from scipy.stats import binom, norm
 from made_up_scores import made_up_pairs
 from shoal.attacks import UpdateScores
 from shoal.attacks.updates.update_scores import NOBODY
-from shoal.audit import audit_updates, record_exposure
+from shoal.audit import audit_records, audit_updates, record_exposure
 from shoal.audit.records import measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS, attack_records
 from shoal.audit.update_audit import UPDATE_ATTACKS
@@ -19,7 +19,8 @@ from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.reference_store import view_scores
+from shoal.replay.run_records import records_of_run
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 AUDITS = 80
@@ -104,15 +105,16 @@ def run():
         *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
         attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         trained = [attacked.train_reference(i, engine) for i in range(4)]
-        records = records_of_run(attacked, attacked.scores(engine), trained, engine)
-        trajectory = trajectory_attack(attacked.replay(engine), trained)
-    return attack_records(replace(records, further={**records.further, "trajectory": trajectory}))
+        target = attacked.scores(engine)
+        records, (seen, _) = (call(attacked, target, trained, engine) for call in (records_of_run, view_scores))
+    return attack_records(replace(records, further={**records.further, **seen}))
 
 
 def test_every_attack_on_a_run_is_at_chance_where_coins_say_who_is_a_member(run):
     rng, (table, *_) = np.random.default_rng(0), run.attacks.values()
     assert {*run.attacks} >= {
-        "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory", *NAMES,
+        "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory",
+        "span-models", "span-updates", *NAMES,
     }  # fmt: skip
     assert measure(run.attacks["rmia"]).low > 0.5, "there is something to find"
     audits = []
@@ -202,3 +204,13 @@ def test_with_few_models_nothing_is_certain_of_a_record():
     assert np.isnan(low).all()
     alone = made_up_pairs(50, 1)
     assert all(np.isnan(values).all() for values in record_exposure(alone.scores, Stream(0), pair=alone.pair))
+
+
+def test_clients_that_took_no_part_are_at_chance_and_those_that_did_are_told():
+    found = [audit_records(null("swapped", seed), Stream(seed)).guesses for seed in range(AUDITS)]
+    intervals = [[each[f"client-membership.outsider.auc{end}"] for end in (".low", "", ".high")] for each in found]
+    assert sum(low <= 0.5 <= high for low, _, high in intervals) >= least(0.95, AUDITS)
+    assert abs(np.mean(intervals, axis=0)[1] - 0.5) < 0.03
+    told = audit_records(made_up_pairs(60, 4, effect=np.full(120, 8.0)), Stream(0)).guesses
+    assert told["client-membership.outsider.auc.low"] > 0.7
+    assert told["client-membership.outsider.clients"] == 60

@@ -4,10 +4,11 @@ import numpy as np
 from scipy.stats import norm
 
 import shoal
-from shoal.audit.record_exposure import _distances, record_exposure
+from shoal.audit.record_exposure import _distances, _redrawn, record_exposure
 
 
-def test_lower_ends_of_exposures_are_equally_many_standard_errors_below_them():
+def test_lower_ends_are_below_exposures_by_what_chance_alone_rarely_exceeds():
+    """By as many standard errors for each record as the largest of all is in 5 % of redrawn memberships."""
     draw = np.random.default_rng(0)
     member, trained = np.arange(60) < 30, draw.random((60, 16)) < 0.5
     effect = np.linspace(0.0, 4.0, 60)
@@ -16,9 +17,14 @@ def test_lower_ends_of_exposures_are_equally_many_standard_errors_below_them():
     exposure, low = record_exposure(scores, shoal.Stream(0))
     values = np.column_stack([score, reference])
     values = values - values.mean(axis=1, keepdims=True)
-    distance, error, _ = _distances(values, np.column_stack([member, trained]))
+    inside_of = np.column_stack([member, trained])
+    distance, error, prior = _distances(values, inside_of)
     inside = (low > 1e-6) & (exposure < 1 - 1e-6)
     errors_below = ((2 * norm.ppf(exposure) - 2 * norm.ppf(low)) / error)[inside]
     assert inside.sum() > 20
     assert np.allclose(2 * norm.ppf(exposure[inside]), distance[inside])
     assert np.allclose(errors_below, errors_below[0])
+    redrawn = _redrawn(inside_of, None, shoal.Stream(0)("record exposure").numpy())
+    largest = [np.nanmax(np.divide(*_distances(values, by_chance, prior)[:2])) for by_chance in redrawn]
+    exceeded = 1 + (largest > errors_below[0] * (1 + 1e-9)).sum(), 1 + (largest > errors_below[0] * (1 - 1e-9)).sum()
+    assert exceeded[0] <= 0.05 * (len(largest) + 1) < exceeded[1]

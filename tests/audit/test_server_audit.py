@@ -86,6 +86,11 @@ def test_members_need_records_of_nobody_with_their_group_and_label():
     attacks = audit_server(partly).attacks.set_index(["attack", "scope", "name"])
     assert attacks.loc[("grad-cosine", "all", "all"), "members"] == 1, "that of client 0"
     assert attacks.loc[("grad-cosine", "group", "south"), "members"] == 0
+    # A record of north's second label is none of south's first.
+    partly = replace(scored, label=np.array([0, 1, 1, 0, 1]))
+    attacks = audit_server(partly).attacks.set_index(["attack", "scope", "name"])
+    assert attacks.loc[("grad-cosine", "all", "all"), "members"] == 2, "those of clients 1 and 2"
+    assert attacks.loc[("grad-cosine", "group", "south"), "members"] == 0
     for changes, sentence in [
         ({"label": np.array([0, 0, 0, 0, 1])}, "has the group and label of a client's"),
         ({"client": np.full(5, -1)}, "no record is of a client"),

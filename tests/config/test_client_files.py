@@ -92,6 +92,7 @@ def test_pictures_decide_size_and_channels(tmp_path):
     ("change", "words"),
     [
         ({"clients": 10}, "the key 'data.clients' is not of 'table', which has clients already; leave it out"),
+        ({"clients": "site"}, "which has clients already; the column with their names is 'client'"),
         ({"test_examples": 10}, "the key 'data.test_examples' is not of 'table', which has clients already"),
         ({"size": [2, 2]}, "the key 'data.size' is of source 'folder' alone; leave it out"),
         ({"test_fraction": 0}, "'data.test_fraction' must be above 0; got 0"),

@@ -33,7 +33,9 @@ from shoal.defenses import (
 )
 from shoal.engine import LocalSGD, TorchOptimizer
 from shoal.property import scenario
-from shoal.runs.run import run
+from shoal.runs.comparison import compare
+from shoal.runs.result import load
+from shoal.runs.run import Run, run
 
 DATA = {"source": "digits", "clients": 6, "examples_per_client": 20, "shadow_examples": 60, "test_examples": 60}
 BASE = {
@@ -44,6 +46,8 @@ BASE = {
     "red_team": {"every": 0, "attack": "gap"},
 }
 MODULE = '''
+from typing import ClassVar
+
 import torch
 from shoal import ImageDataset, L2, FedAvg
 from shoal.attacks import Gap
@@ -54,6 +58,10 @@ from shoal.engine import Algorithm
 class Mine(FedAvg):
     """FedAvg."""
     strength: Positive = 1
+
+@settings
+class Titled(FedAvg):
+    title: ClassVar[str] = "Averages of mine"
 
 @settings
 class Wrapper(FedAvg):
@@ -92,6 +100,9 @@ def random_images(path, task):
 
 def nothing(path, task):
     return path, task
+
+def failing(path, task):
+    return {"x": 1}["y"]
 '''
 
 
@@ -104,6 +115,8 @@ def own(tmp_path, monkeypatch):
     """A folder with a user's module ``own``, which is the current directory."""
     (tmp_path / "own.py").write_text(MODULE)
     (tmp_path / "broken.py").write_text("import torch\nnonsense(")
+    (tmp_path / "raising.py").write_text("one = 1\none / 0\n")
+    (tmp_path / "needing.py").write_text("import nowhere\n")
     (tmp_path / "elsewhere.py").write_text("from own import Mine\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -136,7 +149,7 @@ def another(cls: type, key: Any) -> object:
     literals = [each for hint in (key.hint, *get_args(key.hint)) for each in get_args(hint)]
     for each in [*CANDIDATES, *literals]:
         try:
-            value = read(cls, required(cls) | {key.name: each})
+            value = read(cls, required(cls, key.name) | {key.name: each})
         except InputError:
             continue
         if getattr(value, key.field) != key.default:
@@ -144,9 +157,11 @@ def another(cls: type, key: Any) -> object:
     raise AssertionError(f"{cls.__name__}.{key.name} takes none of the candidates")
 
 
-def required(cls: type) -> dict[str, Any]:
+def required(cls: type, name: str = "") -> dict[str, Any]:
+    """The keys that a table needs beside the key ``name``."""
+    together = {"noise": {"min_clients": 3}, "min_clients": {"noise": "sum"}}
     tables = {DPSGD: {"noise_multiplier": 1.0}, TorchOptimizer: {"name": "SGD"}, RelaxLoss: {"alpha": 1.0}}
-    return tables.get(cls, {})
+    return tables.get(cls, {}) | (together.get(name, {}) if cls is DPSGD else {})
 
 
 DECLARED = [
@@ -178,7 +193,7 @@ DECLARED = [
 
 @pytest.mark.parametrize(("cls", "key"), DECLARED, ids=[f"{cls.__name__}.{key.name}" for cls, key in DECLARED])
 def test_every_key_is_read_and_written_and_read_again(cls, key):
-    value = read(cls, required(cls) | {key.name: another(cls, key)})
+    value = read(cls, required(cls, key.name) | {key.name: another(cls, key)})
     assert getattr(value, key.field) != key.default
     assert read(cls, table_of(value)) == value
 
@@ -379,6 +394,16 @@ def test_a_run_with_a_user_s_own_algorithm_can_be_resumed(own):
     run(config, own / "run", resume=True)
 
 
+def test_pages_and_comparisons_call_an_own_algorithm_by_the_title_that_its_class_declares(own):
+    titled, inherited = (config_of(algorithm={"name": f"own:{name}", "rounds": 1}) for name in ("Titled", "Mine"))
+    results = [load(run(config, own / f"run{i}")) for i, config in enumerate((titled, inherited))]
+    assert [result.description.title.partition(" on ")[0] for result in results] == ["Averages of mine", "Mine"]
+    assert "Averages of mine has " in results[0]._repr_html_()
+    assert list(compare(results).settings.columns) == ["Averages of mine", "Mine"]
+    Run(build(titled)[1], own / "python").train()
+    assert load(own / "python").description.algorithm_title == "Averages of mine"
+
+
 def test_a_wrapper_s_base_is_a_table_of_any_algorithm(own):
     algorithm = {"name": "own:Wrapper", "rounds": 2}
     assert config_of(algorithm=algorithm).algorithm.value.base == FedAvg()
@@ -403,14 +428,17 @@ def test_a_wrapper_s_base_is_a_table_of_any_algorithm(own):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nowhere:Mine", "'algorithm.name' = 'nowhere:Mine': cannot import 'nowhere': ModuleNotFoundError"),
+        ("nowhere:Mine", "'algorithm.name' = 'nowhere:Mine': cannot import 'nowhere': there is no 'nowhere' in "),
         ("broken:Mine", "cannot import 'broken': SyntaxError: "),
+        ("raising:Mine", "cannot import 'raising': ZeroDivisionError: division by zero ("),
+        ("raising:Mine", "raising.py, line 2)"),
+        ("needing:Mine", "cannot import 'needing': ModuleNotFoundError: No module named 'nowhere' ("),
         (":Mine", "cannot import ''"),
         ("own:Mien", "the module has no class or function 'Mien'; did you mean 'Mine'?"),
         (
             "own:__name__",
-            "the module has no class or function '__name__'; known: Guess, Idle, Mine, Net, Unsettled, Weak, Wrapper, "
-            "nothing, plain, random_images",
+            "the module has no class or function '__name__'; known: Guess, Idle, Mine, Net, Titled, Unsettled, Weak, "
+            "Wrapper, failing, nothing, plain, random_images",
         ),
         ("own:plain", "'algorithm.name' = 'own:plain' must be a class with the decorator @settings"),
         ("own:Unsettled", "must be a class with the decorator @settings"),
@@ -445,8 +473,16 @@ def test_a_name_that_leads_nowhere_is_one_sentence(own, name, sentence):
         ),
         (
             {"data": DATA | {"source": "os:getcwd"}},
-            "[data]: 'source' = 'os:getcwd' must be a function of a path and a task, each perhaps None: too many",
+            "[data]: 'source' = 'os:getcwd' failed with TypeError: posix.getcwd() takes no arguments (2 given)",
         ),
+        ({"data": DATA | {"source": "own:failing"}}, "[data]: 'source' = 'own:failing' failed with KeyError: 'y' ("),
+        ({"data": DATA | {"source": "own:failing"}}, "own.py, line "),
+        (
+            {"evaluation": {"attacks": ["own:Net"]}},
+            "'evaluation.attacks' = 'own:Net' must be a class that is made without",
+        ),
+        ({"evaluation": {"attacks": ["own:Unsettled"]}}, "[evaluation]: 'attacks' must hold attacks on scores"),
+        ({"evaluation": {"metrics": ["own:Unsettled"]}}, "'evaluation.metrics' must be a Measurement, values with"),
         ({"data": DATA | {"source": "own:none"}}, "[data]: 'source' = 'own:none': the module has no class or function"),
         ({"model": {"name": "own:Nets"}}, "[model]: 'name' = 'own:Nets': the module has no class or function 'Nets'"),
     ],

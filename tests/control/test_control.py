@@ -92,12 +92,14 @@ def test_effects_are_learned_whatever_the_trend():
 
 
 def test_nothing_is_learned_from_one_cluster_or_equal_changes():
-    before = sensitivity([0.3, 0.1])
+    # After an estimate that did teach: what is known is not forgotten either.
+    before = sensitivity([0.3, 0.1]).observed(torch.eye(2, dtype=FLOAT), torch.tensor([0.4, 0.0], dtype=FLOAT))
     alone = before.observed(torch.ones(1, 2, dtype=FLOAT), torch.tensor([5.0], dtype=FLOAT))
     alike = before.observed(torch.ones(3, 2, dtype=FLOAT), torch.tensor([5.0, 4.0, 6.0], dtype=FLOAT))
     unknown = before.observed(torch.eye(2, dtype=FLOAT), torch.tensor([5.0, math.nan], dtype=FLOAT))
-    for after in (alone, alike, unknown):
-        torch.testing.assert_close(after.effect(), before.prior)
+    assert alone is before
+    assert unknown is before
+    torch.testing.assert_close(alike.evidence / alike.information[0, 0], before.evidence / before.information[0, 0])
 
 
 def test_a_single_observation_moves_the_belief_by_ridge_regression():
@@ -220,10 +222,13 @@ def test_integral_action_moves_only_the_cluster_over_its_limit_and_stops_at_full
     assert [each[0] for each in found] == pytest.approx([0.0, 0.9, 1.0, 1.0])
 
 
-@pytest.mark.parametrize(("factor", "strength"), [(1.0, 0.0), (1.4, 0.0), (1.6, 0.9), (3.0, 0.9)])
-def test_clients_are_asked_about_the_advantage_times_the_audit_factor(factor, strength, mlp):
-    """An estimate of 0.6 is told as 0.5 + 0.1 factor; all tolerate 0.65."""
-    states = updated(coordinator(audit_factor=factor), [[0.6]], [0.65] * 4, mlp)
+@pytest.mark.parametrize(
+    ("factor", "level", "strength"),
+    [(1.0, 0.5, 0.0), (1.4, 0.5, 0.0), (1.6, 0.5, 0.9), (3.0, 0.5, 0.9), (0.4, 0.6, 0.0), (0.6, 0.6, 0.9)],
+)
+def test_clients_are_asked_about_a_line_of_the_estimate(factor, level, strength, mlp):
+    """An estimate of 0.6 is told as level + 0.1 factor; all tolerate 0.65."""
+    states = updated(coordinator(audit_factor=factor, audit_level=level), [[0.6]], [0.65] * 4, mlp)
     assert strengths(states)[-1] == pytest.approx([strength])
 
 
@@ -409,8 +414,9 @@ def test_examples_per_class_are_the_fewest_that_keep_the_predicted_risk_at_a_bou
         assert prediction.risk(least) == pytest.approx(bound)
         assert prediction.risk(0.9 * least) > bound
     assert prediction.examples_per_class(1.0) == 0, "one example has no higher risk than that"
-    with pytest.raises(InputError, match=r"^'risk' must be above 0.5 and at most 1; got 0.5$"):
-        prediction.examples_per_class(0.5)
+    for outside in (0.5, 1.01):
+        with pytest.raises(InputError, match=rf"^'risk' must be above 0.5 and at most 1; got {outside}$"):
+            prediction.examples_per_class(outside)
 
 
 def test_another_number_of_models_begins_anew_and_keeps_what_was_learned(mlp):

@@ -45,7 +45,7 @@ def parts(federation):
 def test_copies_are_those_that_a_count_by_hand_finds(federation):
     own, held, test, shadow = parts(federation)
     trained = {each for client in own for each in client}
-    found = ExampleHashes.of(federation).copies()
+    found = ExampleHashes.from_federation(federation).copies()
     assert found == Copies(
         within=sum(len(client) - len(set(client)) for client in own),
         across=sum(len(set(client)) for client in own) - len(trained),

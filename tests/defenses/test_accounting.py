@@ -48,12 +48,12 @@ def test_epsilon_is_infinite_without_noise_and_0_without_steps():
 
 def test_each_client_by_its_size_and_its_rounds(monkeypatch):
     asked = []
-    monkeypatch.setattr(accounting, "epsilon", lambda *given: asked.append(given) or float(len(asked)))
+    monkeypatch.setattr(accounting, "composed", lambda *given: asked.append(given) or float(len(asked)))
     sizes, attended = torch.tensor([9, 12, 9, 3, 9]), torch.tensor([5, 5, 5, 2, 0])
     rule = DPSGD(1.0, 0.9, 1e-4, "prv")
     assert accounting.client_epsilons([(LOCAL, sizes, attended)], rule).tolist() == [1, 2, 1, 3, 4]
-    assert [given[0] for given in asked] == [[(4 / 9, 30)], [(4 / 12, 30)], [(1.0, 4)], []]
-    assert {given[1:] for given in asked} == {(0.9, 1e-4, "prv")}
+    assert [given[0] for given in asked] == [[(0.9, 4 / 9, 30)], [(0.9, 4 / 12, 30)], [(0.9, 1.0, 4)], []]
+    assert {given[1:] for given in asked} == {(1e-4, "prv")}
 
 
 def test_a_federation_s_clients_spend_in_the_rounds_they_are_in(build):
@@ -86,12 +86,28 @@ def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_example
     assert torch.equal(found[rest], plain[rest])
 
 
+def test_nobody_and_steps_without_noise_need_no_memory():
+    local = ClientTrainings((LocalSGD(steps=1, batch_size=32),))
+    for sizes, noise in (([], 0.2), ([320, 3200], 0.0)):
+        accounting.check_computable(torch.tensor(sizes), 10**6, local, DPSGD(1.0, noise, accountant="prv"))
+
+
 def test_more_than_prv_can_compute_is_refused_before_the_run():
     sizes, local = torch.tensor([320, 3200]), ClientTrainings((LocalSGD(steps=1, batch_size=32),))
     with pytest.raises(InputError, match=r'the accountant "prv" takes too much memory.*use "rdp"'):
         accounting.check_computable(sizes, 5000, local, DPSGD(1.0, 0.2, accountant="prv"))
     accounting.check_computable(sizes, 5000, local, DPSGD(1.0, 0.2))
     accounting.check_computable(sizes, 100, local, DPSGD(1.0, 1.0, accountant="prv"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, MemoryError, OverflowError])
+def test_an_accountant_that_fails_is_one_sentence(error, monkeypatch):
+    def fails(*_):
+        raise error("its mesh is too large")
+
+    monkeypatch.setattr("opacus.accountants.PRVAccountant.get_epsilon", fails)
+    with pytest.raises(InputError, match=r'the accountant "prv" takes too much memory.*use "rdp"'):
+        accounting.epsilon([(0.013, 7)], 1.0, 1e-5, "prv")
 
 
 def test_a_victim_s_turns_count_where_prv_is_refused(build):

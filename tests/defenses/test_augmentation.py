@@ -13,7 +13,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.shifts import rotate
 from shoal.defenses import DPSGD, Augmentation, TrainingSetup
-from shoal.engine import Engine, LocalSGD
+from shoal.engine import ClusterRound, Engine, LocalSGD
 from shoal.engine.backends.loop_backend import augmented
 from shoal.models import Logistic, Model
 
@@ -94,6 +94,14 @@ def test_shape_type_and_the_given_images_stay(dtype):
     found = Augmentation().augmented(images, drawn())
     assert (found.shape, found.dtype) == (images.shape, dtype)
     assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("one", [{"rotation": 5.0}, {"shift": 1.0}, {"flip": True}, {"crop": 0.1}], ids=repr)
+def test_one_transformation_is_enough_to_augment_and_none_leaves_training_as_it_is(one):
+    at = ClusterRound(round=1, cluster=0)
+    defense = Augmentation(**{**NONE, **one})
+    assert defense.local(LOCAL, at).augmentation == defense
+    assert defense.scaled(0.0).local(LOCAL, at) == Augmentation(**NONE).local(LOCAL, at) == LOCAL
 
 
 def ends_of(model, federation, local, **settings):

@@ -122,7 +122,7 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
         ({"max_update_norm": 0}, r"'defenses.max_update_norm' must be above 0.*; got 0"),
         ({"dp_sdg": {}}, r"unknown key 'defenses.dp_sdg'; did you mean 'dp_sgd'\?"),
         ({"dp_sgd": {}}, r"the key 'defenses.dp_sgd.noise_multiplier' is missing"),
-        ({"dp_sgd": {"noise": 1.0}}, r"unknown key 'defenses.dp_sgd.noise'"),
+        ({"dp_sgd": {"noisy": 1.0}}, r"unknown key 'defenses.dp_sgd.noisy'"),
         (
             {"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}},
             r"^test: \[defenses.dp_sgd\]: noise needs clipping: ",

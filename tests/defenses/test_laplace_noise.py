@@ -137,8 +137,8 @@ class Silent:
     def start(self, state, stream):
         return {}
 
-    def train(self, state, cluster, client, shards, randomness, local, engine):
-        return state.models[cluster].clone(), state.adversary
+    def train(self, request):
+        return request.start.clone(), request.state.adversary
 
 
 def test_a_malicious_client_adds_none(mlp, build):

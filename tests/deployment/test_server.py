@@ -179,10 +179,12 @@ class AllowingNodes(Nodes):
         return replace(super().settings_of(partition), allow_code="damped:Damped")
 
 
-def test_an_own_algorithm_that_all_nodes_allow_is_the_simulators(tmp_path, monkeypatch):
+def test_an_own_algorithm_that_all_nodes_allow_is_the_simulators(tmp_path, monkeypatch, caplog):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
     table = {**TABLE, "algorithm": {"name": "damped:Damped", "rounds": 3, "base": {"name": "ifca-mir", "clusters": 2}}}
     serve(AllowingNodes(tmp_path), settings(tmp_path, table))
+    assert "a node refuses this run unless its 'allow-code' names 'damped:Damped'" in caplog.text
+    assert "<title>Damped averages on digits" in (tmp_path / "run" / "report.html").read_text()
     expected, deployed = simulated(table), state_of(tmp_path)
     assert torch.equal(deployed.models, expected.models)
     assert torch.equal(deployed.assignment, expected.assignment)

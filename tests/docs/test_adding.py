@@ -245,7 +245,7 @@ def test_one_s_own_loss_is_minimised_and_at_strength_0_is_the_plain_one(examples
     assert isinstance(LabelSmoothing(), ScalableDefense)
 
 
-def test_they_are_what_the_protocols_ask_for(examples):
+def test_the_examples_are_what_the_protocols_ask_for(examples):
     from lower_rate import LowerRate  # noqa: PLC0415
     from risk_decay import RiskDecay  # noqa: PLC0415
     from sticky_ifca import StickyIFCA  # noqa: PLC0415
@@ -274,7 +274,7 @@ def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "StickyIFCA" in done.stdout
+    assert "Sticky IFCA has" in done.stdout
 
 
 def test_an_object_that_is_no_algorithm_is_one_sentence(build, mlp):

@@ -33,14 +33,14 @@ def calls(tree, name):
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
 
 
-def test_there_are_at_least_14_and_their_numbers_give_the_order_without_gaps():
+def test_the_gallery_has_at_least_14_scripts_and_their_numbers_give_the_order_without_gaps():
     numbers = [int(re.fullmatch(r"plot_(\d\d)_[a-z_]+", path.stem)[1]) for path in SCRIPTS]
     assert numbers == list(range(1, len(SCRIPTS) + 1))
     assert len(SCRIPTS) >= 14
 
 
 @every_script
-def test_it_begins_with_a_heading_and_a_question(path):
+def test_a_script_begins_with_a_heading_and_a_question(path):
     title, line, blank, *text = ast.get_docstring(ast.parse(path.read_text())).split("\n")
     assert line == "=" * len(title)
     assert blank == ""
@@ -50,7 +50,7 @@ def test_it_begins_with_a_heading_and_a_question(path):
 
 
 @every_script
-def test_it_draws_one_figure_in_the_house_style(path):
+def test_a_script_draws_one_figure_in_the_house_style(path):
     tree = ast.parse(path.read_text())
     assert len(calls(tree, "plt.subplots")) == 1
     assert len(calls(tree, "plt.show")) == 1
@@ -58,7 +58,7 @@ def test_it_draws_one_figure_in_the_house_style(path):
 
 
 @every_script
-def test_it_labels_its_axes_and_ends_with_figures_of_its_own(path):
+def test_a_script_labels_its_axes_and_ends_with_figures_of_its_own(path):
     text = path.read_text()
     assert "ylabel=" in text or "yticklabels=" in text
     assert "xlabel=" in text or "xticklabels=" in text
@@ -68,7 +68,7 @@ def test_it_labels_its_axes_and_ends_with_figures_of_its_own(path):
 
 
 @every_script
-def test_it_imports_public_names_alone(path):
+def test_a_script_imports_public_names_alone(path):
     tree = ast.parse(path.read_text())
     for module, name in imports(tree):
         package, *below = module.split(".")

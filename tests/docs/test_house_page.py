@@ -20,5 +20,5 @@ def test_every_file_and_folder_that_it_names_is_there():
         assert (ROOT / "src" / "shoal" / path).exists(), path
 
 
-def test_it_is_one_screen():
+def test_the_house_page_is_one_screen():
     assert len(PAGE.split()) < 500

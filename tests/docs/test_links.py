@@ -46,7 +46,7 @@ def broken(path: Path) -> list[str]:
     return found
 
 
-def test_there_are_pages():
+def test_the_documentation_has_pages():
     assert len(PAGES) > 30
 
 

@@ -82,7 +82,7 @@ def described(folder: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_there_are_names_of_every_kind():
+def test_public_names_of_every_kind_are_checked():
     assert ("shoal", "IFCA") in CALLABLE
     assert ("shoal.engine", "State") in CALLABLE
     assert ("shoal.engine", "Precision") in OTHERS

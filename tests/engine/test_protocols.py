@@ -118,10 +118,10 @@ class Sybils:
     def start(self, state, stream):
         return {"called": torch.zeros(len(self.clients), dtype=torch.int64)}
 
-    def train(self, state, cluster, client, shards, randomness, local, engine):
-        called = state.adversary["called"] + (self.clients == client)
-        assert len(shards) == 1
-        return state.models[cluster].clone(), {"called": called}
+    def train(self, request):
+        called = request.state.adversary["called"] + (self.clients == request.client)
+        assert len(request.shards) == 1
+        return request.start.clone(), {"called": called}
 
 
 def test_several_malicious_clients_share_their_memory(model, build):
@@ -149,8 +149,8 @@ def test_malicious_clients_train_personal_models_honestly(model, build):
 
 def test_an_update_that_is_not_finite_names_round_and_client(model, build):
     class Broken(Sybils):
-        def train(self, state, cluster, client, shards, randomness, local, engine):
-            return state.models[cluster] * torch.nan, state.adversary
+        def train(self, request):
+            return request.start * torch.nan, request.state.adversary
 
     with pytest.raises(InputError, match="round 1 at client 4"):
         states(model, build(), FedAvg(), malicious_clients=Broken(torch.tensor([4])))

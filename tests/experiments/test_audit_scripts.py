@@ -96,3 +96,23 @@ def test_a_power_law_is_recovered(tmp_path, monkeypatch):
     predicted = 0.5 + 0.75 * 90**-0.5
     assert f"| rmia | 1.50 | 0.50 | 90 | {predicted:.3f} | {predicted:.3f} ± 0.000 |" in table
     assert (tmp_path / "out" / "sizes.svg").stat().st_size > 1000
+
+
+def test_null_runs_call_a_verdict_silent_just_if_it_says_nothing_of_exposure(tmp_path, monkeypatch):
+    null = script("null_runs")
+    small = {"clients": 4, "shadow_examples": 50, "test_examples": 100}
+
+    def configuration(algorithm, seed):
+        table = null_configuration(algorithm, seed)
+        algorithm, local = table["algorithm"] | {"rounds": 1}, table["local"] | {"epochs": 1}
+        return table | {"data": table["data"] | small, "algorithm": algorithm, "local": local}
+
+    null_configuration = null.configuration
+    monkeypatch.setattr(null, "configuration", configuration)
+    monkeypatch.setattr(null, "ALGORITHMS", ({"name": "ifca", "clusters": 2},))
+    null.main([str(tmp_path), "--seeds", "0", "--references", "2", "--draws", "3"])
+    audits = pd.read_csv(tmp_path / "runs" / "ifca-0-2-3.csv").groupby(["kind", "draw"]).first()
+    exposed = audits["verdict"].str.contains("tells members|What is certain|Yet some members")
+    assert (audits["said"] == exposed).all()
+    assert set(pd.read_csv(tmp_path / "null.csv")["null"]) == {"swapped", "noise"}
+    assert "**Audits**" in (tmp_path / "null.md").read_text()

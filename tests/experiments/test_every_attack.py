@@ -16,7 +16,7 @@ def script():
     return experiment_script("attacks/every_attack")
 
 
-def test_it_audits_the_runs_of_a_sweep_and_writes_both_files(script, toy_sweep, tmp_path, monkeypatch):
+def test_every_attack_audits_the_runs_of_a_sweep_and_writes_both_files(script, toy_sweep, tmp_path, monkeypatch):
     grid = 'base = "base.toml"\nseeds = [0, 1]\n[grid.setting]\n"IFCA" = { "algorithm.name" = "ifca" }\n'
     sweep = toy_sweep(tmp_path, grid, algorithm__rounds=2, record={"updates": 1})
     with unrendered_figures():

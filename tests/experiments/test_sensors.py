@@ -155,3 +155,33 @@ def test_a_wrong_setting_is_one_sentence_and_nothing_is_left(script, tmp_path):
     with pytest.raises(InputError, match="did you mean 'hidden'"):
         script.compare(tmp_path, [0], ["model.hiden=3"])
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_lines_are_judged_on_other_settings_than_those_they_are_fitted_on():
+    script = experiment_script("sensors/calibrated")
+    told = np.linspace(0.5, 0.7, 12)
+    models = pd.DataFrame({
+        "setting": np.repeat(["base", "other", "third"], 4), "seed": 0, "cluster": 0,
+        "truth": 0.55 + 0.5 * (told - 0.5), "histogram": told,
+    })  # fmt: skip
+    # A line holds everywhere; a constant knows nothing of the setting that is judged.
+    lines = script.lines_of(models).set_index("sensor")
+    assert lines["line.error"]["histogram"] < 1e-12
+    assert lines["error"]["histogram"] == pytest.approx((models["truth"] - told).abs().mean())
+    assert (lines["slope"]["histogram"], lines["level"]["histogram"]) == pytest.approx((0.5, 0.55))
+    others = models["truth"][models["setting"] != "base"].mean()
+    assert lines["base.line.error"]["none"] == pytest.approx((models["truth"][:4] - others).abs().mean())
+
+
+def test_record_features_are_ranked_by_what_references_say():
+    script, draw = experiment_script("sensors/calibrated"), np.random.default_rng(0)
+    exposure, inside = draw.exponential(size=200), np.tile([True, False, True, False], (400, 1))
+    # The loss fell by as much as training on a record moves its scores.
+    trace = draw.random((200, 1)) + exposure[:, None] * np.linspace(1, 0, 10)[:, None, None]
+    arrays = {
+        "entry": np.arange(200), "assignment": np.zeros(4, dtype=int), "owner": np.arange(200) % 4, "members": trace,
+        "reference": inside * np.tile(exposure, 2)[:, None], "reference_member": inside,
+    }  # fmt: skip
+    found = script.by_record(arrays)
+    assert found["trace range"] == pytest.approx((1.0, 1.0))
+    assert found["fall"] == pytest.approx((1.0, 1.0))

@@ -65,7 +65,7 @@ def test_every_file_is_a_configuration_or_a_sweep_or_what_sweeps_show():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=named)
-def test_it_fits_the_official_data(path, monkeypatch):
+def test_a_shipped_configuration_fits_the_official_data(path, monkeypatch):
     config = read_config(path)
     if config.data.source not in ("fashion-mnist", *EMBEDDED):
         images = blank(config.data.source, config.data.task)

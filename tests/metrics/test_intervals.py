@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, rankdata, t as scipy_t
+from scipy.stats import binom, binomtest, rankdata, t as scipy_t
 from sklearn.metrics import roc_auc_score
 
 from shoal.metrics import (
@@ -94,6 +94,15 @@ def test_the_median_interval_covers(count):
     inside = (ends[:, 0] <= math.log(2)) & (math.log(2) <= ends[:, 1])
     assert 0.94 <= inside.mean() <= 0.99
     assert np.isnan(median_interval(drawn[0, :5])).all(), "of five even the smallest and the largest are too close"
+
+
+@pytest.mark.parametrize("confidence", [0.3, 0.8, 0.95])
+def test_the_median_interval_is_the_narrowest_that_coins_allow(confidence):
+    for count in range(1, 20):
+        by_coins = [k for k in range(1, count // 2 + 1) if binom.cdf(k - 1, count, 0.5) <= (1 - confidence) / 2]
+        low, high = median_interval(np.arange(float(count))[::-1], confidence)
+        k = len(by_coins)
+        assert (low, high) == (k - 1, count - k) if k else math.isnan(low) and math.isnan(high)
 
 
 def test_the_balanced_accuracy_interval_depends_on_the_effective_size():

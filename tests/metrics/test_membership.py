@@ -1,12 +1,15 @@
 """Membership metrics against scikit-learn, brute force and numbers made by hand."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.metrics import balanced_accuracy, clopper_pearson, gap_accuracy, membership_metrics, tpr_at_fpr
+from shoal.metrics.intervals import auc_interval, balanced_accuracy_interval
 
 CASES = ["continuous", "ties", "few members"]
 
@@ -181,8 +184,42 @@ def test_membership_intervals_contain_their_metric_and_narrow_with_confidence() 
         assert wide[0] < narrow[0] < getattr(sure, figure) < narrow[1] < wide[1], figure
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_intervals_of_unpaired_examples_are_those_of_their_effective_numbers(weighted: bool) -> None:
+    scores, is_member = scored("few members")
+    weights = np.random.default_rng(1).uniform(0.1, 3, len(scores)) if weighted else np.ones(len(scores))
+    metrics = membership_metrics(scores, is_member, weights, threshold=0.4)
+    sizes = [weights[kind].sum() ** 2 / (weights[kind] ** 2).sum() for kind in (is_member, ~is_member)]
+    assert (metrics.auc_low, metrics.auc_high) == pytest.approx(auc_interval(metrics.auc, *sizes))
+    assert (metrics.low, metrics.high) == balanced_accuracy_interval(scores > 0.4, is_member, weights)
+
+
 def test_thresholds_may_be_per_example() -> None:
     scores, is_member = np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, True, False, False])
     metrics = membership_metrics(scores, is_member, threshold=np.array([0.0, 0.0, 9.0, 3.0]))
     assert metrics.accuracy == 0.75
     assert metrics.auc == 0
+
+
+@pytest.mark.parametrize(
+    ("both", "member", "other", "none"),
+    [(30, 8, 10, 12), (5, 25, 28, 2), (0, 1, 30, 5), (0, 30, 1, 5), (20, 0, 30, 0), (0, 30, 0, 20), (50, 0, 0, 0)],
+)
+def test_intervals_of_pairs_have_their_correlation(both: int, member: int, other: int, none: int) -> None:
+    """Pairs of which an attack is right about both examples, the member, the other, or none.
+
+    The correlation is the phi coefficient of the table of four; 0 where an attack is right about all, or none, of a
+    side.
+    """
+    right = np.repeat([(1, 1), (1, 0), (0, 1), (0, 0)], [both, member, other, none], axis=0).astype(bool)
+    is_member = np.repeat([True, False], len(right))
+    predicted, pair = np.concatenate([right[:, 0], ~right[:, 1]]), np.tile(np.arange(len(right)), 2)
+    product = math.prod([both + member, other + none, both + other, member + none])
+    phi = (both * none - member * other) / math.sqrt(product) if product else 0.0
+    order = np.random.default_rng(0).permutation(len(pair))
+    metrics = membership_metrics(predicted[order] * 1.0, is_member[order], threshold=0.5, pair=pair[order])
+    expected = balanced_accuracy_interval(predicted, is_member, correlation=phi)
+    assert (metrics.low, metrics.high) == pytest.approx(expected)
+    # Of two unequal answers one is right, and fair coins say which.
+    spread = binom.std(both + none, 0.5) / len(right)
+    assert metrics.null_high == pytest.approx(0.5 + NormalDist().inv_cdf(0.95) * spread)

@@ -15,7 +15,7 @@ from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping
-from shoal.engine import Engine, Training
+from shoal.engine import Engine, MaliciousTraining, Training
 from shoal.models import Model
 from shoal.property import PropertyAttack, active_property_attacker, classify_updates, extract_features
 from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates
@@ -177,7 +177,7 @@ def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation)
         classify_updates(observations, Stream(1), forests=attack.forests, trees=attack.trees)
     ).overall
     assert figures["property.positives"] == 15
-    # 15 updates with the property among 90 or fewer: an AUC of guessing has a standard deviation of 0.08.
+    # 15 updates with the property among 90 or fewer: an AUC at chance has a standard deviation of 0.08.
     assert figures["property.auc"] > 0.5 + 3 * 0.08
     assert figures["property.auc_control"] == pytest.approx(0.5, abs=3 * 0.08)
 
@@ -230,7 +230,9 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
         state = training.start()
         shards = federation.clients.take(torch.tensor([schedule.attacker]))
         randomness = LOCAL.randomness(shards, torch.tensor([schedule.attacker]), Stream(4))
-        sent, adversary = malicious_client.train(state, 0, malicious_client.client, shards, randomness, LOCAL, engine)
+        sent, adversary = malicious_client.train(
+            MaliciousTraining(state, 0, malicious_client.client, shards, randomness, LOCAL, engine)
+        )
     rows = shards.owned(0)[randomness.orders[0, 0, :8]]
     network = mlp.network()
     network.load_state_dict(mlp.state_dict(state.models[0]))

@@ -43,7 +43,7 @@ def words(rounds: pd.DataFrame, law: Coordinator = LAW) -> str:
     return " ".join(section.paragraphs)
 
 
-def test_it_says_what_moved_where_and_when():
+def test_the_coordinator_section_says_what_moved_where_and_when():
     said = words(rounds_of({"augmentation": STRENGTHS, "shorter_training": [[0.0, 0.0]] * 4}, SHARES))
     assert "where more than 10.0 % of a model's members do" in said
     assert (
@@ -74,7 +74,7 @@ def test_a_first_directive_and_one_that_was_taken_back_are_told():
         ),
     ],
 )
-def test_it_says_since_when_limits_are_out_of_reach(unmet, sentence):
+def test_the_coordinator_section_says_since_when_limits_are_out_of_reach(unmet, sentence):
     said = words(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in unmet]))
     assert sentence in said
     assert "of 0.010 of held-out accuracy allows" in said

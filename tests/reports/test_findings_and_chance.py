@@ -74,9 +74,9 @@ SENTENCES: dict[str, tuple[Callable[[np.random.Generator, float], str], tuple[st
     "exposure of a run": (lambda rng, leak: verdict(summary_of_run(rng, leak=leak)), ("tells members",)),
     "threshold on the loss": (lambda rng, leak: verdict(summary_of_run(rng, leak=leak)), ("finds more",)),
     "property attack": (lambda rng, leak: verdict(summary_of_run(rng, leak=leak)), ("tells updates",)),
-    "below guessing": (
+    "below chance": (
         lambda rng, leak: verdict(summary_of_run(rng, leak=0.0, accuracy=0.7 - 0.3 * (leak > 0))),
-        ("below guessing",),
+        ("below chance",),
     ),
     "audit": (audit_said, ("tells members", "some members are exposed", "said less")),
     "exposure of two runs": (comparison_said, ("raises", "lowers")),

@@ -103,7 +103,7 @@ def test_the_page_begins_with_the_answer_and_says_how_to_read_it() -> None:
     assert "each seed averaged over share" in reading(statistics, Labels({}))
 
 
-def test_it_is_said_with_how_many_reference_federations_runs_are_judged() -> None:
+def test_a_sweep_says_with_how_many_reference_federations_runs_are_judged() -> None:
     results = results_of()
     assert "reference federations" not in reading(SeedStatistics(results, AXES, SEEDS), Labels({}))
     judged = results.assign(references=4)

@@ -465,7 +465,7 @@ def test_words_and_numbers_for_those_who_listen() -> None:
     assert {"part", "a tenth"} <= set(texts(figure))
 
 
-def test_print_size() -> None:
+def test_panels_are_spread_evenly_over_rows_of_at_most_three() -> None:
     for count in range(1, 8):
         rows = in_rows(range(count), 3)
         assert [panel for row in rows for panel in row] == list(range(count))

@@ -165,11 +165,11 @@ def test_one_seed_stands_alone() -> None:
         ("tpr_at_fpr_0.001.a.b", "1,234.5678 ± 0.5000"),
     ],
 )
-def test_decimals(key: str, text: str) -> None:
+def test_estimates_have_the_decimals_of_their_metric(key: str, text: str) -> None:
     assert format_estimate(1234.5678, 0.5, 2, key, seeds=2) == text
 
 
-def test_signs() -> None:
+def test_negative_estimates_have_a_minus_sign_and_zero_has_none() -> None:
     assert format_estimate(-0.25, nan, 1, "adjusted_rand_index", seeds=1) == "\N{MINUS SIGN}0.250"
     assert format_estimate(-0.0001, nan, 1, "adjusted_rand_index", seeds=1) == "0.000"
 
@@ -322,7 +322,7 @@ def test_latex_rows_have_the_columns_that_are_declared() -> None:
         ("ε ≤ 8, \N{GREEK SMALL LETTER ALPHA} = 1°", r"$\epsilon$ $\leq$ 8, $\alpha$ = 1$^{\circ}$"),
     ],
 )
-def test_escape(plain: str, escaped: str) -> None:
+def test_latex_escapes_its_special_characters(plain: str, escaped: str) -> None:
     assert escape(plain) == escaped
 
 

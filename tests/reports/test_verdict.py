@@ -1,4 +1,4 @@
-"""What a verdict says beside numbers: worse than guessing, and what epsilon does not cover."""
+"""What a verdict says beside numbers: worse than chance, and what epsilon does not cover."""
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ def said(clusters: int = 2, **more: float) -> str:
     return verdict(parse_summary(summary_of(GROUPS, clusters) | named))
 
 
-def test_an_accuracy_below_the_most_frequent_class_is_below_guessing() -> None:
+def test_an_accuracy_below_the_most_frequent_class_is_below_chance() -> None:
     text = said(accuracy__a=0.1, most_frequent_class__a=0.2, most_frequent_class__b=0.25, clusters__1__accuracy=0.11)
-    assert "At 95 % confidence, test accuracy is below guessing for a (10.0 %), model 1 (11.0 %): the most" in text
+    assert "At 95 % confidence, test accuracy is below chance for a (10.0 %), model 1 (11.0 %): the most" in text
     assert "frequent class is 20.0 % of the test images of a, 20.0 % of the test images of a group at the least" in text
 
 
@@ -26,13 +26,13 @@ def test_an_accuracy_that_is_the_share_of_the_most_frequent_class_is_not_below_i
     single = float(np.float32(share))
     assert single != share
     text = said(accuracy__a=share, most_frequent_class__a=single, most_frequent_class__b=0.5)
-    assert "test accuracy is not shown to be better than guessing for a (90.2 %)" in text
+    assert "test accuracy is not shown to be above chance for a (90.2 %)" in text
     assert "below" not in text
 
 
 @pytest.mark.parametrize("share", [{}, {"most_frequent_class__a": 0.7, "most_frequent_class__b": 0.5}])
 def test_an_accuracy_above_it_or_compared_with_nothing_is_not(share: dict[str, float]) -> None:
-    assert "guessing" not in said(**share)
+    assert "most frequent class" not in said(**share)
 
 
 @pytest.mark.parametrize(("clusters", "chosen"), [(1, False), (2, True)])
@@ -49,4 +49,4 @@ def test_without_noise_nothing_is_guaranteed_and_without_private_steps_nothing_i
 
 
 def test_the_share_of_the_most_frequent_class_is_found_on_few_examples_too() -> None:
-    assert "not shown to be better than guessing for a (46.0 %)" in said(accuracy__a=0.46, most_frequent_class__a=0.53)
+    assert "not shown to be above chance for a (46.0 %)" in said(accuracy__a=0.46, most_frequent_class__a=0.53)

@@ -33,7 +33,7 @@ def changed(first, tmp_path):
     return copy
 
 
-def test_it_says_in_which_keys_runs_differ_and_not_how_fast_they_went(first, changed):
+def test_a_comparison_says_in_which_keys_runs_differ_and_not_how_fast_they_went(first, changed):
     other = changed("other", "local.learning_rate=0.5", "engine.threads=1", "checkpoint.every=7", "red_team.every=9")
     settings = compare([first, other]).settings
     assert list(settings.columns) == ["first", "other"]

@@ -199,7 +199,7 @@ def test_the_log_says_directives_where_they_change(finished):
         assert ("directives" in line) == (words in line)
 
 
-def test_that_limits_cannot_be_kept_is_said_once_until_they_can(toy_config, tmp_path):
+def test_limits_out_of_reach_are_said_once_until_they_can(toy_config, tmp_path):
     # So that members are over their limit at several estimates one after another.
     strict = {**STEERED["coordinator"], "audit_factor": 20.0}
     out = run(toy_config(**{**STEERED, "coordinator": strict, "red_team__every": 1}), tmp_path / "strict")
@@ -209,9 +209,9 @@ def test_that_limits_cannot_be_kept_is_said_once_until_they_can(toy_config, tmp_
     assert log.count("cannot be brought within its members' limits") == begins.sum()
 
 
-def test_limits_of_guessing_are_said_once_to_be_impossible_and_training_goes_on(build, mlp, caplog):
+def test_limits_at_chance_are_said_once_to_be_impossible_and_training_goes_on(build, mlp, caplog):
     """Once, although the references train under the same coordinator."""
     result = simulated(build(threshold=0.5), mlp, reference_federations=1)
     said = [record.message for record in caplog.records if "which no training can keep" in record.message]
-    assert said == ["the limit of 6 clients is at most 0.5, the accuracy of guessing, which no training can keep"]
+    assert said == ["the limit of 6 clients is at most 0.5, the accuracy at chance, which no training can keep"]
     assert result.rounds["round"].max() == ROUNDS

@@ -91,12 +91,12 @@ def test_a_group_without_clients_changes_nothing_else(outsiders, without):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_wherever_it_stands(without, tmp_path, first):
+def test_a_group_without_clients_changes_nothing_wherever_it_stands(without, tmp_path, first):
     groups = {"nobody": NOBODY} | GROUPS if first else GROUPS | {"nobody": NOBODY}
     same_but_for_nobody(finish(tmp_path / "out", groups, 800), without)
 
 
-def test_also_where_images_are_reused(tmp_path):
+def test_a_group_without_clients_changes_nothing_where_images_are_reused(tmp_path):
     reused = {"data": {"reuse_images": True}}
     before = finish(tmp_path / "before", GROUPS, 600, **reused)
     found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, 800, **reused)

@@ -1,5 +1,6 @@
 """The rows of rounds.csv against numbers by hand."""
 
+from dataclasses import replace
 from math import isnan
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, RoundPlan, RoundReport, State
-from shoal.simulation.round_metrics import round_metrics
+from shoal.simulation.round_metrics import directive_columns, round_metrics
 
 LOSSES = torch.tensor([[0.1, 9.0, 9.0], [8.0, 0.2, 9.0], [8.0, 0.4, 9.0], [8.0, 0.9, 9.0]])
 """Of clients 2, 0, 1 and 5 on three models: the first chose model 0, the others model 1, nobody the last."""
@@ -45,3 +46,11 @@ def test_a_model_s_accuracy_is_of_its_clients_groups_by_their_number(rows):
     assert found[0]["accuracy"] == pytest.approx(of_group[0][1])
     assert found[1]["accuracy"] == pytest.approx((2 * of_group[1][0] + of_group[1][1]) / 3)
     assert isnan(found[2]["accuracy"])
+
+
+@pytest.mark.parametrize("models", [1, 2, 3])
+def test_directives_of_another_number_of_models_are_not_those_of_these(models, mlp):
+    state = State.initial(torch.stack([mlp.init(Stream(k)) for k in range(models)]), 6)
+    state = replace(state, directives={"l2": torch.tensor([0.25, 0.5])})
+    of_models = [directive_columns(state, k)["directive.l2"] for k in range(models)]
+    assert of_models == [0.25, 0.5] if models == 2 else all(map(isnan, of_models))

@@ -18,6 +18,7 @@ from joblib import Parallel, delayed
 import run_files
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
+from shoal.reports.sweep import sweep_page
 from shoal.reports.sweep.report_spec import read_report_spec
 from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.run import run
@@ -317,6 +318,24 @@ def test_a_run_that_two_sweeps_want_at_once_is_done_once(two_runs, tmp_path):
     others[0].join()
     assert outcomes == [(first.digest, None)] * 2
     assert (tmp_path / first.digest / "run.log").read_text().count("begin") == 1
+
+
+@pytest.mark.usefixtures("_no_run_pages")
+def test_a_sweep_calls_an_own_algorithm_by_its_title_unless_the_file_has_a_label(two_runs, tmp_path, monkeypatch):
+    (tmp_path / "titled.py").write_text(
+        "from typing import ClassVar\nfrom shoal import IFCA\nfrom shoal.core.settings import settings\n"
+        "@settings\nclass Own(IFCA):\n    title: ClassVar[str] = 'Clusters of mine'\n"
+        "@settings\nclass Other(Own):\n    title: ClassVar[str] = 'Others'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = two_runs.read_text().replace(
+        '"local.learning_rate" = [0.1, 0.5]', '"algorithm.name" = ["titled:Own", "titled:Other"]'
+    )
+    two_runs.write_text(text + '[labels]\n"titled:Other" = "The other"\n')
+    shown = []
+    monkeypatch.setattr(sweep_page, "write_sweep_report", lambda out, *, spec, **_: shown.append(spec.labels))
+    run_sweep(read_sweep(two_runs), tmp_path / "out")
+    assert shown == [{"titled:Own": "Clusters of mine", "titled:Other": "The other"}]
 
 
 @pytest.mark.usefixtures("_no_run_pages")

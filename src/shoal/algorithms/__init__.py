@@ -1,7 +1,7 @@
 """Federated algorithms, one paper per file, each a frozen dataclass that implements `shoal.engine.Algorithm`.
 
-May import `engine` and below, never `attacks`. To add one: a new file in `one_model`, `clusters`, `personal` or
-`wrappers`, and its class in `Algorithms`.
+May import `engine` and below, never `attacks`. To add one: a new file in `one_model`, `clusters`, `personal`,
+`private` or `wrappers`, and its class in `Algorithms`.
 """
 
 from shoal.algorithms.clusters.cfl import CFL
@@ -9,16 +9,13 @@ from shoal.algorithms.clusters.fedem import FedEM
 from shoal.algorithms.clusters.fedrc import FedRC
 from shoal.algorithms.clusters.fedsoft import FedSoft
 from shoal.algorithms.clusters.fesem import FeSEM
-from shoal.algorithms.clusters.group_privacy import GroupPrivacy
 from shoal.algorithms.clusters.hypcluster import HypCluster
 from shoal.algorithms.clusters.ifca import IFCA, Redraw
 from shoal.algorithms.clusters.one_shot import OneShotClustering
 from shoal.algorithms.clusters.pacfl import PACFL
-from shoal.algorithms.clusters.r_dpcfl import RDPCFL
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.one_model.fedopt import FedOpt
 from shoal.algorithms.one_model.fedprox import FedProx
-from shoal.algorithms.one_model.metric_privacy import MetricPrivacy
 from shoal.algorithms.one_model.scaffold import Scaffold
 from shoal.algorithms.personal.apfl import APFL
 from shoal.algorithms.personal.ditto import Ditto
@@ -27,11 +24,15 @@ from shoal.algorithms.personal.fine_tuning import FineTuning
 from shoal.algorithms.personal.local import LocalOnly
 from shoal.algorithms.personal.mr_mtl import MRMTL
 from shoal.algorithms.personal.per_fedavg import PerFedAvg
+from shoal.algorithms.private.group_privacy import GroupPrivacy
+from shoal.algorithms.private.metric_privacy import MetricPrivacy
+from shoal.algorithms.private.private_means import PrivateMeans
+from shoal.algorithms.private.r_dpcfl import RDPCFL
+from shoal.algorithms.private.rr_cluster import RRCluster
 from shoal.algorithms.wrapper import Derived, Wrapper
 from shoal.algorithms.wrappers.choice import IFCAMIR, IFCAWithinLimit, PricedChoice, RiskAwareChoice
 from shoal.algorithms.wrappers.early_stopping import EarlyStopping
 from shoal.algorithms.wrappers.pooling import Pooling
-from shoal.algorithms.wrappers.rr_cluster import RRCluster
 from shoal.algorithms.wrappers.shared_body import SharedBody
 from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart
 
@@ -39,7 +40,7 @@ Algorithms = (
     FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
     | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
     | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
-    | FedRep | APFL | PerFedAvg
+    | FedRep | APFL | PerFedAvg | PrivateMeans
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
@@ -47,6 +48,6 @@ __all__ = [
     "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "Derived", "Ditto", "EarlyStopping",
     "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning",
     "GroupPrivacy", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "OneShotClustering", "OneShotStart",
-    "PerFedAvg", "Pooling", "PricedChoice", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold", "SharedBody",
-    "Wrapper",
+    "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold",
+    "SharedBody", "Wrapper",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ from shoal.attacks.scores.bavaria import BaVarIA
 from shoal.attacks.scores.calibration import DifficultyCalibration, LossScore, OtherClusters
 from shoal.attacks.scores.lira import LiRA, OfflineLiRA
 from shoal.attacks.scores.rmia import RMIA, OfflineRMIA
+from shoal.attacks.scores.stack import Stack
 from shoal.attacks.scores.trajectory import LossTrajectory
 from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
 from shoal.attacks.span.span import Candidates, ModelSpan, SpanScores, UpdateSpan
@@ -37,6 +38,7 @@ from shoal.attacks.updates.client_canaries import (
     canary_directions,
     estimate_client_epsilon,
 )
+from shoal.attacks.updates.client_membership import client_scores, cohort_coefficients
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceInference
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
@@ -53,7 +55,8 @@ __all__ = [
     "ModelSpan", "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords",
     "Population", "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records",
     "ReferenceAttack", "ReferenceModels", "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels",
-    "SourceInference", "SpanScores", "UpdateAttack", "UpdateScores", "UpdateSpan", "View", "augmentation_votes",
-    "boundary_distance", "canary_cosines", "canary_directions", "estimate_client_epsilon", "logit_confidence",
-    "needs_classes", "reconstruct_from_rounds", "update_scores",
+    "SourceInference", "SpanScores", "Stack", "UpdateAttack", "UpdateScores", "UpdateSpan", "View",
+    "augmentation_votes", "boundary_distance", "canary_cosines", "canary_directions", "client_scores",
+    "cohort_coefficients", "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
+    "update_scores",
 ]  # fmt: skip

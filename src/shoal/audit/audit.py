@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import ReferenceAttack
+from shoal.attacks import ReferenceAttack, client_scores
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import AGAINST_CLIENTS, RecordTable, attacks_of_view, measure, strongest, views_within
-from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
+from shoal.audit.records import (
+    AGAINST_CLIENTS,
+    CLIENT,
+    RecordTable,
+    attacks_of_view,
+    measure,
+    strongest,
+    views_within,
+)
+from shoal.audit.reference_records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords, attack_records
 from shoal.core.errors import InputError, described, nearest, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -24,6 +32,11 @@ METRICS = {
     "auc": ("auc", "auc_low", "auc_high"),
     "accuracy": ("accuracy", "low", "high"),
     "tpr_at_fpr_0.01": ("tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_low", "tpr_at_1_percent_fpr_high"),
+    "tpr_at_fpr_0.01_per_record": (
+        "tpr_at_1_percent_fpr_per_record",
+        "tpr_at_1_percent_fpr_per_record_low",
+        "tpr_at_1_percent_fpr_per_record_high",
+    ),
     "tpr_at_fpr_0.001": ("tpr_at_01_percent_fpr", "tpr_at_01_percent_fpr_low", "tpr_at_01_percent_fpr_high"),
 }
 """The metrics of an audit by name, each with the fields of `MembershipMetrics` that hold it and its interval."""
@@ -151,7 +164,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
     here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
     rows = {str(row["attack"]): row for row in attacks[here].to_dict("records")}
-    needed = {attack: row["view"] for attack, row in rows.items()}
+    needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: -VIEWS.index(needed[a]))
@@ -219,8 +232,30 @@ def audit_records(
         empirical_epsilon=empirical_epsilon(beforehand.score, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=attacked.omitted,
+        guesses=_client_membership(attacked),
         notes=records.notes,
     )
+
+
+def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
+    """How well clients that took part are told from others, by each view whose attackers do not know it anyway.
+
+    A client has its members; the client that took no part in its stead has the non-members that are asked of it.
+    """
+    values: dict[str, float] = {}
+    for view in views_within(CLIENT):
+        table = attacked.attacks[attacked.of_view(view).chosen]
+        candidate, score = client_scores(table.score, 2 * pd.factorize(table.client)[0] + table.member)
+        both = np.isin(candidate ^ 1, candidate)
+        found = measure(RecordTable.from_columns(score[both], candidate[both] % 2 == 1, pair=candidate[both] // 2))
+        ends = {
+            "auc": found.auc,
+            "auc.low": found.auc_low,
+            "auc.high": found.auc_high,
+            "clients": float(both.sum() / 2),
+        }
+        values |= {f"client-membership.{view}.{end}": value for end, value in ends.items() if not np.isnan(found.auc)}
+    return values
 
 
 def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> pd.DataFrame:
@@ -232,7 +267,12 @@ def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -
 def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd.DataFrame:
     """`Audit.records`."""
     exposure, low = record_exposure(records.scores, stream, pair=records.pair)
-    columns = {name: getattr(decisive, name) for name in ("record", "client", "group", "member", "score")}
+    score = decisive.score
+    if len(decisive) < len(records):
+        # A record that the attack cannot be asked of has no score.
+        score = pd.Series(score, index=decisive.record).reindex(records.record).to_numpy()
+    columns = {name: getattr(records, name) for name in ("record", "client", "group")}
+    columns |= {"member": records.scores.member, "score": score}
     listed = pd.DataFrame({**columns, "exposure": exposure, "exposure.low": low})
     by = "score" if listed["exposure"].isna().all() else "exposure"
     return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
@@ -250,7 +290,7 @@ def scope_rows(
     The first of ``metrics`` is of the attack that was chosen beforehand; ``order`` is `AttackedRecords.order`.
     """
     decisive, _ = strongest(metrics)
-    measured = {attack: views[attack] for attack, found in metrics.items() if not np.isnan(found.accuracy)}
+    measured: dict[str, View] = {name: views[name] for name, found in metrics.items() if not np.isnan(found.accuracy)}
     first = (attacks_of_view(view, measured, order)[:1] for view in VIEWS)
     chosen = {attack for attacks in first for attack in attacks} or {decisive}
     return [
@@ -300,10 +340,13 @@ class Gate:
         """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
         measured.
         """
+        # The figures of a view are an attack's too, where there are attacks.
+        attacks = any(key.startswith("attacks.") for key in audit)
+        named = {f"{self.key}.high"} if attacks else {*audit}
         uppers = {
             key.removesuffix(".high"): float(value)
             for key, value in audit.items()
-            if not isinstance(value, str) and self._limits(key)
+            if not isinstance(value, str) and self._limits(key) and (key in named or not key.startswith("views."))
         }
         require(
             bool(uppers),
@@ -318,11 +361,7 @@ class Gate:
         if self.key == LOWER_BOUND:
             return key == self.key
         figure = key.removesuffix(".high")
-        if figure == key:
-            return False
-        # The figures of a view are an attack's too.
-        every = self.key in LIMITED and figure.endswith(f".{self.key}") and not figure.startswith("views.")
-        return figure == self.key or every
+        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
 
     def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
         """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""

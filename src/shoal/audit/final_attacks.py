@@ -21,11 +21,12 @@ from torch import Tensor
 from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAttack, Records, ShadowModelAttack
 from shoal.audit.model_scores import Margins, Membership, ModelScores, is_personal, margins_of
 from shoal.audit.predictions import ModelOutputs, Predictions, evaluate_models, predictions_of, with_references
-from shoal.audit.records import Bools, Floats, RecordTable, mean_metrics, measure, strongest
+from shoal.audit.records import OUTSIDER, Bools, Floats, RecordTable, mean_metrics, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.audit.reference_records import AttackedRecords
 from shoal.core.randomness import Stream
 from shoal.data import Federation
+from shoal.data.preferences import View
 from shoal.engine import Deployed, Engine, PersonalModels, State, Training
 from shoal.metrics import MembershipMetrics
 
@@ -51,6 +52,7 @@ class FinalAttacks:
         used_shadow_models: whether attacks were fitted on shadow models.
         titles: of the attacks by their names.
         references: records with reference models, attacked; None: there are none.
+        view: whose exposure the run's figures are.
     """
 
     predictions: Predictions
@@ -60,6 +62,7 @@ class FinalAttacks:
     used_shadow_models: bool
     titles: Mapping[str, str] = field(default_factory=dict)
     references: AttackedRecords | None = None
+    view: View = OUTSIDER
 
     @property
     def configured(self) -> Sequence[ModelScores]:
@@ -68,26 +71,45 @@ class FinalAttacks:
 
     @cached_property
     def by_model(self) -> list[ByAttack]:
-        """Metrics of all attacks on each of the S deployed models."""
-        models = range(len(self.configured[0].margins))
-        return self._with_references([self._measured(methodcaller("of_model", s)) for s in models], "model", models)
+        """Metrics of all attacks of the run's `view` on each of the S deployed models."""
+        return self.of_models(self.view)
+
+    def of_models(self, view: View) -> list[ByAttack]:
+        """Metrics of all attacks that a view can carry out on each of the S deployed models."""
+        return self._with_references(self._fits_by_model, "model", range(len(self._fits_by_model)), view)
 
     @cached_property
     def by_group(self) -> dict[int, ByAttack]:
-        """Metrics of all attacks on each group with clients, against non-members of the group."""
+        """Metrics of all attacks of the run's `view` on each group with clients, against non-members of the group."""
         federation = self.configured[0].federation
         groups = federation.groups_with_clients
         by_fits, names = [self._measured(methodcaller("of_group", g)) for g in groups], federation.groups
-        return dict(zip(groups, self._with_references(by_fits, "group", [names[g] for g in groups]), strict=True))
+        measured = self._with_references(by_fits, "group", [names[g] for g in groups], self.view)
+        return dict(zip(groups, measured, strict=True))
+
+    @cached_property
+    def _fits_by_model(self) -> list[ByAttack]:
+        return [self._measured(methodcaller("of_model", s)) for s in range(len(self.configured[0].margins))]
 
     def _measured(self, records_of: Callable[[ModelScores], RecordTable]) -> ByAttack:
         return {name: mean_metrics([measure(records_of(fit)) for fit in fits]) for name, fits in self.fits.items()}
 
-    def _with_references(self, by_fits: list[ByAttack], column: str, values: Sequence[int | str]) -> list[ByAttack]:
-        """Attacks on records with reference models `joined` with the run's fitted ones."""
-        if self.references is None:
+    def records_of(self, view: View) -> AttackedRecords | None:
+        """The records as a view can attack them; None where the configured attack decides: without reference models an
+        outsider compares a record with nothing.
+        """
+        if self.references is None or (view == OUTSIDER and not self.references.references):
+            return None
+        return self.references.of_view(view)
+
+    def _with_references(
+        self, by_fits: list[ByAttack], column: str, values: Sequence[int | str], view: View
+    ) -> list[ByAttack]:
+        """Attacks of a view on records with reference models `joined` with the run's fitted ones."""
+        records = self.records_of(view)
+        if records is None:
             return [{self.titles.get(name, name): fit for name, fit in attacks.items()} for attacks in by_fits]
-        by_records = self.references.measured(column)
+        by_records = records.measured(column)
         return [joined(by_records.get(value, {}), attacks) for value, attacks in zip(values, by_fits, strict=True)]
 
 
@@ -107,6 +129,7 @@ def attack_final_models(
     members: Membership,
     member_rounds: int,
     references: AttackedRecords | None = None,
+    view: View = OUTSIDER,
 ) -> FinalAttacks:
     """Fit the attacks on the final ``state`` and score the deployed models, of the ``members``; see `measure_final`."""
     federation, engine, personal = training.federation, training.engine, is_personal(deployed)
@@ -150,6 +173,7 @@ def attack_final_models(
         used_shadow_models=used,
         titles={attack_name(shadows): attack_title(shadows) for shadows in (Gap(), LossThreshold(), red_team.attack)},
         references=references,
+        view=view,
     )
 
 

@@ -22,6 +22,7 @@ from shoal.audit.records import Floats, RecordTable, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.core.representation import one_line
 from shoal.data import Federation
+from shoal.data.preferences import View
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import (
     MembershipMetrics,
@@ -96,8 +97,10 @@ class FinishedTraining:
     def clients(self) -> pd.DataFrame:
         """One row per client, with the columns of `clients.csv`."""
         federation, group, model = self.federation, self.federation.group, self.deployed.model.numpy()
-        preferences = federation.preferences
-        threshold, mia = preferences.threshold.numpy(), self._accuracy_of_models()[model]
+        preferences, exposures = federation.preferences, self.exposures
+        view = np.array(preferences.views(self.attacks.view))
+        own = pd.concat([exposures[name][view == name] for name in exposures]).sort_index()
+        threshold, mia = preferences.threshold.numpy(), own.pop("mia").to_numpy()
         columns = {
             "client": federation.ids.numpy(),
             "group": [federation.groups[g] for g in group.tolist()],
@@ -113,17 +116,32 @@ class FinishedTraining:
             "train_accuracy": self.predictions.training,
             "threshold_drawn": int(preferences.drawn),
         }
-        columns |= exposure_of_clients(self.attacks.by_model, self.members.trainers.numpy(), federation)
+        columns |= {str(name): column.to_numpy() for name, column in own.items()}
+        if preferences.view is not None:
+            columns["view"] = view
         if federation.names is not None:
             columns["name"] = list(federation.names)
         return pd.DataFrame(columns)
 
-    def _accuracy_of_models(self) -> Floats:
-        """(S,) balanced accuracy on each deployed model, of the configured attack, or the strongest with references."""
-        if self.attacks.references is None:
+    @cached_property
+    def exposures(self) -> dict[View, pd.DataFrame]:
+        """The columns of `exposure_of_clients`, and ``mia``, of all clients by view: the run's, and those of limits."""
+        federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
+        views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
+        by_model: dict[View, list[ByAttack]] = {view: self.attacks.of_models(view) for view in dict.fromkeys(views)}
+        return {
+            view: pd.DataFrame(exposure_of_clients(attacks, trainers, federation)).assign(
+                mia=self._accuracy_of_models(view, attacks)[model]
+            )
+            for view, attacks in by_model.items()
+        }
+
+    def _accuracy_of_models(self, view: View, by_model: Sequence[ByAttack]) -> Floats:
+        """(S,) balanced accuracy on each deployed model, of the configured attack, or the strongest on records."""
+        if self.attacks.records_of(view) is None:
             scores = self.attacks.configured[0]
             return np.array([measure(scores.of_model(s)).accuracy for s in range(len(scores.margins))])
-        return np.array([by_attack[strongest(by_attack)[0]].accuracy for by_attack in self.attacks.by_model])
+        return np.array([by_attack[strongest(by_attack)[0]].accuracy for by_attack in by_model])
 
 
 @runtime_checkable
@@ -193,7 +211,11 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
     federation, clients, metric = finished.federation, finished.clients, finished.metric
     group, cluster = federation.group.numpy(), clients["cluster"].to_numpy()
     groups = {federation.groups[g]: clients[group == g] for g in federation.groups_with_clients}
+    exposure = finished.exposures[finished.attacks.view]["exposure"]
     overall = {f"{name}.overall": value for name, value in _accuracies(clients, metric).items() if name != "gap"}
+    own = federation.preferences.views(finished.attacks.view)
+    if others := sum(view != finished.attacks.view for view in own):
+        overall["limits_of_other_views"] = others
     overall |= {
         "violations.total": int(clients["violated"].sum()),
         "exceeded.total": int(clients["exceeded"].sum()),
@@ -206,7 +228,7 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
             **_accuracies(inside, metric),
             "violations": int(inside["violated"].sum()),
             "exceeded": int(inside["exceeded"].sum()),
-            "exposure": float(inside["exposure"].mean()),
+            "exposure": float(exposure[inside.index].mean()),
         }
         for name, inside in groups.items()
     }
@@ -285,7 +307,7 @@ def group_exposure(finished: FinishedTraining) -> Summary:
     if federation.classes is None:
         _warn_of_one_answer(attacks.configured[0], federation)
     by_group = {g: _of_group(g, attacks, federation) for g in federation.groups_with_clients}
-    if attacks.references is not None:
+    if attacks.records_of(attacks.view) is not None:
         by_group = {g: {**metrics, **_decided(attacks.by_group[g])} for g, metrics in by_group.items()}
     return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
 
@@ -364,7 +386,7 @@ def model_exposure(finished: FinishedTraining) -> Summary:
     Clients with models of their own are attacked on those; the clusters' models then by the configured attack.
     """
     attacks, clusters = finished.attacks, dict[int, Metrics]()
-    configured = attacks.references is None or is_personal(finished.deployed)
+    configured = attacks.records_of(attacks.view) is None or is_personal(finished.deployed)
     for k, risk in enumerate(finished.state.risks.tolist()):
         by_attack = {} if configured else attacks.by_model[k]
         same_mix = measure(attacks.shared[0].of_model(k)) if configured else by_attack[strongest(by_attack)[0]]
@@ -413,7 +435,7 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
 def reference_models(finished: FinishedTraining) -> Summary:
     """The number of reference models of a run; nothing without."""
     references = finished.attacks.references
-    return Summary() if references is None else Summary(overall={"references": references.references})
+    return Summary(overall={"references": references.references} if references and references.references else {})
 
 
 def roc_curves(scores: ModelScores) -> pd.DataFrame:

@@ -47,6 +47,8 @@ class RecordTable:
         attack, view: the attack's name, and the `View` that it needs.
         pair: the pair of a member and a non-member that the row is of; intervals then allow for what the two have in
             common. None: rows are independent.
+        level: the score's level on its record (`record_levels`), by which a true positive rate has a threshold for each
+            record. None: unknown.
 
     Example:
         >>> import numpy as np
@@ -68,6 +70,7 @@ class RecordTable:
     attack: NDArray[Any]
     view: NDArray[Any]
     pair: Ints | None = None
+    level: Floats | None = None
     __repr__ = one_line
 
     @staticmethod
@@ -84,10 +87,12 @@ class RecordTable:
         attack: str = "",
         view: View = OUTSIDER,
         pair: Ints | None = None,
+        level: Floats | None = None,
     ) -> "RecordTable":
         """The table of columns (M,); a single value is that of all rows, and takes no memory."""
         columns = [score, member, threshold, weight, record, client, group, model, attack, view]
-        return RecordTable(*(np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns), pair=pair)
+        rows = (np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns)
+        return RecordTable(*rows, pair=pair, level=level)
 
     def __len__(self) -> int:
         return len(self.score)
@@ -104,9 +109,9 @@ class RecordTable:
 
     @staticmethod
     def join(tables: "Sequence[RecordTable]") -> "RecordTable":
-        """The rows of several tables, one after another; without pairs."""
+        """The rows of several tables, one after another; without pairs and levels."""
         tables = tables or [RecordTable.from_columns(np.empty(0), np.empty(0, dtype=bool))]
-        names = [name for name in tables[0].columns() if name != "pair"]
+        names = [name for name in tables[0].columns() if name not in {"pair", "level"}]
         return RecordTable(**{name: _joined([getattr(table, name) for table in tables]) for name in names})
 
 
@@ -137,8 +142,9 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
         by: a column; then by each of its values, in the order in which they come. None: of all rows together.
     """
     if by is None:
+        table = records
         return membership_metrics(
-            records.score, records.member, records.weight, threshold=records.threshold, pair=records.pair
+            table.score, table.member, table.weight, threshold=table.threshold, pair=table.pair, level=table.level
         )
     number, values = pd.factorize(getattr(records, by))
     rows = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])

@@ -1,9 +1,9 @@
 """The red team: the server attacks each model, and so estimates how exposed its members are.
 
 Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on which data the accuracy is computed.
-The server holds no members, so there are four estimators. For "federated", it sends the attack, with the reference
+The server holds no members, so there are five estimators. For "federated", it sends the attack, with the reference
 models that it needs; each client scores its own examples on the model it chose, and only counts come back. For
-"histogram", it sends nothing, and gets histograms of losses (`loss_histograms`).
+"histogram" and "relative-histogram", it sends nothing, and gets histograms of losses (`loss_histograms`).
 
 "shadow" is cross-validated over shadow models: judged on its own training records an attack would look too strong.
 Shadow models train on the whole shadow mix, since the server does not know a cluster's groups. A refit draws shadow
@@ -30,9 +30,9 @@ from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
 from shoal.metrics.intervals import RateEstimate, mean_interval
 
-Estimator = Literal["shadow", "federated", "histogram", "audit"]
+Estimator = Literal["shadow", "federated", "histogram", "relative-histogram", "audit"]
 
-NEED_HOLDOUT: tuple[Estimator, ...] = ("federated", "histogram")
+NEED_HOLDOUT: tuple[Estimator, ...] = ("federated", "histogram", "relative-histogram")
 """The estimators that need clients' hold-out examples."""
 
 
@@ -44,11 +44,12 @@ class RedTeam:
         every: rounds from one estimate to the next (IFCA-MIR: 5); 0: never.
         estimator: "shadow": on shadow models left out in turn; "federated": the clients count, on their training and
             hold-out examples; "histogram": by the best threshold on the loss, from the clients' histograms of their
-            losses on both, whatever the attack, the nearest to a strong attack where clients hold 25 examples out
-            (`docs/audit.md`); "audit": on all training and test examples, which only a simulator knows.
+            losses on both, whatever the attack; "relative-histogram": the same of the losses less those on the other
+            clusters' models, the nearest to a strong attack where there are some (`docs/audit.md`), and too low where
+            models share what they learn; "audit": on all training and test examples, which only a simulator knows.
         attack: what each model is attacked with, also at the end of a run.
         shadow_models: the training of the shadow models that the attack needs.
-        histograms: what clients send for the "histogram" estimator.
+        histograms: what clients send for "histogram" and "relative-histogram".
         refits: how many times the attack at the end of a run is fitted, each time on newly drawn and newly trained
             shadow models. Exposure is by the mean over them; ``mia`` stays that of the first.
 
@@ -95,8 +96,9 @@ class RedTeam:
                 [self._cross_validated_accuracy(shadow, stream("attack", k)) for k, shadow in enumerate(records)],
                 state,
             )
-        if self.estimator == "histogram":
-            return of_known(self.histograms.accuracies(state, federation, engine, stream("histograms")), state)
+        if self.estimator in ("histogram", "relative-histogram"):
+            relative, coins = self.estimator == "relative-histogram", stream("histograms")
+            return of_known(self.histograms.accuracies(state, federation, engine, coins, relative=relative), state)
         attacks, records = self.fit(state, federation, engine, local, stream)
         if self.estimator == "federated":
             estimates = [

@@ -18,12 +18,15 @@ from shoal.attacks import (
     OtherClusters,
     ReferenceAttack,
     ReferenceScores,
+    Stack,
 )
 from shoal.attacks.reference_scores import Bools, Floats, Ints, View
-from shoal.audit.records import RecordTable, attacks_of_view, measure
+from shoal.attacks.scores.record_levels import LEAST_OF_LEVELS, record_levels
+from shoal.audit.records import OUTSIDER, RecordTable, attacks_of_view, measure, views_within
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
+from shoal.data.preferences import VIEWS
 from shoal.metrics import MembershipMetrics, roc_auc
 
 Names = NDArray[np.object_]
@@ -37,7 +40,7 @@ CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.
 """The attack that decides how exposed records are, where reference models are too few to say which is the strongest:
 the first of these that was asked."""
 
-LEAST_TO_CHOOSE = 3
+LEAST_TO_CHOOSE = 4
 """Reference models from which on they say which attack decides."""
 
 LEAST_OF_CELL = 50
@@ -50,13 +53,15 @@ class AttackScores:
 
     Args:
         view: who could carry it out.
-        score: (M,), higher for members.
+        score: (M,), higher for members; NaN for a record that it cannot be asked of.
         threshold: (M,), above which it says member.
+        reference: (M, R), of the same attack on each reference model, which reads no members of that; None: unknown.
     """
 
     view: View
     score: Floats
     threshold: Floats
+    reference: Floats | None = None
     __repr__ = one_line
 
 
@@ -97,8 +102,8 @@ class AuditRecords:
         return len(self.record)
 
     def answers(self, attack: str, scores: AttackScores) -> RecordTable:
-        """The rows of an attack."""
-        return RecordTable.from_columns(
+        """The rows of an attack: the records that it has a score of."""
+        table = RecordTable.from_columns(
             scores.score,
             self.scores.member,
             threshold=scores.threshold,
@@ -109,7 +114,21 @@ class AuditRecords:
             attack=attack,
             view=scores.view,
             pair=self.pair,
+            level=self._levels(scores),
         )
+        scored = ~np.isnan(scores.score)
+        return table if scored.all() else table.take(scored)
+
+    def _levels(self, scores: AttackScores) -> Floats | None:
+        """The levels (M,) of an attack's scores; None with too few reference models."""
+        reference = scores.reference
+        if reference is None or reference.shape[1] < LEAST_OF_LEVELS or not np.isfinite(reference).all():
+            return None
+        try:
+            return record_levels(scores.score, reference, self.scores.reference_member)
+        except InputError:
+            # Scores that do not vary, such as of few and equal records.
+            return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +178,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
 
     The attack that is chosen beforehand is the one of largest area under the ROC curve where each reference model in
     turn is attacked with the others as its references. With fewer than `LEAST_TO_CHOOSE` it is the first of
-    `CHOSEN_WITHOUT_REFERENCES`.
+    `CHOSEN_WITHOUT_REFERENCES`. Stacks of attacks are never chosen beforehand.
     """
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
@@ -180,7 +199,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
         require(usable, f"attack '{attack.name}': 'scores' must return one finite number per record")
         left_out = leave_one_out_scores(attack, scores)
         thresholds = reference_thresholds(score, left_out, trained, *cells)
-        answers[attack.name] = AttackScores(attack.view, score, thresholds)
+        answers[attack.name] = AttackScores(attack.view, score, thresholds, left_out)
         if left_out is not None and scores.references >= LEAST_TO_CHOOSE:
             strength[attack.name] = roc_auc(left_out.ravel(), trained.ravel())
     if records.all_models is not None and records.all_models.shape[1] > 1:
@@ -190,6 +209,8 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     else:
         omitted[OtherClusters.name] = "there is only one model"
     answers |= records.further
+    stacks, without = stacked(answers, trained, *cells)
+    answers, omitted = answers | stacks, omitted | without
     order = [*sorted(strength, key=lambda name: -strength[name]), *CHOSEN_WITHOUT_REFERENCES, *answers]
     return AttackedRecords(
         attacks={name: records.answers(name, scored) for name, scored in answers.items()},
@@ -197,6 +218,37 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
         references=scores.references,
         omitted={**omitted, **records.omitted},
     )
+
+
+def stacked(
+    answers: Mapping[str, AttackScores], trained: Bools, *cells: Ints
+) -> tuple[dict[str, AttackScores], dict[str, str]]:
+    """The `Stack` of each view's attacks, where the view has some of its own, and why there is none.
+
+    A stack is of all attacks that the view or a weaker one can carry out, and whose scores on reference models are
+    known. Its key is the outsider's name, or ``stack-client`` and ``stack-server``.
+
+    Args:
+        answers: scores of each attack.
+        trained, cells: as of `reference_thresholds`.
+    """
+    references = trained.shape[1]
+    if references < Stack.least:
+        return {}, {Stack.name: f"needs {Stack.least} reference models; there are {references}"}
+    stacks = dict[str, AttackScores]()
+    for view in VIEWS:
+        parts = [
+            part
+            for part in answers.values()
+            if part.view in views_within(view) and part.reference is not None and np.isfinite(part.reference).any()
+        ]
+        if len(parts) > 1 and view in {part.view for part in parts}:
+            of_references = np.stack([part.reference for part in parts if part.reference is not None], axis=2)
+            score, left_out = Stack().scores(np.stack([part.score for part in parts], axis=1), of_references, trained)
+            name = Stack.name if view == OUTSIDER else f"{Stack.name}-{view}"
+            thresholds = reference_thresholds(score, left_out, trained, *cells)
+            stacks[name] = AttackScores(view, score, thresholds, left_out)
+    return stacks, {} if stacks else {Stack.name: "needs two attacks whose scores on reference models are known"}
 
 
 def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
@@ -210,15 +262,31 @@ def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> F
     Whether it was trained on a record is known (``records.reference_member``), so they say how strong the attack is,
     and where its threshold should be. None where that cannot be: too few reference models for the attack, or members
     of too few of them among the records.
+
+    Reference federations come in two, trained on opposite records. The other one of two is left out too: with it a
+    record has one IN score less where the attacked one trained on it, by which LiRA has an AUC of 0.40 where nothing
+    is leaked (four models, 1,200 records), as it never is of the attacked run.
     """
     trained = records.reference_member
     if not 0 < records.references > attack.least or not trained.any() or trained.all():
         return None
-    try:
-        return np.stack([attack.scores(records.leave_one_out(r)) for r in range(records.references)], axis=1)
-    except InputError:
-        # One of them may be the only one with members, without which the others say too little.
-        return None
+    columns = list[Floats]()
+    for r in range(records.references):
+        kept = np.flatnonzero(~_opposite(trained, r))
+        if len(kept) <= attack.least:
+            return None
+        try:
+            columns.append(attack.scores(records.only(kept).leave_one_out(int(np.searchsorted(kept, r)))))
+        except InputError:
+            # The attacked one may be the only one with members, without which the others say too little.
+            return None
+    return np.stack(columns, axis=1)
+
+
+def _opposite(trained: Bools, r: int) -> Bools:
+    """(R,) whether a reference model trained on no record that model r trained on, and on most of the others."""
+    both, either = trained & trained[:, [r]], trained | trained[:, [r]]
+    return ~both.any(axis=0) & (either.sum(axis=0) > 0.75 * trained.any(axis=1).sum())
 
 
 def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools, *cells: Ints) -> Floats:

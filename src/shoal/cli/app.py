@@ -1,4 +1,4 @@
-"""The command line: ``shoal init``, ``data``, ``run``, ``audit``, ``compare``, ``report``, ``sweep``.
+"""The command line: ``shoal init``, ``data``, ``preflight``, ``run``, ``audit``, ``compare``, ``report``, ``sweep``.
 
 Exit codes: 0 done; 2 bad input, one sentence on stderr; 3 an audit's gate is broken; 1 failed; 130 interrupted.
 
@@ -8,6 +8,7 @@ option answer at once.
 
 import atexit
 import gc
+import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -108,7 +109,8 @@ def run(
         references = display.reference_federations
         run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
     page = report_of(directory)
-    typer.echo(verdict(read_summary(directory), read_description(directory).kind))
+    about = read_description(directory)
+    typer.echo(verdict(read_summary(directory), about.kind, title=about.algorithm_title))
     typer.echo(f"Report: {page}")
 
 
@@ -181,6 +183,9 @@ def audit(
     leave_out_duplicates: Annotated[
         bool, typer.Option("--leave-out-duplicates", help="Leave out records of which there are copies.")
     ] = False,
+    queries: Annotated[
+        int, typer.Option("--queries", metavar="Q", help="Copies in which each image is asked, at most 18.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
@@ -189,7 +194,7 @@ def audit(
 ) -> None:
     """Attack a run's members with every attack: audit.json and audit.html."""
     from shoal.audit.audit import parse_gates
-    from shoal.cli.displays import AuditDisplay, in_words
+    from shoal.cli.displays import AuditDisplay, format_audit
     from shoal.config.kinds import made
     from shoal.runs.audits.audit_members import audit_scores, audit_trace
     from shoal.runs.audits.audit_run import audit_run
@@ -205,6 +210,7 @@ def audit(
         run is not None or not leave_out_duplicates,
         "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
     )
+    require(run is not None or queries == 1, "'--queries' asks a run's models; leave it out with --scores and --trace")
     if scores is not None:
         outcome = audit_scores(scores, out=out, gates=expressions, attacks=attacks)
     elif trace is not None:
@@ -218,16 +224,54 @@ def audit(
                 out=out,
                 data_dir=data_dir,
                 duplicates="leave-out" if leave_out_duplicates else None,
+                queries=queries,
                 watch=display,
                 gates=expressions,
                 attacks=attacks,
             )
-    typer.echo(in_words(outcome.audit))
+    typer.echo(format_audit(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
     for condition in gates:
         typer.echo(condition.judged(outcome.flat)[0])
     # A gate on what was not measured is an error, after all gates were judged.
     broken = [condition.broken_by(outcome.flat) for condition in gates]
+    if any(broken):
+        raise typer.Exit(3)
+
+
+@app.command(epilog=_example('preflight experiments/control/bar-base.toml --gate "auc <= 0.6"'))
+def preflight(
+    config: Annotated[Path, typer.Argument(help="The TOML file of a run to be.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+    ] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print keys and values instead, as JSON.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Say before training whose records who could recognise by the span of updates, and what would change it."""
+    from shoal.audit.audit import parse_gates
+    from shoal.cli.displays import print_sections
+    from shoal.config.build import build
+    from shoal.config.schema import read_config
+
+    end_soon_after_interrupt()
+    gates = parse_gates(gate or [])
+    _, simulation = build(read_config(config, changes or []), data_dir)
+    report = simulation.preflight()
+    flat = report.flat()
+    if as_json:
+        typer.echo(json.dumps(flat, indent=2))
+    elif sys.stdout.isatty():
+        print_sections(report.parts())
+    else:
+        typer.echo(report)
+    for condition in gates:
+        typer.echo(condition.judged(flat)[0], err=as_json)
+    broken = [condition.broken_by(flat) for condition in gates]
     if any(broken):
         raise typer.Exit(3)
 

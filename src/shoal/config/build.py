@@ -1,7 +1,6 @@
 """Simulations of configurations: resolved against their data once, then partitioned."""
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from shoal.config.client_files import (
     reading_of,
     require_partition,
 )
-from shoal.config.kinds import load
+from shoal.config.kinds import failure, load
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import InputError, quoted, require
@@ -45,8 +44,8 @@ from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
-from shoal.simulation.coordination import check_coordinator
-from shoal.simulation.simulation import Simulation, check_algorithm
+from shoal.simulation.checks import check_algorithm, check_coordinator
+from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +82,7 @@ class Resolved:
             federation=federation,
             model=self.model,
             features=_features(config.model),
+            release=config.release,
             algorithm=algorithm,
             local=config.local,
             rounds=config.algorithm.rounds,
@@ -98,6 +98,7 @@ class Resolved:
             record_updates=0 if config.record is None else config.record.updates,
             reference_federations=config.evaluation.reference_federations,
             duplicates=config.evaluation.duplicates,
+            view=config.evaluation.view,
             attacks=config.evaluation.own_attacks(),
             metrics=config.evaluation.own_metrics(),
             canaries=canaries,
@@ -139,7 +140,7 @@ class Resolved:
     def description(self) -> Iterator[str]:
         """Lines on what the numbers of results stand for.
 
-        Of a set that is dealt out, they state its size and the examples with the property that its task names.
+        Of a set that is partitioned, they state its size and the examples with the property that its task names.
         """
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
@@ -177,10 +178,7 @@ class Resolved:
 def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
 
-    Args:
-        config: what to run.
-        data_dir: where to look for data first.
-        dataset: the examples of [data]; None: they are loaded.
+    The examples of [data] are loaded, from ``data_dir`` first, unless ``dataset`` has them.
 
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
@@ -212,21 +210,14 @@ def load_source(
         if ":" not in source:
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         function = load(source, "source")
-        _require_source(function, source, where, task)
-        return own_data(source, function(where, task), reading)
-
-
-def _require_source(function: Callable[..., object], source: str, path: Path | None, task: str | None) -> None:
-    """Raise `InputError` where a user's function does not take a path and a task; what it does with them is its own."""
-    try:
-        inspect.signature(function).bind(path, task)
-    except TypeError as error:
-        raise InputError(
-            f"'source' = '{source}' must be a function of a path and a task, each perhaps None: {error}"
-        ) from error
-    except ValueError:
-        # Some functions of C have no signature.
-        pass
+        try:
+            value = function(where, task)
+        except InputError:
+            raise
+        except Exception as error:
+            called = "it is called with a path and a task, each perhaps None"
+            raise InputError(f"'source' = '{source}' failed with {failure(error)}; {called}") from error
+        return own_data(source, value, reading)
 
 
 def resolve(config: Config, data: SourceData) -> Resolved:
@@ -266,8 +257,9 @@ def resolve(config: Config, data: SourceData) -> Resolved:
             steered = config.coordinator.with_server_knobs(config.algorithm.value)
             check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
-        thresholds, beta = config.privacy.thresholds, config.privacy.beta
-        preferences = draw_preferences(_clients(config, data), thresholds, beta, stream("preferences"))
+        privacy, drawn = config.privacy, stream("preferences")
+        count = _clients(config, data)
+        preferences = draw_preferences(count, privacy.thresholds, privacy.beta, drawn, privacy.view)
     section = config.data if isinstance(data, LabelledDataset) else decided_data(config.data, data)
     path = section.path
     decided = replace(
@@ -371,7 +363,7 @@ def _first_examples(data: SourceData) -> tuple[Tensor, Tensor]:
 
 
 def _partition(config: Config) -> Partition:
-    """The partition of a set that is dealt out."""
+    """The partition of a set."""
     require(config.data.partition is not None, f"data source '{config.data.source}' has clients of its own")
     assert config.data.partition is not None
     return config.data.partition

@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+import sysconfig
+import traceback
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -81,8 +83,13 @@ def name_of(cls: type) -> str:
     return getattr(cls, "name") if shipped else f"{cls.__module__}:{cls.__qualname__}"  # noqa: B009
 
 
+def title_of(algorithm: Algorithm) -> str:
+    """An algorithm's name in text: the ``title`` that its class declares itself, or else the name of the class."""
+    return str(vars(type(algorithm)).get("title", type(algorithm).__name__))
+
+
 def algorithm_title(name: str) -> str:
-    """An algorithm's name in text, from its name in a file.
+    """An algorithm's name in text, from its name in a file alone; see `title_of`.
 
     >>> algorithm_title("ifca-mir"), algorithm_title("mine:Sticky")
     ('IFCA-MIR', 'Sticky')
@@ -117,9 +124,12 @@ def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
         sys.path.append(str(Path.cwd()))
     try:
         members = vars(importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        missing = error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        reason = f"there is no '{error.name}' in {_places()}" if missing else failure(error)
+        raise InputError(f"'{where}' = '{name}': cannot import '{module}': {reason}") from error
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"'{where}' = '{name}': cannot import '{module}': {type(error).__name__}: {reason}") from error
+        raise InputError(f"'{where}' = '{name}': cannot import '{module}': {failure(error)}") from error
     public = {key: value for key, value in members.items() if callable(value) and key[0] != "_"}
     defined = [key for key, value in public.items() if getattr(value, "__module__", module) == module]
     require(
@@ -127,3 +137,22 @@ def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
         f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, defined, public)}",
     )
     return members[member]
+
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+def _places() -> str:
+    """The folders in which modules are looked for, in a sentence."""
+    folders = dict.fromkeys(path for path in (str(Path.cwd()), *sys.path) if path and Path(path).is_dir())
+    return f"{', '.join(path for path in folders if not path.startswith(_LIBRARIES))} or the installed packages"
+
+
+def failure(error: Exception) -> str:
+    """An exception of a user's code, with the last of its lines that led there, in one sentence."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if not frame.filename.startswith(("<", str(Path(__file__).parents[1]), *_LIBRARIES))
+    ]
+    at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{at}"

@@ -67,7 +67,7 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
     the key of the table is the field ``name``.
     """
     yield f"{'#' * level} `{title}`"
-    yield _text(re.split(r"\n\n(?:Args|Raises|Example):\n|\n\n>>> ", inspect.getdoc(cls) or "")[0])
+    yield _text(re.split(r"\n\n(?:(?:Args|Raises|Example):\n|Source: |>>> )", inspect.getdoc(cls) or "")[0])
     keys = [(owner, key) for owner, key in _flat(cls) if not (named and key.field == "name")]
     shipped = [key.hint for key in keys_of(cls) if key.inline and _is_shipped(key.hint)]
     if shipped:

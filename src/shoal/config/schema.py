@@ -9,17 +9,21 @@ import tomli_w
 from pydantic import Field
 
 from shoal.audit import RedTeam
+from shoal.audit.measurement import Measurement
+from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import made, name_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
-from shoal.core.errors import InputError, nearest, quoted, require
+from shoal.core.errors import InputError, located, nearest, quoted, require, require_instance
 from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
+from shoal.data.preferences import View
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
+from shoal.simulation.distillation import Distillation
 from shoal.simulation.engine_settings import EngineSettings
 
 SIMULATION = "simulation"
@@ -40,7 +44,7 @@ def _kinds_of(source: str) -> tuple[type, ...]:
 class DataSection:
     """The examples, and how they are partitioned.
 
-    Most sources are one set, which is dealt out to clients: ``clients``, ``examples_per_client`` and ``test_examples``
+    Most sources are one set, partitioned across clients: ``clients``, ``examples_per_client`` and ``test_examples``
     are required. The clients of ``folder`` and ``table`` have their examples already: of these keys none is allowed,
     and ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` say what is held out. ``size`` and ``channels``
     are of ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` of ``table``; see
@@ -62,7 +66,7 @@ class DataSection:
             name that stands for everybody in audits, so none of several groups with clients may have it. A
             group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below). Of
             ``folder`` and ``table`` they are those of the files, and left out here.
-        split: what is held out of the examples that clients have already; None where they are dealt out.
+        split: what is held out of the examples that clients have already; None where they are partitioned.
         pictures: what every picture of ``folder`` becomes.
         columns: which columns of a ``table`` are what.
     """
@@ -99,6 +103,8 @@ class DataSection:
                 )
                 hint = nearest(name, allowed) if sources else ""
                 then = hint if hint.startswith("did you mean") else "leave it out"
+                if name == "clients" and "client" in allowed and isinstance(table[name], str):
+                    then = "the column with their names is 'client'"
                 raise InputError(f"the key 'data.{name}' is {of}; {then}")
         for cls in set(kinds) & {Partition, Columns} if ":" not in source else ():
             first = names_of(cls)[0]
@@ -137,12 +143,16 @@ class PrivacySection:
     Args:
         thresholds: the membership-inference accuracy that a client tolerates is drawn uniformly between the two; where
             they are equal, it is every client's own. `threshold_drawn` in `clients.csv` says whether it was drawn.
+        view: the attacker that limits are about, ``outsider``, ``client`` or ``server``: one name, or a list with one
+            for each client; by default that of the run's figures (`evaluation.view`). ``violated`` and ``exceeded``
+            of a client in `clients.csv` are by its own.
         beta: weight of risk where clients choose by it, as in ``ifca-mir``: a number, a list with one for each client,
             or ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
     """
 
     thresholds: Range = (0.5, 0.8)
     beta: Fraction | Literal["threshold"] | tuple[Fraction, ...] = "threshold"
+    view: View | tuple[View, ...] | None = None
 
 
 @settings
@@ -156,6 +166,10 @@ class EvaluationSection:
         reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
             the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+        view: whose exposure ``exposure``, ``mia``, ``violations`` and ``exceeded`` are. An ``outsider`` has the final
+            models; a ``client`` also the initial model and every round's models of all clusters; the ``server`` also
+            each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last one, with or
+            without reference federations.
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
         attacks: your own attacks of audits, each ``module:Name``, a class that is made without arguments; see
@@ -166,17 +180,24 @@ class EvaluationSection:
     every: Positive = 1
     member_rounds: Positive = 5
     reference_federations: Count = 0
+    view: View = "outsider"
     duplicates: Duplicates = "keep"
     attacks: tuple[str, ...] | None = None
     metrics: tuple[str, ...] | None = None
 
     def own_attacks(self) -> tuple[Any, ...]:
         """The values of ``attacks``."""
-        return tuple(made(name, "evaluation.attacks") for name in self.attacks or ())
+        attacks = tuple(made(name, "evaluation.attacks") for name in self.attacks or ())
+        with located("[evaluation]"):
+            all_attacks(attacks)
+        return attacks
 
     def own_metrics(self) -> tuple[Any, ...]:
         """The values of ``metrics``."""
-        return tuple(made(name, "evaluation.metrics") for name in self.metrics or ())
+        metrics = tuple(made(name, "evaluation.metrics") for name in self.metrics or ())
+        for metric in metrics:
+            require_instance("evaluation.metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
+        return metrics
 
 
 @settings
@@ -212,7 +233,7 @@ class Config:
     """A run's configuration.
 
     Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
-    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `coordinator`, `canaries`.
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`.
 
     Args:
         seed: of everything random.
@@ -242,6 +263,7 @@ class Config:
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     record: RecordSection | None = None
+    release: Distillation | None = None
     coordinator: CoordinatorSection | None = None
     canaries: MislabelledCanaries | None = None
     seed: Count = 0

@@ -1,6 +1,8 @@
 """Tables of a file as settings, and settings as tables: the keys are the fields of the declaration.
 
 A field whose annotation is a protocol of `KINDS` holds one of several classes, and its table names which by ``name``.
+Only single values are pydantic's: it knows no keys that stand in their parent's table, and a union by
+``module:Name`` with one sentence for the first mistake would take as much code as `_chosen` and `_inline`.
 """
 
 from collections.abc import Iterator, Mapping

@@ -4,11 +4,18 @@ May import `engine` and below, never `algorithms`, `attacks` or `defenses`: the 
 its knobs.
 """
 
-from shoal.control.coordinator import GUESSING, SHOWN, Coordinator
+from shoal.control.coordinator import CHANCE, SHOWN, Coordinator
 from shoal.control.knobs import Knob
 from shoal.control.recorded_directives import COLUMN, RecordedDirectives, directives_of
 from shoal.control.risk_prediction import RiskPrediction
 
 __all__ = [
-    "COLUMN", "GUESSING", "SHOWN", "Coordinator", "Knob", "RecordedDirectives", "RiskPrediction", "directives_of",
+    "CHANCE",
+    "COLUMN",
+    "SHOWN",
+    "Coordinator",
+    "Knob",
+    "RecordedDirectives",
+    "RiskPrediction",
+    "directives_of",
 ]  # fmt: skip

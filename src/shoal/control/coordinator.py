@@ -6,7 +6,7 @@ local training, which no algorithm decides.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Annotated, Literal
 
@@ -24,8 +24,8 @@ from shoal.engine import ClusterRound, Engine, LocalSGD, State
 
 LOG = logging.getLogger(__name__)
 
-GUESSING = 0.5
-"""The balanced accuracy of guessing; no training can keep a limit below it."""
+CHANCE = 0.5
+"""The balanced accuracy at chance; no training can keep a limit below it."""
 
 LEAST = 0.25
 """The smallest share of a knob's prior risk reduction that measurements may leave of it."""
@@ -66,8 +66,9 @@ class Coordinator:
         release_on: figure that must be within the members' limits before knobs are released: the "estimate" of the
             risk, or the upper end of its "interval", about which members are asked in one more bit.
         max_cost: held-out accuracy that knobs may cost.
-        audit_factor: advantage of a strong attack, by an audit, over that of the estimator; the risk reported to
-            clients is ``0.5 + audit_factor * (risk - 0.5)``.
+        audit_factor: slope of the line from the estimate to what a strong attack finds, by audits; the risk reported to
+            clients is ``audit_level + audit_factor * (risk - 0.5)``.
+        audit_level: what a strong attack finds where the estimate is 0.5, by audits.
         vote_epsilon: epsilon of each answer of a client, by randomised response: one answer an estimate, two with
             ``release_on="interval"``, and one before the first round with ``prediction``; None: clients answer truly.
         prediction: of the risk before the first round, which sets the first directives; None: these are 0.
@@ -76,12 +77,12 @@ class Coordinator:
             ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` and price_k = -mu_k nats.
             0: no prices.
         price_step: of the dual ascent, in nats.
+        known_risks: the risk (N,) that each client's model has to the attacker of its limit for certain, whatever the
+            red team estimates, from the state; NaN: nothing is known. None: of no client.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one, shadow=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import shoal.toy
+        >>> federation, model, _ = shoal.toy.two_groups()
         >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
         >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
         >>> steered = {"red_team": red_team, "coordinator": coordinator}
@@ -99,10 +100,12 @@ class Coordinator:
     release_on: Literal["estimate", "interval"] = "estimate"
     max_cost: NonNegativeFloat = 0.01
     audit_factor: PositiveFloat = 1.0
+    audit_level: Fraction = CHANCE
     vote_epsilon: PositiveFloat | None = None
     prediction: RiskPrediction | None = None
     min_clients: Count = 0
     price_step: NonNegativeFloat = 0.1
+    known_risks: Annotated[Callable[[State], Tensor] | None, Internal()] = None
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training of a cluster under its directive; implements the engine's `LocalDefense`."""
@@ -132,10 +135,11 @@ class Coordinator:
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """``state`` with the directives that its risks demand."""
+        known = None if self.known_risks is None else self.known_risks(state)
 
         def shares_over(risks: Tensor, coins: Stream) -> Tensor:
             reported = self.reported_risks(risks)
-            return over_limit_shares(reported, state.assignment, federation, self.vote_epsilon, coins)
+            return over_limit_shares(reported, state.assignment, federation, self.vote_epsilon, coins, known)
 
         shares = possible = shares_over(state.risks, stream)
         if self.release_on == "interval":
@@ -145,7 +149,7 @@ class Coordinator:
 
     def reported_risks(self, risks: Tensor) -> Tensor:
         """Risks (K,) as reported to clients, from estimates (K,)."""
-        return GUESSING + self.audit_factor * (risks - GUESSING)
+        return self.audit_level + self.audit_factor * (risks - CHANCE)
 
     def steered(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
         """``state`` with the directives that its risks demand, from clients' answers and accuracy on held-out examples.

@@ -127,7 +127,7 @@ class ExampleHashes:
     shadow: NDArray[np.uint64]
 
     @staticmethod
-    def of(federation: Federation) -> "ExampleHashes":
+    def from_federation(federation: Federation) -> "ExampleHashes":
         """The hashes of all examples, each read once."""
         clients, holdout = (
             content_hashes(part.x, part.y)[part.indices.numpy()] for part in (federation.clients, federation.holdout)

@@ -176,7 +176,7 @@ def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates)
         label, other_label = zero.expand(len(key)), zero.expand(len(other_key))
     mine, theirs = torch.arange(len(key)), torch.arange(len(other_key))
     if duplicates == "leave-out":
-        hashes = ExampleHashes.of(federation)
+        hashes = ExampleHashes.from_federation(federation)
         repeated = hashes.repeated()
         mine = mine[torch.from_numpy(~np.isin(hashes.clients, repeated))]
         others = hashes.test if source == "test" else hashes.holdout

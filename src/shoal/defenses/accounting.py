@@ -6,8 +6,8 @@ counted, also those that send nothing (`ClientTrainings`).
 
 Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
 is reported, as is usual, and is an approximation. A choice of model, as in IFCA, is computed without noise and sent,
-and no epsilon covers it. The number of a client's examples is taken as known: batches, the weights of averages and the
-divisor of the noise follow from it.
+and no epsilon covers it; that of an algorithm with ``choice_noise``, as `PrivateMeans`, is counted. The number of a
+client's examples is taken as known: batches, the weights of averages and the divisor of the noise follow from it.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.data.federation import Federation
-from shoal.defenses.dp_sgd import DPSGD, Accountant
+from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
 
 Spent = tuple[float, int]
@@ -69,8 +69,11 @@ Counted = tuple[LocalSGD, Tensor, Tensor]
 """A local training, each client's number of examples in it (N,) int64, and of times that it takes it (N,) int64."""
 
 
-def client_epsilons(counted: Sequence[Counted], rule: DPSGD) -> Tensor:
+def client_epsilons(counted: Sequence[Counted], rule: DPSGD, choice_noise: float | None = None) -> Tensor:
     """The epsilon of each of N clients, over all its local trainings; ``rule`` is the privacy of their steps.
+
+    ``choice_noise`` is the noise multiplier of the Gaussian mechanism by which a client's cluster was chosen; None:
+    there is none.
 
     Returns:
         (N,) float64, at least 0; infinite without noise.
@@ -84,12 +87,19 @@ def client_epsilons(counted: Sequence[Counted], rule: DPSGD) -> Tensor:
         for local, size, times in zip(locals_, client[::2], client[1::2], strict=True):
             if size and times:
                 steps[local.batch(size) / size] += times * local.steps_of(size)
-        epsilons[client] = epsilon(list(steps.items()), rule.noise_multiplier, rule.delta, rule.accountant)
+        history = [(rule.noise_multiplier, rate, count) for rate, count in steps.items()]
+        history += [] if choice_noise is None else [(choice_noise, 1.0, 1)]
+        epsilons[client] = composed(history, rule.delta, rule.accountant)
     return torch.tensor([epsilons[client] for client in clients], dtype=torch.float64)
 
 
 def federation_epsilons(
-    federation: Federation, cohorts: Sequence[Tensor], trainings: ClientTrainings, rule: DPSGD, first_round: int = 1
+    federation: Federation,
+    cohorts: Sequence[Tensor],
+    trainings: ClientTrainings,
+    rule: DPSGD,
+    first_round: int = 1,
+    choice_noise: float | None = None,
 ) -> Tensor:
     """The epsilon of each of a federation's N clients after some rounds and the trainings after the last.
 
@@ -101,6 +111,7 @@ def federation_epsilons(
         trainings: of every client, with all defences.
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
+        choice_noise: as of `client_epsilons`.
 
     Returns:
         (N,) float64.
@@ -120,7 +131,7 @@ def federation_epsilons(
         return [*in_rounds, *in_first, *((local, all_sizes, torch.ones_like(sizes)) for local in trainings.final)]
 
     sizes = federation.clients.sizes
-    epsilons = client_epsilons(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule)
+    epsilons = client_epsilons(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule, choice_noise)
     schedule = federation.schedule
     if schedule is None:
         return epsilons
@@ -131,8 +142,69 @@ def federation_epsilons(
         later, begun = (
             torch.stack([rounds[present, i].sum(), rounds[~present, i].sum()]) for rounds in (attended, first)
         )
-        epsilons[i] = client_epsilons(counted(parts, later, begun, sizes[i].expand(2)), rule).max()
+        epsilons[i] = client_epsilons(counted(parts, later, begun, sizes[i].expand(2)), rule, choice_noise).max()
     return epsilons
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The epsilon of Gaussian mechanisms, exactly: ``mu^2 = sum (sensitivity / standard deviation)^2`` over all.
+
+    It solves ``delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)``.
+
+    Source: Balle and Wang, ICML 2018, arXiv:1805.06530, Theorem 8; composition by Dong, Roth and Su, arXiv:1905.02383,
+    Corollary 3.3.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 3), gaussian_epsilon(0.0, 1e-5), gaussian_epsilon(math.inf, 1e-5)
+    (4.377, 0.0, inf)
+    """
+    if mu in (0.0, math.inf):
+        return mu
+    from scipy.optimize import brentq  # noqa: PLC0415 (of few runs)
+    from scipy.special import log_ndtr  # noqa: PLC0415
+
+    def excess(value: float) -> float:
+        low, high = log_ndtr(mu / 2 - value / mu), value + log_ndtr(-mu / 2 - value / mu)
+        return math.exp(low) - math.exp(high) - delta
+
+    # The tail bound of the privacy loss, whose mean is mu^2 / 2 and whose standard deviation is mu.
+    most = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    return 0.0 if excess(0.0) <= 0 else float(brentq(excess, 0.0, most))
+
+
+VIEWS_OF_SUM = ("outsider", "client", "server")
+
+
+def epsilons_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = None) -> dict[str, Tensor]:
+    """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
+
+    A sum of at least m clients has noise sigma C: an outsider sees models of such sums, and so does a server whose sums
+    are secure. A client subtracts its own share, which leaves (m - 1) / m of the variance; a server without secure sums
+    sees one share, 1 / m of it. Each round is one Gaussian mechanism on all examples.
+
+    Args:
+        rule: with ``noise = "sum"``.
+        rounds: (N,) int64, that each client took part in.
+        choice_noise: as of `client_epsilons`.
+    """
+    least = rule.min_clients or 1
+    shares = dict(zip(VIEWS_OF_SUM, (1.0, (least - 1) / least, 1 / least), strict=True))
+    chosen = 0.0 if choice_noise is None else math.inf if choice_noise == 0 else choice_noise**-2
+    return {
+        view: torch.tensor(
+            [
+                gaussian_epsilon(_mu(rule.noise_multiplier * math.sqrt(share), number, chosen), rule.delta)
+                for number in rounds.tolist()
+            ],
+            dtype=torch.float64,
+        )
+        for view, share in shares.items()
+    }
+
+
+def _mu(noise: float, rounds: int, chosen: float) -> float:
+    if rounds and noise == 0:
+        return math.inf
+    return math.sqrt((rounds / noise**2 if rounds else 0.0) + chosen)
 
 
 @lru_cache(maxsize=4096)
@@ -181,6 +253,8 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
 def private_rule(local: LocalSGD) -> DPSGD | None:
     """How local steps are private by DP-SGD, if they are."""
     rule = local.gradient_privacy
+    if isinstance(rule, NoiseShare):
+        return rule.rule
     return rule if local.private and isinstance(rule, DPSGD) else None
 
 
@@ -189,7 +263,7 @@ def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rul
 
     A first round of its own and what follows the last round come on top of these.
     """
-    if rule.accountant == "rdp" or rule.noise_multiplier == 0 or not len(sizes):
+    if rule.accountant == "rdp" or rule.noise == "sum" or rule.noise_multiplier == 0 or not len(sizes):
         return
     kinds = sizes[sizes > 0].unique().tolist()
     once = (*(trainings.first or ()), *trainings.final)

@@ -1,19 +1,43 @@
-"""DP-SGD at the clients: each example's gradient is clipped, and noise is added."""
+"""DP-SGD at the clients: each example's gradient is clipped, and noise is added, for each client or for their sum."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.core.settings import Explicit, NonNegativeFloat, OpenFraction, settings
+from shoal.core.settings import Explicit, NonNegativeFloat, OpenFraction, Positive, settings
 from shoal.defenses.defense import TrainingSetup, require_strength
-from shoal.engine import ClusterRound, LocalSGD, require_per_example_gradients
+from shoal.engine import ClusterRound, LocalSGD, RoundPlan, require_per_example_gradients
 from shoal.engine.local_sgd import PRIVATE_OBJECTIVE
 
 Accountant = Literal["rdp", "prv"]
 Sampling = Literal["shuffled", "poisson"]
+
+
+@dataclass(frozen=True)
+class NoiseShare:
+    """One client's share of the noise in a sum; implements `shoal.engine.local_sgd.GradientPrivacy`."""
+
+    rule: "DPSGD"
+
+    @property
+    def max_grad_norm(self) -> float:
+        """C."""
+        return self.rule.max_grad_norm
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The standard deviation of this client's noise, in units of C: sigma / sqrt(``min_clients``)."""
+        return self.rule.noise_multiplier / math.sqrt(self.rule.min_clients or 1)
+
+    @property
+    def poisson(self) -> bool:
+        """False: every step is on all examples."""
+        return False
 
 
 @settings
@@ -26,7 +50,14 @@ class DPSGD:
     ``group`` norm), and in the ``loop`` backend only.
 
     The epsilon that is stated is of one record, over all local trainings of its client, towards whoever sees all that
-    the client sends and all models in use; it does not cover which model a client chooses.
+    the client sends and all models in use. It covers the choice of a cluster only where that is private, as in
+    `PrivateMeans`.
+
+    ``noise = "sum"``: each client adds N(0, (sigma C)^2 / m) alone, m = ``min_clients``, so that the sum of m or more
+    clients has the noise of sigma. One local step on all examples a round; the server leaves a model as it is in a
+    round in which fewer than m clients trained it. Then the epsilons are by view (`accounting.epsilons_by_view`):
+    "outsider", who sees the models of all rounds; "client", who knows its own share of the noise besides; and "server",
+    who sees each client's update. With a secure sum the server has the outsider's. ``epsilon`` is the client's.
 
     Args:
         max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without
@@ -35,6 +66,8 @@ class DPSGD:
         delta: of the (epsilon, delta) that is reported.
         accountant: of epsilon: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused
             where it would take gigabytes of memory).
+        noise: whose noise sigma is: of each ``client``, or of the ``sum`` over a model's clients.
+        min_clients: m, the fewest clients of such a sum.
         sampling: ``shuffled``: batches as plain SGD takes them, for which epsilon is an approximation; ``poisson``:
             Poisson subsampling, as the accountants assume.
 
@@ -60,6 +93,8 @@ class DPSGD:
     delta: OpenFraction = 1e-5
     accountant: Accountant = "rdp"
     sampling: Sampling = "shuffled"
+    noise: Literal["client", "sum"] = "client"
+    min_clients: Positive | None = None
     name: ClassVar[str] = "dp_sgd"
     title: ClassVar[str] = "DP-SGD"
 
@@ -67,6 +102,13 @@ class DPSGD:
         require(
             self.noise_multiplier == 0 or self.max_grad_norm < math.inf,
             f"noise needs clipping: 'noise_multiplier' is {self.noise_multiplier:g}, so 'max_grad_norm' must be finite",
+        )
+        in_sum = self.noise == "sum"
+        require(in_sum or self.min_clients is None, "'min_clients' is of noise = 'sum'; leave it out")
+        require(not in_sum or self.min_clients is not None, "'min_clients' is missing: the fewest clients of a sum")
+        require(
+            not in_sum or not self.poisson,
+            "noise = 'sum' takes all examples in every step, so 'sampling' must be 'shuffled'; got 'poisson'",
         )
 
     @property
@@ -87,11 +129,48 @@ class DPSGD:
         if replace(setup.local, gradient_privacy=self).private:
             require(setup.first_local().objective is None, PRIVATE_OBJECTIVE)
             require_per_example_gradients(setup.model.network())
+        if self.noise == "sum":
+            local = setup.first_local()
+            steps = local.epochs if local.steps is None else local.steps
+            plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None
+            require(
+                local.batch_size == "all" and steps == 1 and plain,
+                "noise = 'sum' needs one plain step on all examples a round: local.batch_size = 'all' and "
+                "local.steps = 1, without momentum, clip_norm and optimizer",
+            )
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Private local steps, the same in every round."""
-        return replace(local, gradient_privacy=self)
+        return replace(local, gradient_privacy=NoiseShare(self) if self.noise == "sum" else self)
+
+    def planned(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
+        """The plan of a round, in which models that fewer than ``min_clients`` clients train stay as they are.
+
+        Args:
+            plan: of n clients.
+            sizes: (n,) int64, their numbers of examples.
+
+        Raises:
+            InputError: what is sent is no sum of clipped gradients that weigh alike.
+        """
+        if self.noise == "client":
+            return plan
+        algorithms = "such as FedAvg, IFCA with weighting = 'examples', or PrivateMeans"
+        sent = [training for training in plan.trainings if training.weights is not None]
+        simple = len(sent) == len(plan.trainings) == 1 and all(
+            getattr(sent[0], name) in (None, ())
+            for name in ("keep", "linear_term", "local", "example_weights", "phases", "shared", "step_rule")
+        )
+        require(simple, f"noise = 'sum' needs clients that send one update, which is averaged, {algorithms}")
+        (training,) = sent
+        assert training.weights is not None
+        each = training.weights / sizes
+        largest = each.amax(dim=1, keepdim=True)
+        alike = torch.where(each > 0, (each - largest).abs() <= 1e-9 * largest, True)
+        require(bool(alike.all()), f"noise = 'sum' needs clients that weigh by their examples, {algorithms}")
+        enough = (training.weights > 0).sum(dim=1) >= (self.min_clients or 1)
+        return replace(plan, trainings=(replace(training, weights=training.weights * enough[:, None]),))
 
     def scaled(self, strength: float) -> Self:
         """With ``strength`` times the noise multiplier.

@@ -22,7 +22,7 @@ class PersonalModels:
         >>> import torch
         >>> from shoal.engine import ClientVectors, PersonalModels
         >>> rows = ClientVectors.same(torch.zeros(2), 3).replaced(torch.tensor([2]), torch.ones(1, 2))
-        >>> models = PersonalModels.of(rows, torch.tensor([2, 0]))
+        >>> models = PersonalModels.from_rows(rows, torch.tensor([2, 0]))
         >>> len(models), models[0], models[1:].tensor(), models.tensor().shape
         (2, tensor([1., 1.]), tensor([[0., 0.]]), torch.Size([2, 2]))
     """
@@ -31,7 +31,7 @@ class PersonalModels:
     rows: Callable[[Tensor], Tensor]
 
     @staticmethod
-    def of(rows: ClientVectors, clients: Tensor) -> "PersonalModels":
+    def from_rows(rows: ClientVectors, clients: Tensor) -> "PersonalModels":
         """The models of the clients at positions (n,) int64 of ``rows``."""
         return PersonalModels(len(clients), lambda some: rows[clients[some]])
 

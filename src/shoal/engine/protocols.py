@@ -54,6 +54,23 @@ class Algorithm(Protocol):
 
 
 @runtime_checkable
+class PlanRule(Protocol):
+    """A defence with a rule for which updates may be averaged, such as a fewest number of clients."""
+
+    def planned(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
+        """The plan of a round as it is carried out; ``sizes`` (n,) are the clients' numbers of examples."""
+        ...
+
+
+class Release(Protocol):
+    """Replaces the models of a round by what is sent to clients in their place, such as students of them."""
+
+    def released(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
+        """Models (K, P) in the place of ``models`` (K, P)."""
+        ...
+
+
+@runtime_checkable
 class RiskEstimator(Protocol):
     """Estimates how exposed each model's members are; it changes nothing but the risks.
 
@@ -192,6 +209,35 @@ class Coordinator(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class MaliciousTraining:
+    """The training of a malicious client in a round.
+
+    Args:
+        state: before the round, but for ``adversary``, which the malicious clients before this one have updated.
+        cluster: the cluster that it chose.
+        client: its id.
+        shards: one owner, the client's examples of this round.
+        randomness: of that owner.
+        local: an honest client's local training.
+        engine: of the training.
+    """
+
+    state: State
+    cluster: int
+    client: int
+    shards: Shards
+    randomness: LocalRandomness
+    local: LocalSGD
+    engine: Engine
+    __repr__ = one_line
+
+    @property
+    def start(self) -> Tensor:
+        """The parameters (P,) of the cluster's model before the round."""
+        return self.state.models[self.cluster]
+
+
 @runtime_checkable
 class MaliciousClients(Protocol):
     """Clients that replace local training and may send any update."""
@@ -205,28 +251,6 @@ class MaliciousClients(Protocol):
         """`State.adversary` before the first round; ``state`` has everything else."""
         ...
 
-    def train(
-        self,
-        state: State,
-        cluster: int,
-        client: int,
-        shards: Shards,
-        randomness: LocalRandomness,
-        local: LocalSGD,
-        engine: Engine,
-    ) -> tuple[Tensor, Tensors]:
-        """Train one of them in a round.
-
-        Args:
-            state: before the round, but for ``adversary``, which the malicious clients before this one have updated.
-            cluster: the cluster that it chose.
-            client: its id.
-            shards: one owner, the client's examples of this round.
-            randomness: of that owner.
-            local: an honest client's local training.
-            engine: of the training.
-
-        Returns:
-            The parameters (P,) that it sends, and `State.adversary` after it.
-        """
+    def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
+        """The parameters (P,) that one of them sends in a round, and `State.adversary` after it."""
         ...

@@ -11,7 +11,7 @@ from shoal.core.errors import require
 from shoal.core.representation import one_line
 
 UNKNOWN_RISK = 0.5
-"""The risk of every model before the first estimate: the balanced accuracy of guessing. It is one value for all models,
+"""The risk of every model before the first estimate: the balanced accuracy at chance. It is one value for all models,
 because otherwise risk alone would decide while the losses are still alike."""
 
 Tensors = Mapping[str, Tensor]

@@ -20,7 +20,7 @@ from shoal.metrics.intervals import (
     clopper_pearson,
     effective_size,
 )
-from shoal.metrics.roc import roc_with_auc
+from shoal.metrics.roc import roc, roc_with_auc
 
 FALSE_POSITIVES = 3
 """Fewest false positives at which a true positive rate is reported."""
@@ -44,6 +44,9 @@ class MembershipMetrics:
         tpr_at_01_percent_fpr_low, tpr_at_01_percent_fpr_high: its interval.
         members: number of members scored.
         non_members: number of non-members scored.
+        tpr_at_1_percent_fpr_per_record: true positive rate at a false positive rate of 1 % with a threshold for each
+            record, at which all records have one false positive rate; NaN where levels are unknown.
+        tpr_at_1_percent_fpr_per_record_low, tpr_at_1_percent_fpr_per_record_high: its interval; see `tpr_interval`.
     """
 
     accuracy: float
@@ -61,6 +64,9 @@ class MembershipMetrics:
     tpr_at_01_percent_fpr_high: float
     members: int
     non_members: int
+    tpr_at_1_percent_fpr_per_record: float = math.nan
+    tpr_at_1_percent_fpr_per_record_low: float = math.nan
+    tpr_at_1_percent_fpr_per_record_high: float = math.nan
 
 
 def membership_metrics(
@@ -71,6 +77,7 @@ def membership_metrics(
     threshold: float | Floats,
     confidence: float = 0.95,
     pair: Ints | None = None,
+    level: Floats | None = None,
 ) -> MembershipMetrics:
     """Metrics of an attack's ``scores`` (M,), higher for members; above ``threshold`` it calls an example a member.
 
@@ -82,6 +89,8 @@ def membership_metrics(
         confidence: of all intervals; they take ``threshold`` as fixed.
         pair: (M,) the pair of each example; each pair has a member and a non-member, of equal weights, whose errors may
             be correlated. None, or not such pairs: examples are taken as independent.
+        level: (M,) of each score on its example alone, which takes the score's place for
+            ``tpr_at_1_percent_fpr_per_record``; None: unknown.
 
     Example:
         >>> import numpy as np
@@ -101,6 +110,9 @@ def membership_metrics(
     fpr, tpr, auc = roc_with_auc(scores, is_member, weights)
     predicted, paired = scores > threshold, _paired(is_member, pair)
     correlation, effect = (0.0, 1.0) if paired is None else _in_pairs(scores, predicted, *paired)
+    per_record = (math.nan,) * 3
+    if level is not None:
+        per_record = _at_fpr(*roc(level, is_member, weights), 0.01, *sizes, confidence)
     return MembershipMetrics(
         balanced_accuracy(predicted, is_member, weights),
         *balanced_accuracy_interval(predicted, is_member, weights, confidence, correlation=correlation),
@@ -111,6 +123,7 @@ def membership_metrics(
         *_at_fpr(fpr, tpr, 0.001, *sizes, confidence),
         members,
         non_members,
+        *per_record,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from shoal.core.errors import require
 from shoal.core.formats import ACCURACY, DASH, count, decimal, format_duration, number, percent
+from shoal.core.settings import one_of
 
 Format = Literal["percent", "decimal", "count", "seconds", "number"]
 Scope = Literal["run", "group", "model", "round"]
@@ -62,12 +63,12 @@ class Metric:
 
     def __post_init__(self) -> None:
         require(bool(self.key) and not set(" \t\n") & set(self.key), f"a metric's key has no spaces; got '{self.key}'")
-        self._require("format", {self.format}, get_args(Format))
-        self._require("scopes", set(self.scopes.split()), get_args(Scope))
-
-    def _require(self, name: str, words: set[str], choices: tuple[str, ...]) -> None:
-        wrong = ", ".join(sorted(words - set(choices)))
-        require(not wrong, f"metric '{self.key}': '{name}' must be of {', '.join(choices)}; got {wrong}")
+        for name, words, choices in (
+            ("format", [self.format], get_args(Format)),
+            ("scopes", self.scopes.split(), get_args(Scope)),
+        ):
+            wrong = [word for word in words if word not in choices]
+            require(not wrong, f"metric '{self.key}': '{name}' must be {one_of(choices)}; got {', '.join(wrong)}")
 
     @property
     def label(self) -> str:

@@ -17,11 +17,11 @@ Metrics = Mapping[str, float]
 FlatSummary = Mapping[str, float | int | str]
 """Content of `summary.json`."""
 
-TEXT_KEYS = ("algorithm", "dataset")
+TEXT_KEYS = ("algorithm", "dataset", "view")
 """Keys of `summary.json` whose values are not numbers."""
 
 RUN_KEYS = (*TEXT_KEYS, "seed", "rounds")
-"""Keys that identify a run."""
+"""Keys that say which run it is, and whose exposure its figures are (`shoal.data.preferences.View`)."""
 
 _Owner = TypeVar("_Owner", bound=Hashable)
 
@@ -81,6 +81,11 @@ class Summary(dict[str, float | int | str]):
         return shortened(f"Summary({', '.join(run)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
 
     @property
+    def view(self) -> str:
+        """Whose exposure the run's figures are; an outsider's, as of runs that do not say."""
+        return str(self.run.get("view", "outsider"))
+
+    @property
     def clients(self) -> int:
         """The number of clients."""
         return sum(int(metrics.get("clients", 0)) for metrics in self.by_cluster.values())
@@ -101,7 +106,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("overall", r"references"),
     ("group", r"(mia|tpr|loss_threshold).*"),
     ("cluster", r"(mia|tpr).*|risk"),
-    ("overall", r"(violations|exceeded)\.total|migrated|adjusted_rand_index"),
+    ("overall", r"(violations|exceeded)\.total|limits_of_other_views|migrated|adjusted_rand_index"),
     ("group", r"violations|exceeded|exposure"),
     ("cluster", r"clients|examples|(train_)?accuracy|gap"),
     ("cluster", r"over_limit|limit_unmet|directive\..*"),

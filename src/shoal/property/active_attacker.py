@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data.federation import Federation
-from shoal.data.shards import Shards
-from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
-from shoal.models.model import Loss, Model, cross_entropy
+from shoal.data import Federation
+from shoal.engine import MaliciousTraining, State, Tensors
+from shoal.models import Loss, Model, cross_entropy
 from shoal.property.property_federation import schedule_of
 
 HEAD_OUTPUTS = 2
@@ -71,24 +70,16 @@ class ActivePropertyAttacker:
         initial = (self.model.layout.views(self.model.init(stream("head", k))) for k in range(len(state.models)))
         return {"head": torch.stack([self._head(named) for named in initial])}
 
-    def train(
-        self,
-        state: State,
-        cluster: int,
-        client: int,
-        shards: Shards,
-        randomness: LocalRandomness,
-        local: LocalSGD,
-        engine: Engine,
-    ) -> tuple[Tensor, Tensors]:
+    def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
         """Train the cluster's model with its head; return the scaled model (P,) and the heads."""
-        del client
-        start, heads = state.models[cluster], state.adversary["head"].clone()
+        state, cluster, start = request.state, request.cluster, request.start
+        heads = state.adversary["head"].clone()
         require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
-        both = replace(shards, y=self.labels.to(shards.y.device))
+        both = replace(request.shards, y=self.labels.to(request.shards.y.device))
         # The attacker minimises its own loss, whatever objective the other clients have.
-        local = replace(local, objective=None)
-        end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, local)
+        local = replace(request.local, objective=None)
+        begin = self._with_head(start, heads[cluster])
+        end = request.engine.train_other_model(self.model, begin, both, request.randomness, local)
         named = self.model.layout.views(end)
         if self.train_head:
             heads[cluster] = self._head(named)

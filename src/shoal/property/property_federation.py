@@ -16,21 +16,17 @@ from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import OpenFraction, Positive, settings
-from shoal.data.datasets import LabelledDataset
-from shoal.data.federation import Federation
+from shoal.data import Federation, Group, LabelledDataset, Partition, Preferences, Shards
 from shoal.data.partition import (
     DEFAULT_STREAM,
     ClientIndices,
-    Partition,
     PartitionIndices,
     disjoint,
-    draw_owners,
     partitioned,
     shuffled_indices,
 )
-from shoal.data.preferences import Preferences, equal_preferences
-from shoal.data.shards import Shards
-from shoal.data.shifts import Group
+from shoal.data.preferences import equal_preferences
+from shoal.data.shifts import draw_owners
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since examples are assigned to clients at random."""
@@ -141,14 +137,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition
-    per_client = partition.examples_per_client + partition.holdout_examples
-    needed = partition.clients * per_client + partition.shadow_examples + partition.test_examples
-    require(
-        needed <= len(has_property),
-        f"the partition needs {needed:,} examples ({partition.clients} clients x {per_client} + "
-        f"{partition.shadow_examples:,} shadow + {partition.test_examples:,} test), but {dataset.name} has "
-        f"{len(has_property):,}",
-    )
+    partition.check(dataset, _GROUPS)
     order = shuffled_indices(dataset, stream("split").numpy())
     training, *parts = disjoint(partition, order, _GROUPS)
     with_property, without = training[has_property[training]], training[~has_property[training]]
@@ -224,13 +213,8 @@ def _has_property(dataset: LabelledDataset) -> Tensor:
 
 
 def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyPartition, stream: Stream) -> np.ndarray:
-    """The client of each example without the property: (M,).
-
-    Args:
-        labels: (M,) of these examples.
-        of_victim: number of examples with the property that the victim has.
-        plan: how they are partitioned.
-        stream: of the partition.
+    """The client of each example without the property, (M,), by their ``labels``; ``of_victim``: the number of examples
+    with it that the victim has.
     """
     clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 
 from shoal.core.formats import DASH, count
-from shoal.metrics.metric_table import METRICS
+from shoal.metrics import METRICS
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot

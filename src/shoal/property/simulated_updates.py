@@ -16,8 +16,7 @@ from torch import Tensor
 
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
-from shoal.data.federation import Federation
-from shoal.data.shards import Shards
+from shoal.data import Federation, Shards
 from shoal.engine import Engine, LocalSGD
 from shoal.property.property_federation import schedule_of
 

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.audit.records import CLIENT, RecordTable, measure
+from shoal.audit import RecordTable, measure
+from shoal.audit.records import CLIENT
 from shoal.core.randomness import Stream
 from shoal.metrics.summary import Metrics, Summary
 

@@ -3,22 +3,27 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from shoal.audit.reference_records import AttackedRecords, attack_records
+from shoal.attacks import LossTrajectory
+from shoal.attacks.reference_scores import Floats
+from shoal.audit.records import OUTSIDER, SERVER, views_within
+from shoal.audit.reference_records import AttackedRecords, AttackScores, attack_records
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
 from shoal.data.content import fingerprint
+from shoal.data.preferences import View
 from shoal.engine import Engine
-from shoal.replay.reference_federations import AttackedRun, FederationScores
-from shoal.replay.run_records import records_of_run
+from shoal.replay.reference_federations import NOT_REPEATED, AttackedRun, FederationScores
+from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")
@@ -26,10 +31,10 @@ LOG = logging.getLogger("shoal")
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
-_VERSION = 2
+_VERSION = 3
 """Version of the files; scores of another one are trained anew."""
 
-_FIELDS = ("score", "member", "model", "population", "trajectory")
+_FIELDS = ("score", "member", "model", "population", "trajectory", "span_models", "span_updates")
 
 
 def reference_scores(
@@ -80,12 +85,14 @@ def attack_with_references(
     folder: Path | None = None,
     watch: AuditWatch | None = None,
 ) -> tuple[SimulationState, AttackedRecords | None]:
-    """Train the reference federations of a simulation after its last round, and attack its members with their scores.
+    """Train the reference federations of a simulation after its last round, and attack its members with their scores,
+    and with what the simulation's view sees beside them.
 
-    Returns ``progress`` with the seconds that it took, and the attacked records; None where no reference federation is
-    asked for, or where hardly anybody trained, so that there are no members to tell.
+    Returns ``progress`` with the seconds that it took, and the attacked records; None where neither is asked for, or
+    where hardly anybody trained, so that there are no members to tell.
     """
-    if simulation.reference_federations == 0:
+    view = simulation.widest_view
+    if simulation.reference_federations == 0 and view == OUTSIDER:
         return progress, None
     attacked = AttackedRun.from_run(simulation, progress.state, progress.rows, engine)
     warn_of_records(attacked)
@@ -100,7 +107,11 @@ def attack_with_references(
     stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
+    if view != OUTSIDER:
+        seen, _ = view_scores(attacked, target, stored, engine, view=view)
+        records = replace(records, further={**records.further, **seen})
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
+    _warn_of_unmeasured_views(simulation, attacked_records)
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
     spent = sum(scores.seconds for scores in stored)
@@ -114,24 +125,80 @@ def attack_with_references(
     return replace(progress, seconds=before | seconds), attacked_records
 
 
+def _warn_of_unmeasured_views(simulation: Simulation, attacked: AttackedRecords) -> None:
+    """Say of which views that are asked for no attack was measured."""
+    asked = {simulation.view, *simulation.federation.preferences.views(simulation.view)}
+    for view in sorted(asked - {OUTSIDER, *attacked.views.values()}):
+        LOG.warning(
+            "no attack of the %s could be measured on this run, so its figures are of attacks that see less; reference "
+            "federations, or a first layer that is dense, make such attacks possible",
+            view,
+        )
+
+
 def warn_of_records(attacked: AttackedRun) -> None:
     """Say what must be known of the records that are attacked."""
     for note in attacked.notes:
         LOG.warning("%s", note)
 
 
+def view_scores(
+    attacked: AttackedRun,
+    target: FederationScores,
+    references: Sequence[FederationScores],
+    engine: Engine,
+    *,
+    view: View = SERVER,
+    folder: Path | None = None,
+) -> tuple[dict[str, AttackScores], dict[str, str]]:
+    """The attacks of a view that an outsider cannot carry out, by name, and why others could not be computed.
+
+    They are on the run's rounds, which are trained again: a few of them; with reference federations all.
+
+    Args:
+        attacked: the run.
+        target: its own scores, which the repeated run must give again.
+        references: of its reference federations, of which there may be none.
+        engine: with its network.
+        view: the view.
+        folder: where the scores of the run repeated are kept; None: they are not.
+    """
+    spans, omitted = attacked.spans(engine)
+    scores = {name: replace(found, reference=_of_references(name, references)) for name, found in spans.items()}
+    replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
+    over_rounds = None if replayed is None else trajectory_attack(replayed, references)
+    if over_rounds is not None:
+        scores[LossTrajectory.name] = over_rounds
+    elif not references:
+        omitted[LossTrajectory.name] = "needs 1 reference models; there are 0"
+    elif replayed is None:
+        omitted[LossTrajectory.name] = NOT_REPEATED
+    elif target.personal:
+        omitted[LossTrajectory.name] = "clients use models of their own"
+    else:
+        omitted[LossTrajectory.name] = "needs the same number of models in every round"
+    return {name: found for name, found in scores.items() if found.view in views_within(view)}, omitted
+
+
+def _of_references(span: str, references: Sequence[FederationScores]) -> Floats | None:
+    """The scores (2 Q, R) of a span attack on the reference federations; None without any."""
+    columns = [getattr(federation, span.replace("-", "_")).numpy() for federation in references]
+    return np.stack(columns, axis=1) if columns else None
+
+
 def replayed_scores(
-    attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path
+    attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path | None
 ) -> FederationScores | None:
     """The scores of the run repeated, with their trajectory, kept in ``folder``; None where they are not the
     ``target``.
     """
-    digest, path = _digest(attacked, target), folder / "attacked.safetensors"
-    stored = _read(path, digest)
+    digest, path = _digest(attacked, target), None if folder is None else folder / "attacked.safetensors"
+    stored = None if path is None else _read(path, digest)
     if stored is None:
         stored = _timed(lambda: attacked.replay(engine))
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(path, digest, stored)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, digest, stored)
     if not torch.equal(stored.score, target.score):
         LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None
@@ -148,12 +215,14 @@ def _timed(train: Callable[[], FederationScores]) -> FederationScores:
 def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     """A name for the attacked models and records: scores of references for others are of no use.
 
-    The attacked scores are part of it, since clients may have models of their own beside the same clusters' models.
+    The attacked scores are part of it, since clients may have models of their own beside the same clusters' models, and
+    the number of queries.
     """
     state, records = attacked.state, attacked.records
     tensors = (state.models, state.assignment, records.entry, records.test, target.score)
     content = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
+    about += f" {attacked.queries} queries" if attacked.queries > 1 else ""
     return hashlib.sha256(content + about.encode()).hexdigest()[:16]
 
 

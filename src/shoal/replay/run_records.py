@@ -22,6 +22,8 @@ from shoal.attacks import (
     augmentation_votes,
     boundary_distance,
 )
+from shoal.attacks.scores.stack import FOLDS
+from shoal.attacks.scores.trajectory import FittedLossTrajectory
 from shoal.audit import AuditRecords, reference_thresholds
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
@@ -150,10 +152,23 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     """A regression of membership on losses over rounds, fitted on reference federations; None without trajectories."""
     if not references or not all(len(scores.trajectory) == len(attacked.trajectory) > 0 for scores in references):
         return None
-    losses = np.concatenate([_losses(scores.trajectory) for scores in references])
-    fitted = LossTrajectory().fit(losses, np.concatenate([scores.member.numpy() for scores in references]))
-    scores = fitted.score(_losses(attacked.trajectory))
-    return AttackScores(CLIENT, scores, np.full(len(scores), fitted.threshold))
+    losses = [_losses(scores.trajectory) for scores in references]
+    members = [scores.member.numpy() for scores in references]
+
+    def fitted(federations: Sequence[int]) -> FittedLossTrajectory:
+        chosen = [losses[r] for r in federations], [members[r] for r in federations]
+        return LossTrajectory().fit(*map(np.concatenate, chosen))
+
+    # Of the two that trained on opposite records the other one may be fitted on: a regression does not know records.
+    everyone, parts = range(len(losses)), np.array_split(np.arange(len(losses)), min(FOLDS, len(losses)))
+    reference = np.empty((len(losses[0]), len(losses)))
+    for part in parts if len(losses) > 1 else []:
+        others = fitted([r for r in everyone if r not in part])
+        reference[:, part] = np.stack([others.score(losses[r]) for r in part], axis=1)
+    attack = fitted(everyone)
+    scores = attack.score(_losses(attacked.trajectory))
+    thresholds = np.full(len(scores), attack.threshold)
+    return AttackScores(CLIENT, scores, thresholds, reference if len(losses) > 1 else None)
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:

@@ -16,10 +16,10 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
-NEEDED = (*TEXT_KEYS, "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
+NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
 """Keys that every summary has."""
 
-TEXT_COLUMNS = ("group", "non_members", "attack", "name")
+TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view")
 """Columns of text; all others hold numbers."""
 
 COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")

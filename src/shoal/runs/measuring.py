@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from shoal.core.errors import InputError
 from shoal.engine import Engine, Tensors
 from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.result import named_models, write_models
+from shoal.simulation.distillation import released
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.simulation import Simulation, SimulationState, measure_final
 
@@ -66,6 +68,7 @@ def measured(
     Raises:
         MeasurementError: whatever else than the operating system failed; the sentence says where the models are.
     """
+    progress = replace(progress, state=released(simulation.release, simulation.on(engine), progress.state))
     models = named_models(simulation.setup.model, progress.state)
     written = None if out is None else write_models(out, models)
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from shoal.audit.measurement import declared_metrics
-from shoal.config.kinds import name_of
+from shoal.config.kinds import algorithm_title, name_of, title_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.schema import SIMULATION, read_config
 from shoal.config.settings_tables import described_by, read, table_of
@@ -44,7 +44,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     federation, coordinator, start = simulation.federation, simulation.coordinator, simulation.start
     model, canaries, digest = simulation.model, simulation.canaries, fingerprint(simulation.federation)
     shares = dict(zip(federation.groups, federation.group_fractions.tolist(), strict=True))
-    evaluation = ("member_rounds", "reference_federations", "duplicates")
+    evaluation = ("member_rounds", "reference_federations", "duplicates", "view")
     table: dict[str, Any] = {
         "seed": simulation.seed,
         SIMULATION: {
@@ -57,7 +57,8 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
             "groups": shares,
         },
         "algorithm": _named(simulation.algorithm)
-        | {"rounds": simulation.last_round, "participation": simulation.participation},
+        | {"rounds": simulation.last_round, "participation": simulation.participation}
+        | ({"title": title_of(simulation.algorithm)} if ":" in name_of(type(simulation.algorithm)) else {}),
         "local": _written(simulation.local),
         "red_team": _written(simulation.red_team) | {"attack": _named(simulation.red_team.attack)},
         "defenses": _written(simulation.defenses),
@@ -113,7 +114,8 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
     about, section, coordinator = table[SIMULATION], table.get("property_attack"), table.get("coordinator")
     attack = about.get("round_attack")
     return RunDescription(
-        algorithm=table["algorithm"]["name"],
+        algorithm=(name := table["algorithm"]["name"]),
+        algorithm_title=table["algorithm"].get("title", algorithm_title(name)),
         dataset=about["dataset"],
         seed=table["seed"],
         groups={name: Group(name, share) for name, share in about["groups"].items()},

@@ -65,9 +65,9 @@ class Result:
             are features; ``torch.nn.Sequential(result.features, network)`` takes raw inputs.
         description: how it was made.
         samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
-        state: after the last round, with the algorithm's own tensors; its assignment is what each client trained last,
-            where `clients` has what it uses. None where it was read from a directory, which has no tensors of the
-            algorithm.
+        state: after the last round, with the algorithm's own tensors, and the models before their release; its
+            assignment is what each client trained last, where `clients` has what it uses. None where it was read from
+            a directory, which has no tensors of the algorithm.
         updates: the rows of a round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
@@ -143,8 +143,8 @@ class Result:
     def _repr_html_(self) -> str:
         from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
 
-        groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
-        sentence = escape(verdict(self.summary, self.description.kind, self.description.metric))
+        about, groups = self.description, pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
+        sentence = escape(verdict(self.summary, about.kind, about.metric, title=about.algorithm_title))
         return f"<p>{sentence}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
 
     def __repr__(self) -> str:
@@ -202,6 +202,7 @@ class Result:
         *,
         references: int = 16,
         duplicates: Duplicates | None = None,
+        queries: int = 1,
         watch: AuditWatch | None = None,
         attacks: Sequence[Attack] = (),
     ) -> Audit:
@@ -213,6 +214,7 @@ class Result:
             references: federations that are trained again, each with other examples in the place of half of its own.
             duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set,
                 has a copy with the same inputs and label; None: as the simulation says.
+            queries: as of `shoal.audit_run`.
             watch: called before the first of these federations, and after each, with the numbers that are done and in
                 all.
             attacks: your own, beside all others; see `shoal.audit_run`.
@@ -241,6 +243,7 @@ class Result:
                 about,
                 references=references,
                 duplicates=duplicates,
+                queries=queries,
                 watch=watch,
                 attacks=attacks,
             ).audit
@@ -346,7 +349,7 @@ def write_files(out: Path, result: Result) -> None:
     if result.warnings and not (out / "run.log").exists():
         write_text(out / "run.log", "".join(f"WARNING {sentence}\n" for sentence in result.warnings))
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
+    ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "view", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
     columns = [name for name in ordered if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))

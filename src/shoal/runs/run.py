@@ -198,7 +198,7 @@ class Run:
             out = None if checkpoints is None else checkpoints.parent
             outcome = measured(simulation, engine, progress, seen, out=out, watch=watch_references)
         result = result_of(outcome, simulation, engine, description, warnings)
-        return replace(result, samples=samples_of(self.simulation.federation))
+        return replace(result, samples=samples_of(self.simulation.federation), state=progress.state)
 
     def _progress(
         self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None

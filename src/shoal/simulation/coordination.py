@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import isfinite, nan
 
+import torch
+
+from shoal.algorithms.wrapper import with_bases
 from shoal.audit.measurement import FinishedTraining, measurement
-from shoal.control import COLUMN, GUESSING, Coordinator, directives_of
-from shoal.core.errors import require
+from shoal.control import CHANCE, COLUMN, Coordinator, directives_of
 from shoal.data.preferences import Preferences
-from shoal.defenses import TrainingSetup, accounting
-from shoal.engine import Algorithm, ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
+from shoal.defenses import accounting
+from shoal.engine import ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
 from shoal.metrics.summary import Summary
 
 LOG = logging.getLogger(__name__)
@@ -23,41 +25,14 @@ SUMMARIZED = ("over_limit", "limit_unmet")
 """Columns of a coordinator's memory that `summary.json` has."""
 
 
-def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm: Algorithm, risk_period: int) -> None:
-    """Raise `InputError` where a coordinator has nothing to steer by, nothing to steer, or may not steer it.
-
-    What would be refused of fixed defences at full strength is refused of steered ones: directives can lead there.
-
-    Args:
-        coordinator: with its knobs.
-        setup: the network, local training and all fixed defences.
-        algorithm: who trains which model.
-        risk_period: rounds between estimates of risk; 0: there are none.
-    """
-    require(
-        risk_period > 0,
-        "a coordinator steers by the red team's estimates, so 'every' of the red team must be at least 1; got 0",
-    )
-    steers = bool(coordinator.knobs) or coordinator.min_clients > 0
-    require(steers, "a coordinator needs at least one knob, or 'min_clients'; got neither")
-    require(
-        "price" not in coordinator.knobs, "'price' cannot be a knob: the directive of that name is of 'min_clients'"
-    )
-    for knob in coordinator.knobs.values():
-        if knob.defense is not None:
-            added = replace(setup, defenses=(*setup.defenses, knob.defense))
-            setup = getattr(knob.defense, "applied", lambda _, added=added: added)(setup)
-    algorithm.check(setup.first_local(), risk_period)
-
-
 def warn_of_impossible_limits(preferences: Preferences) -> None:
     """Say how many clients have a limit that no training can keep."""
-    impossible = int((preferences.threshold <= GUESSING).sum())
+    impossible = int((preferences.threshold <= CHANCE).sum())
     if impossible:
         LOG.warning(
-            "the limit of %d clients is at most %g, the accuracy of guessing, which no training can keep",
+            "the limit of %d clients is at most %g, the accuracy at chance, which no training can keep",
             impossible,
-            GUESSING,
+            CHANCE,
         )
 
 
@@ -127,11 +102,27 @@ class PrivacyBudget:
         if rule is None:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
-        spent = accounting.federation_epsilons(training.federation, cohorts, trainings, rule, self.first_round)
+        choice, by_view = choice_noise(training.algorithm), {}
+        if rule.noise == "sum":
+            attended = torch.bincount(torch.cat(cohorts), minlength=len(training.federation))
+            by_view = accounting.epsilons_by_view(rule, attended, choice)
+            spent = by_view["client"]
+        else:
+            count = training.federation, cohorts, trainings, rule, self.first_round
+            spent = accounting.federation_epsilons(*count, choice)
         finished.clients["epsilon"] = spent.numpy()
-        largest = float(spent.max())
+        largest = {"epsilon": float(spent.max())}
+        largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
+        largest |= {} if choice is None else {"epsilon.choice": accounting.gaussian_epsilon(1 / choice, rule.delta)}
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
-        return Summary(overall={"epsilon": largest if isfinite(largest) else nan, "delta": rule.delta})
+        finite = {key: value if isfinite(value) else nan for key, value in largest.items()}
+        return Summary(overall={**finite, "delta": rule.delta})
+
+
+def choice_noise(algorithm: object) -> float | None:
+    """The noise multiplier of the Gaussian mechanism by which clients' clusters are chosen; None: there is none."""
+    declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
+    return next((noise for noise in declared if noise is not None), None)
 
 
 def changed_directives(rows: Rows) -> dict[str, list[float]]:

@@ -19,16 +19,18 @@ from shoal.audit.measurement import (
     shadow_examples,
 )
 from shoal.audit.model_scores import Membership
+from shoal.audit.records import OUTSIDER
 from shoal.audit.red_team import RedTeam
 from shoal.audit.reference_records import AttackedRecords
 from shoal.core.errors import require_instance
 from shoal.core.randomness import Stream
 from shoal.data import Canaries
+from shoal.data.preferences import View
 from shoal.engine import State, Training
 from shoal.metrics.summary import Summary
 from shoal.simulation.coordination import PrivacyBudget, coordination
-from shoal.simulation.main_task import main_task
 from shoal.simulation.outcome import Outcome
+from shoal.simulation.round_metrics import main_task
 
 MEASUREMENTS: tuple[Measurement, ...] = (
     client_accuracy, group_fairness, group_exposure, model_exposure, repeated_attacks, coordination, shadow_examples,
@@ -48,6 +50,7 @@ def measure_models(
     first_round: int = 1,
     canaries: Canaries | None = None,
     references: AttackedRecords | None = None,
+    view: View = OUTSIDER,
     measurements: Sequence[Measurement] = (),
 ) -> Outcome:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
@@ -61,6 +64,7 @@ def measure_models(
         canaries: of the federation; None: none.
         references: records of the run, attacked with its reference federations; then the strongest of all attacks
             decides how exposed a model is. None: there are none.
+        view: whose exposure is measured; clients' limits may name others.
         measurements: further ones.
     """
     deployed, losses = training.deployed(state)
@@ -74,6 +78,7 @@ def measure_models(
         members=members,
         member_rounds=member_rounds,
         references=references,
+        view=view,
     )
     finished = FinishedTraining(state, training, red_team, deployed, losses, members, attacks)
     summary = Summary()

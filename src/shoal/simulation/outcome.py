@@ -30,8 +30,8 @@ class Outcome:
     Args:
         summary: the metrics of `summary.json`.
         clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy``, `EXPOSURE_COLUMNS` and ``threshold_drawn``;
-            ``epsilon`` where local steps are private, `CLIENT_CANARY_COLUMNS` with canaries, and ``name`` where the
-            federation has names.
+            ``view`` where limits name one, ``epsilon`` where local steps are private, `CLIENT_CANARY_COLUMNS` with
+            canaries, and ``name`` where the federation has names.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
         state: after the last round; its assignment is what each client trained last, and `clients` has what it uses.

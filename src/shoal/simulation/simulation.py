@@ -10,20 +10,21 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import Gap, LossThreshold, MembershipAttacks, ReferenceAttack, UpdateAttack, needs_classes
+from shoal.attacks import Gap, LossThreshold, ReferenceAttack, UpdateAttack
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
+from shoal.audit.records import OUTSIDER
 from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
-from shoal.core.errors import InputError, described, integer, require, require_instance
+from shoal.core.errors import described, integer, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import ExampleHashes
-from shoal.data.paired_records import Duplicates, number_of_pairs
+from shoal.data.paired_records import Duplicates
+from shoal.data.preferences import VIEWS, View
 from shoal.defenses import Defense, TrainingSetup, accounting, defended
 from shoal.engine import (
     Algorithm,
@@ -40,9 +41,19 @@ from shoal.engine import (
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.models.validation import require_fits
-from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
+from shoal.simulation.checks import (
+    check_algorithm,
+    check_coordinator,
+    check_references,
+    require_algorithm,
+    require_attack_fits,
+    require_defenses,
+)
+from shoal.simulation.coordination import warn_of_impossible_limits
+from shoal.simulation.distillation import Distillation
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
+from shoal.simulation.preflight import Preflight, RecognisedRisks, preflight
 from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.warm_start import Start, require_known, started
@@ -93,6 +104,9 @@ class Simulation:
             strongest attack that they make possible then decides with the others how exposed the models are.
         duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
             hold-out or shadow set, has a copy with the same inputs and label.
+        view: whose exposure the run's figures are: ``exposure``, ``mia``, ``violations`` and ``exceeded``. Beyond an
+            "outsider", the attacks of a "client" or of the "server" are asked after the last round. A client's limit
+            may name another (`Preferences`).
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
             training.
@@ -103,6 +117,7 @@ class Simulation:
         attacks: further ones of audits, on the scores of reference models (`ReferenceAttack`), asked at the end of this
             run too where it has reference federations, or on clients' updates (`UpdateAttack`).
         metrics: further measurements of the finished training.
+        release: students that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
             takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
 
@@ -110,11 +125,9 @@ class Simulation:
         InputError: settings that cannot be run, or models in ``start`` of another network.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> toy = federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD()
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> toy = federation, model, shoal.IFCA(clusters=2), local
         >>> uninterrupted = shoal.Run(shoal.Simulation(*toy, rounds=3)).train()
         >>> begun = shoal.Run(shoal.Simulation(*toy, rounds=2)).train()
         >>> further = shoal.Run(shoal.Simulation(*toy, rounds=1, start=begun.start())).train()
@@ -136,6 +149,7 @@ class Simulation:
     start: Start | None = None
     reference_federations: int = 0
     duplicates: Duplicates = "keep"
+    view: View = OUTSIDER
     evaluate_every: int = 1
     member_rounds: int = 5
     record_updates: int = 0
@@ -144,6 +158,7 @@ class Simulation:
     attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
     metrics: Sequence[Measurement] = ()
     features: Features | FeatureMap | None = None
+    release: Distillation | None = None
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
 
@@ -164,8 +179,9 @@ class Simulation:
             self._set("red_team", LOSS_AT_THE_END)
         choices = get_args(Duplicates)
         require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {described(self.duplicates)}")
-        _require_algorithm(self.algorithm)
-        _require_defenses(self.defenses)
+        require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)}; got {described(self.view)}")
+        require_algorithm(self.algorithm)
+        require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
         if self.features is not None:
             kind = FeatureMap if isinstance(self.features, FeatureMap) else Features
@@ -176,12 +192,19 @@ class Simulation:
             require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
             self._set("start", self.start.fitted(self.setup.model))
         self._check_canaries()
+        if self.release is not None:
+            require_instance("release", self.release, Distillation, "such as Distillation()")
+            self.release.check(self.federation)
         check_references(
-            self.reference_federations, self.federation, replayable=self.replayable, duplicates=self.duplicates
+            self.reference_federations,
+            self.federation,
+            replayable=self.replayable,
+            duplicates=self.duplicates,
+            view=self.widest_view,
         )
-        if self.reference_federations:
+        if self.reference_federations or self.widest_view != OUTSIDER:
             require_known(self)
-        _require_attack_fits(self.red_team, self.federation)
+        require_attack_fits(self.red_team, self.federation)
         if self.round_attack is not None:
             require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
             self.round_attack.check(self.federation, self.algorithm)
@@ -204,12 +227,17 @@ class Simulation:
             return
         require_instance("canaries", self.canaries, Canaries, "such as MislabelledCanaries(per_client=4).insert gives")
         strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
-        require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
+        require(not len(strangers), f"'canaries' refers to client {strangers[:1].sum()}, which is not in 'federation'")
 
     @property
     def replayable(self) -> bool:
         """Return whether the run can be repeated with other examples (no round attack, no malicious clients)."""
         return self.round_attack is None and self.malicious_clients is None
+
+    @property
+    def widest_view(self) -> View:
+        """The view that sees most, of the run's own and those that clients' limits name."""
+        return max((self.view, *self.federation.preferences.views(self.view)), key=VIEWS.index)
 
     @property
     def first_round(self) -> int:
@@ -221,8 +249,15 @@ class Simulation:
         """The number of the last round."""
         return self.first_round - 1 + self.rounds
 
+    def preflight(self) -> Preflight:
+        """Which records each view could recognise by the span of moves, from shapes alone; nothing is trained."""
+        return preflight(self)
+
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
+        coordinator = self.coordinator
+        if coordinator is not None and self.widest_view != OUTSIDER:
+            coordinator = replace(coordinator, known_risks=RecognisedRisks(self))
         return Training(
             federation=self.federation,
             algorithm=self.algorithm,
@@ -233,88 +268,12 @@ class Simulation:
             risk_estimator=self.red_team,
             update_filter=self.setup.update_filter,
             client_filter=self.setup.client_filter,
-            defenses=self.setup.defenses if self.coordinator is None else (*self.setup.defenses, self.coordinator),
+            defenses=self.setup.defenses if coordinator is None else (*self.setup.defenses, coordinator),
             malicious_clients=self.malicious_clients,
-            coordinator=self.coordinator,
+            coordinator=coordinator,
+            release=self.release if self.release is not None and self.release.distil == "round" else None,
             record_every=self.record_updates,
         )
-
-
-def check_algorithm(algorithm: Algorithm, setup: TrainingSetup, risk_period: int) -> None:
-    """Raise `InputError` where an algorithm cannot train a network by local training, or lacks estimates of risk.
-
-    Args:
-        algorithm: with those that it wraps. One that has a method ``check_layout`` is asked about the network's.
-        setup: the network, and local training with its defences.
-        risk_period: rounds between estimates; 0: there are none.
-    """
-    algorithm.check(setup.first_local(), risk_period)
-    for base in with_bases(algorithm):
-        getattr(base, "check_layout", lambda _: None)(setup.model.layout)
-
-
-def _require_algorithm(algorithm: object) -> None:
-    missing = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
-    require(
-        not isinstance(algorithm, type),
-        f"'algorithm' must be a value, such as FedAvg(); got {described(algorithm)}",
-    )
-    require(
-        not missing,
-        f"{type(algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
-        "(see shoal.engine.Algorithm)",
-    )
-
-
-def _require_defenses(defenses: object) -> None:
-    if not isinstance(defenses, Sequence) or isinstance(defenses, str):
-        raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)]; got {described(defenses)}")
-    for defense in defenses:
-        value = hasattr(defense, "applied") and not isinstance(defense, type)
-        require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(defense)}")
-
-
-def check_references(count: int, federation: Federation, *, replayable: bool, duplicates: Duplicates = "keep") -> None:
-    """Raise `InputError` unless ``count`` reference federations can be trained and their attacks measured.
-
-    Args:
-        count: R; 0: nothing is checked further.
-        federation: that is replayed.
-        replayable: whether there is no round attack and no malicious client.
-        duplicates: whether copies count.
-    """
-    if count == 0:
-        return
-    require(
-        replayable,
-        "'reference_federations' must be 0 with a round attack, such as property inference, or malicious clients, "
-        f"since such a run cannot be replayed; got {count}",
-    )
-    pairs = number_of_pairs(federation, duplicates)
-    require(
-        pairs >= 2,
-        "'reference_federations' above 0 needs at least two training examples that each have a held-out example of "
-        "their label, and of their group or client, in whose place it can be trained on; "
-        f"got {pairs}, so give a larger test set",
-    )
-
-
-def _require_attack_fits(team: RedTeam, federation: Federation) -> None:
-    """Raise `InputError` where a regression's attack needs classes, or shadow models without a shadow set."""
-    if federation.classes is not None:
-        return
-    working = [attack.__name__ for attack in get_args(MembershipAttacks) if not needs_classes(attack)]
-    require(
-        not needs_classes(team.attack),
-        f"{type(team.attack).__name__} needs classes, which a regression does not have; attacks on the loss work, such "
-        f"as RedTeam(attack={working[0]}()); those shipped are {', '.join(working)}",
-    )
-    shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
-    require(
-        not shadows or len(federation.shadow) >= 2,
-        f"{type(team.attack).__name__} needs a shadow set of at least 2 examples, on which the server trains shadow "
-        f"models; got {len(federation.shadow)}; give 'shadow' to Federation.from_tensors",
-    )
 
 
 PARTS = ("choose", "train", "red_team", "evaluation", "files", "measurement")
@@ -437,7 +396,7 @@ def run_rounds(
 
 
 def _warn_of_copies(federation: Federation) -> None:
-    copies = ExampleHashes.of(federation).copies()
+    copies = ExampleHashes.from_federation(federation).copies()
     if copies.total:
         LOG.warning(
             "%s; copies among members and non-members hide exposure, and audits leave them out where "
@@ -478,6 +437,7 @@ def measure_final(
         first_round=simulation.first_round,
         canaries=simulation.canaries,
         references=references,
+        view=simulation.view,
         measurements=simulation.metrics,
     )
     if simulation.round_attack is not None:
@@ -486,5 +446,6 @@ def measure_final(
     measuring = time.perf_counter() - began
     spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}
-    run = Summary(run={"seed": simulation.seed, "rounds": now.state.round}, overall=seconds)
+    identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
+    run = Summary(run=identity, overall=seconds)
     return replace(result, summary=result.summary | run)

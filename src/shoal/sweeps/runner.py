@@ -9,7 +9,7 @@ report.html             all of it on one page
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import tomli_w
 from filelock import FileLock
 
 from shoal.audit.measurement import declared_metrics
+from shoal.config.kinds import title_of
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
@@ -172,10 +173,12 @@ def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str,
     def read_rounds(digest: str) -> pd.DataFrame:
         return read_table(out / "runs" / digest / "rounds.csv", ROUND_COLUMNS)
 
+    algorithms = [run.config.algorithm for run in sweep.runs]
+    titles = {algorithm.name: title_of(algorithm.value) for algorithm in algorithms if ":" in algorithm.name}
     return write_sweep_report(
         out,
         title=sweep.title,
-        spec=sweep.shown,
+        spec=replace(sweep.shown, labels=titles | sweep.shown.labels),
         axes=sweep.axes,
         seeds=sweep.seeds,
         results=read_results(out, sweep.axes),

@@ -122,7 +122,7 @@ class FedSoft:
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model; its cluster is the one of its highest importance."""
         importance = self._importance(cohort.example_losses(state.models), cohort)
-        models = PersonalModels.of(state.personal["fedsoft"], cohort.clients)
+        models = PersonalModels.from_rows(state.personal["fedsoft"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), importance.argmax(dim=1))
 
     def remote_rounds(self) -> RemoteRounds:

@@ -97,7 +97,7 @@ class Ditto(Wrapper):
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model; clusters are the base's."""
-        models = PersonalModels.of(state.personal["ditto"], cohort.clients)
+        models = PersonalModels.from_rows(state.personal["ditto"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)
 
     def remote_rounds(self) -> RemoteRounds:

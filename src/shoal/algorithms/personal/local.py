@@ -73,5 +73,5 @@ class LocalOnly(Derived):
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model."""
-        models = PersonalModels.of(state.personal["local"], cohort.clients)
+        models = PersonalModels.from_rows(state.personal["local"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))

@@ -99,14 +99,27 @@ def _weighed(losses: Tensor, state: State, preferences: Preferences) -> Tensor:
 
 
 @settings
-class IFCAMIR(ChoiceRule):
+class _ChoiceOverIFCA(ChoiceRule):
+    """A rule of choice over IFCA, whose keys stand beside its own.
+
+    Args:
+        ifca: initial models, averaging, and the examples on which clients score the models.
+    """
+
+    ifca: Annotated[IFCA, Inline()] = IFCA()
+
+    @property
+    def inner(self) -> IFCA:
+        """IFCA."""
+        return self.ifca
+
+
+@settings
+class IFCAMIR(_ChoiceOverIFCA):
     """Client i trains the model of least ``alpha_i * loss_ik + beta_i * risk_k``.
 
     The loss is in nats and the risk a probability in [0.5, 1], estimated by the red team (Algorithm 2) and sent with
     the models; the paper adds them as they are. With beta = 0 for every client it is IFCA, bit for bit.
-
-    Args:
-        ifca: initial models, averaging, and the examples on which clients score the models.
 
     Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerability in Personalized Federated
     Learning", Algorithm 1, line 12.
@@ -124,14 +137,8 @@ class IFCAMIR(ChoiceRule):
         1.0 [0, 0, 0, 0]
     """
 
-    ifca: Annotated[IFCA, Inline()] = IFCA()
     name: Literal["ifca-mir"] = "ifca-mir"
     title: ClassVar[str] = "IFCA-MIR"
-
-    @property
-    def inner(self) -> IFCA:
-        """IFCA."""
-        return self.ifca
 
     def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         """Loss and risk, weighed by each client's preferences."""
@@ -139,15 +146,12 @@ class IFCAMIR(ChoiceRule):
 
 
 @settings
-class IFCAWithinLimit(ChoiceRule):
+class IFCAWithinLimit(_ChoiceOverIFCA):
     """Client i trains the model of least loss among those with ``risk_k <= threshold_i``.
 
     If there is none, it trains the model of least risk, and of several with that risk the one of least loss. Such
     clients are still beyond their limits, and reports count them. With thresholds of 1 for every client it is IFCA, bit
     for bit. The preference beta is not used.
-
-    Args:
-        ifca: initial models, averaging, and the examples on which clients score the models.
 
     Source: ours, by the thresholds with which Jung, Biswas, Palamidessi (IFCA-MIR) judge a choice.
 
@@ -164,14 +168,8 @@ class IFCAWithinLimit(ChoiceRule):
         0.5 [0, 0, 0, 0]
     """
 
-    ifca: Annotated[IFCA, Inline()] = IFCA()
     name: Literal["ifca-within-limit"] = "ifca-within-limit"
     title: ClassVar[str] = "IFCA within limits"
-
-    @property
-    def inner(self) -> IFCA:
-        """IFCA."""
-        return self.ifca
 
     def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         """The losses of allowed models; infinity for the others."""

@@ -44,7 +44,7 @@ class ImageChanges:
         """The changes of one image, among them none."""
         for down in range(-self.pixels, self.pixels + 1):
             for right in range(abs(down) - self.pixels, self.pixels - abs(down) + 1):
-                yield partial(_translated, down=down, right=right)
+                yield partial(translated, down=down, right=right)
         if self.degrees > 0:
             yield from (partial(_rotated, degrees=angle) for angle in (self.degrees, -self.degrees))
 
@@ -174,7 +174,7 @@ def _same(inputs: Tensor) -> Tensor:
     return inputs
 
 
-def _translated(images: Tensor, down: int, right: int) -> Tensor:
+def translated(images: Tensor, down: int, right: int) -> Tensor:
     """Images moved by so many pixels, 0 where they came from outside."""
     height, width = images.shape[-2:]
     padded = pad(images, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))

@@ -6,11 +6,15 @@ half of the clients, and judges it on the other half (cross-fitting), so that th
 chosen by. Source of the attack: Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold; of the noise:
 Ghosh, Roughgarden, Sundararajan 2009, arXiv:0811.2841 (the geometric mechanism).
 
+A relative loss is less the mean loss on the other models. These trained on none of the client's examples, and so say
+how difficult each is (`OtherClusters`); where there is one model it is the loss.
+
 What the server learns of a client is its histograms: how many training and hold-out examples it has, and how well the
 model fits them. With noise it learns that with differential privacy, epsilon an estimate for one example more or less;
 estimates add up. That covers the histograms alone, not the updates that the client sends.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -31,12 +35,15 @@ from shoal.metrics.intervals import RateEstimate, mean_rate_interval
 EDGES: NDArray[np.float64] = np.geomspace(1e-4, 20.0, 33)
 """Edges of 32 bins of the loss, in nats; one more bin on each side takes smaller and larger losses."""
 
+RELATIVE_EDGES: NDArray[np.float64] = np.concatenate([-EDGES[::-1], EDGES])
+"""Edges of the bins of a loss less that of other models."""
+
 Counts = NDArray[np.float64]
 
 
 @settings
 class LossHistograms:
-    """The histograms that clients send for the "histogram" estimator.
+    """The histograms that clients send for the "histogram" and "relative-histogram" estimators.
 
     Args:
         epsilon: of the noise that each client adds to each bin, discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)``,
@@ -58,7 +65,9 @@ class LossHistograms:
 
     epsilon: Annotated[PositiveFloat | None, Field(alias="histogram_epsilon")] = None
 
-    def accuracies(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> list[RateEstimate]:
+    def accuracies(
+        self, state: State, federation: Federation, engine: Engine, stream: Stream, *, relative: bool = False
+    ) -> list[RateEstimate]:
         """The balanced accuracy of the cross-fitted loss threshold on each of K models, in [0, 1].
 
         An estimate below 0.5 is one, of a threshold that does not carry over to other clients. NaN for a model of which
@@ -67,20 +76,23 @@ class LossHistograms:
         Raises:
             InputError: no client has hold-out examples.
         """
-        require_holdout(federation, "histogram")
-        counts = self.received(state, federation, engine, stream("noise"))
+        require_holdout(federation, "relative-histogram" if relative else "histogram")
+        counts = self.received(state, federation, engine, stream("noise"), relative=relative)
         return accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream)
 
-    def received(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> Counts:
+    def received(
+        self, state: State, federation: Federation, engine: Engine, stream: Stream, *, relative: bool = False
+    ) -> Counts:
         """Histograms (N, 2, B) of each client's members and hold-outs, as the server receives them.
 
         A client that has not yet trained a model sends nothing, which is zeros.
         """
-        counts = np.zeros((len(federation), 2, len(EDGES) + 1))
+        counts = np.zeros((len(federation), 2, len(RELATIVE_EDGES if relative else EDGES) + 1))
         for k, model in enumerate(state.models):
             clients = torch.nonzero(state.assignment == k).flatten()
+            others = [other for j, other in enumerate(state.models) if j != k] if relative else None
             for kind, shards in enumerate((federation.clients, federation.holdout)):
-                counts[clients.numpy(), kind] = histograms(model, shards.take(clients), engine)
+                counts[clients.numpy(), kind] = histograms(model, shards.take(clients), engine, others)
         if self.epsilon is not None:
             some = torch.nonzero(state.assignment >= 0).flatten()
             for i, seed in zip(some.tolist(), stream.seeds(federation.ids[some]).tolist(), strict=True):
@@ -201,13 +213,18 @@ def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.rando
     return first - second
 
 
-def histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
-    """Numbers (n, B) of each owner's examples with a loss in each bin."""
-    counts = np.zeros((len(shards), len(EDGES) + 1))
+def histograms(model: Tensor, shards: Shards, engine: Engine, others: Sequence[Tensor] | None = None) -> Counts:
+    """Numbers (n, B) of each owner's examples with a loss in each bin; of a relative one with ``others`` (P,)."""
+    edges = EDGES if others is None else RELATIVE_EDGES
+    counts = np.zeros((len(shards), len(edges) + 1))
     if len(shards.indices):
         rows = shards.indices.to(shards.y.device)
-        loss = losses(engine.outputs(model, shards.x, rows).cpu(), shards.y[rows].cpu(), engine.model.loss)
-        np.add.at(counts, (shards.owners().numpy(), np.searchsorted(EDGES, loss, side="right")), 1)
+
+        def of(row: Tensor) -> NDArray[np.float64]:
+            return losses(engine.outputs(row, shards.x, rows).cpu(), shards.y[rows].cpu(), engine.model.loss)
+
+        loss = of(model) - (np.mean([of(other) for other in others], axis=0) if others else 0.0)
+        np.add.at(counts, (shards.owners().numpy(), np.searchsorted(edges, loss, side="right")), 1)
     return counts
 
 

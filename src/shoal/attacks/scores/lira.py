@@ -61,7 +61,7 @@ class LiRA:
 
         def log_density(side: Side, pooled: float) -> Floats:
             """The log density (M,), but for a constant."""
-            variance = _variances(side, pooled, self.own_variance)
+            variance = variances(side, pooled, self.own_variance)
             return -0.5 * (np.log(variance) + (records.score - side.mean) ** 2 / variance)
 
         return log_ratio(self, records, log_density)
@@ -90,10 +90,10 @@ class OfflineLiRA:
         """In standard deviations."""
         _, outside = in_and_out(self, records, needs_in=False)
         (pooled,) = pooled_variances(self, outside)
-        return (records.score - outside.mean) / np.sqrt(_variances(outside, pooled, self.own_variance))
+        return (records.score - outside.mean) / np.sqrt(variances(outside, pooled, self.own_variance))
 
 
-def _variances(side: Side, pooled: float, own_variance: int) -> Floats:
+def variances(side: Side, pooled: float, own_variance: int) -> Floats:
     """The variances (M,) of a side's scores: the pooled one, or with many reference models each record's own.
 
     A record's own variance is at least `VARIANCE_FLOOR` of the pooled one; fewer than two scores have none.

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shoal.attacks.reference_scores import View
+from shoal.attacks.reference_scores import Bools, Floats, View
+from shoal.attacks.scores.stack import Regression
 from shoal.core.errors import require
 from shoal.core.settings import PositiveFloat, settings
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @settings
@@ -53,21 +50,12 @@ class LossTrajectory:
         Raises:
             InputError: shapes that do not fit, losses that are not finite, or no members or no non-members.
         """
-        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import
-
         _require_trajectories(trajectories)
         require(
             member.shape == trajectories.shape[:1],
             f"'member' must be (M,) for {len(trajectories)} records; got shape {member.shape}",
         )
-        require(bool(member.any() and not member.all()), "the records must have members and non-members; got one kind")
-        centre, spread = trajectories.mean(axis=0), trajectories.std(axis=0)
-        # A round in which all losses are equal says nothing; their deviation is a rounding error, not always 0.
-        spread = np.where(spread > 1e-9 * (1 + abs(centre)), spread, 1.0)
-        regression = LogisticRegression(C=self.inverse_penalty, class_weight="balanced", max_iter=1000)
-        regression.fit((trajectories - centre) / spread, member)
-        weights, bias = np.ravel(regression.coef_), float(np.ravel(regression.intercept_)[0])
-        return FittedLossTrajectory(centre, spread, weights, bias)
+        return FittedLossTrajectory(Regression.fit(trajectories, member, self.inverse_penalty))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,16 +63,11 @@ class FittedLossTrajectory:
     """Scores records by their losses over T rounds.
 
     Args:
-        centre, spread: (T,) mean and standard deviation of the reference records' losses.
-        weights: (T,) of the standardised losses.
-        bias: of the regression.
+        regression: of membership on the reference records' losses.
         threshold: the largest score of a non-member.
     """
 
-    centre: Floats
-    spread: Floats
-    weights: Floats
-    bias: float
+    regression: Regression
     threshold: float = 0.0
 
     def score(self, trajectories: Floats) -> Floats:
@@ -94,12 +77,12 @@ class FittedLossTrajectory:
             InputError: losses of another number of rounds, or not finite.
         """
         _require_trajectories(trajectories)
-        rounds = len(self.weights)
+        rounds = len(self.regression.weights)
         require(
             trajectories.shape[1] == rounds,
             f"losses must be of the {rounds} rounds that the attack was fitted on; got {trajectories.shape[1]}",
         )
-        return (trajectories - self.centre) / self.spread @ self.weights + self.bias
+        return self.regression.score(trajectories)
 
 
 def _require_trajectories(trajectories: Floats) -> None:

@@ -20,8 +20,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.federation import Federation
-from shoal.data.shards import Shards
-from shoal.engine import Algorithm, Engine, LocalRandomness, LocalSGD, RoundReport, State, Tensors, Training
+from shoal.engine import Algorithm, MaliciousTraining, RoundReport, State, Tensors, Training
 from shoal.metrics import Metric, mean_interval
 from shoal.metrics.intervals import RateEstimate
 from shoal.metrics.summary import Summary
@@ -224,21 +223,10 @@ class CanaryClients:
         del state, stream
         return {}
 
-    def train(
-        self,
-        state: State,
-        cluster: int,
-        client: int,
-        shards: Shards,
-        randomness: LocalRandomness,
-        local: LocalSGD,
-        engine: Engine,
-    ) -> tuple[Tensor, Tensors]:
+    def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
         """The model of the cluster, moved by ``scale`` in the client's direction (P,)."""
-        del shards, randomness, local, engine
-        model = state.models[cluster]
-        (direction,) = canary_directions([client], len(model), self.stream)
-        return model + self.scale * direction.to(model), state.adversary
+        (direction,) = canary_directions([request.client], len(request.start), self.stream)
+        return request.start + self.scale * direction.to(request.start), request.state.adversary
 
     def check(self, federation: Federation, algorithm: Algorithm) -> None:
         """Raise `InputError` unless at least two of them are clients of the federation."""

@@ -28,7 +28,7 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.shards import Shards
-from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors, Training
+from shoal.engine import MaliciousTraining, State, Tensors, Training
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,18 +267,8 @@ class _Prepared:
         del state, stream
         return {}
 
-    def train(
-        self,
-        state: State,
-        cluster: int,
-        client: int,
-        shards: Shards,
-        randomness: LocalRandomness,
-        local: LocalSGD,
-        engine: Engine,
-    ) -> tuple[Tensor, Tensors]:
-        del cluster, shards, randomness, local, engine
-        return self.ends[client], state.adversary
+    def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
+        return self.ends[request.client], request.state.adversary
 
 
 class SybilPaths:

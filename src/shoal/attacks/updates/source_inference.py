@@ -23,7 +23,7 @@ class Guesses:
     Args:
         right: number of correct guesses.
         count: number of guesses.
-        chance: the accuracy of guessing without looking.
+        chance: the accuracy by chance.
         low, high: 95 % interval of the accuracy (Clopper-Pearson). It takes the guesses as independent, which those on
             one client's records are not quite.
     """

@@ -12,12 +12,16 @@ inverse metric by c / n of itself. The AUC of the best test of this energy there
 
     Phi(z),  z = max(c, d - c) sqrt(c) / (2 n).
 
-Natural inputs are far from normal, and the attack then finds less than this. So a record is hidden from this attack
-where the bound is below 0.6, and nothing is said between the two.
+Natural inputs are far from normal, and the attack then finds less than this. With noise of standard deviation s in each
+number of a move, in units of what one example adds at most, nothing is exact. The energy of r moves along a record is
+chi-squared with w r degrees of freedom; the record adds r, and by its products with other records as much again, so
+
+    z <= sqrt(r / w) / s^2.
+
+So a record is hidden from this attack where the bound is below 0.6, and nothing is said between the two.
 
 Source: the span check of gradient inversion, SPEAR (Dimitrov et al., NeurIPS 2024, arXiv:2403.03945), and as membership
-inference ProjRes (arXiv:2604.21197); the bound is derived here. What noise hides: Benaych-Georges and Nadakuditi 2012,
-Journal of Multivariate Analysis 111 (singular vectors of a low-rank matrix in noise).
+inference ProjRes (arXiv:2604.21197); the bounds are derived here.
 """
 
 from collections.abc import Iterable
@@ -36,9 +40,6 @@ RECOGNISED_AUC = 0.9
 HIDDEN_AUC = 0.6
 """What it is at most where they are hidden."""
 
-HIDING_NOISE = 4.0
-"""How many times the noise at which the singular vectors of a record become random hides it."""
-
 _Z = NormalDist().inv_cdf(HIDDEN_AUC)
 
 
@@ -52,8 +53,8 @@ class LayerShape:
         outputs: w, the independent rows of its move in one round: its outputs, but of softmax errors, which add up to
             0, one less.
         positions: inputs that one example gives it: 1 of a dense layer, the patches of a convolution, tokens.
-        reads_data: whether nothing before it is trained. Otherwise its inputs are features, which move while it is
-            trained: they are others in every pass, and those of two rounds cannot be stacked.
+        reads_data: whether nothing before it is trained. Otherwise its inputs are features. Within a round they move so
+            little that those of its start stand for them (measured), but those of two rounds cannot be stacked.
     """
 
     name: str
@@ -74,13 +75,17 @@ class Moves:
     Args:
         examples: distinct examples behind all moves together: of a client, or of all clients of a sum.
         rounds: T, how many moves there are.
-        passes: over these examples in one round.
+        passes: over these examples in one move.
+        merged: rounds that one move is the sum of, such as all of them in a final minus an initial model; features are
+            others in each.
         share: of the examples that are behind one move, in (0, 1]; another random share in every round.
         copies: random copies of an example that are trained on at most, such as 2 by flips alone; 1: examples as they
             are; infinite: another one in every pass.
         searched: whether the attacker searches the transform of copies; otherwise a record itself was never trained on.
         noise: standard deviation of the noise in each number of one move, by the largest norm of what one example adds
             to it; 0: none.
+        exact: whether moves are sums of (error x input) up to what the attacker can undo, and what noise there is. They
+            are not where every number is scaled by itself (Adam) or has noise of unknown size.
 
     Raises:
         InputError: a value outside its range.
@@ -89,13 +94,15 @@ class Moves:
     examples: int
     rounds: int = 1
     passes: int = 1
+    merged: int = 1
     share: float = 1.0
     copies: float = 1.0
     searched: bool = True
     noise: float = 0.0
+    exact: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("examples", "rounds", "passes", "copies"):
+        for name in ("examples", "rounds", "passes", "merged", "copies"):
             require(getattr(self, name) >= 1, f"'{name}' must be at least 1; got {getattr(self, name)}")
         require(0 < self.share <= 1, f"'share' must be in (0, 1]; got {self.share}")
         require(self.noise >= 0, f"'noise' must be at least 0; got {self.noise}")
@@ -106,10 +113,8 @@ class Moves:
 
     def inputs_each(self, rounds: int, layer: LayerShape) -> int:
         """The distinct inputs that one of these examples has given ``layer``."""
-        trained = self.passes * rounds
-        if layer.reads_data:
-            trained = int(min(trained, self.copies))
-        return trained * layer.positions
+        copies = int(min(self.passes * rounds, self.copies))
+        return layer.positions * (copies if layer.reads_data else max(copies, self.merged))
 
 
 @dataclass(frozen=True)
@@ -155,12 +160,11 @@ def exposure_rule(layer: LayerShape, moves: Moves) -> Exposure:
     for rounds in range(1, last + 1):
         capacity, each = min(layer.outputs * rounds, layer.inputs), moves.inputs_each(rounds, layer)
         distinct = moves.examples_seen(rounds) * each
-        if capacity > distinct and moves.noise == 0 and not _unlike(moves):
+        if capacity > distinct and moves.exact and moves.noise == 0 and not _unlike(moves):
             return Exposure(layer, "recognised", rounds, capacity, distinct)
         # An example with several inputs is judged by all of them together.
         z = max(capacity, layer.inputs - capacity) * sqrt(capacity * each) / (2 * distinct)
-        if _unlike(moves) or _drowned(layer, moves, rounds):
-            z = 0.0
+        z = 0.0 if _unlike(moves) else min(z, _z_in_noise(layer, moves))
         if z > largest:
             verdict: Verdict = "between" if z > _Z else "hidden"
             most, largest = Exposure(layer, verdict, rounds, capacity, distinct), z
@@ -170,11 +174,14 @@ def exposure_rule(layer: LayerShape, moves: Moves) -> Exposure:
 
 def most_exposed(layers: Iterable[LayerShape], moves: Moves) -> Exposure | None:
     """The layer that gives records away first, or else says most; None: there is no layer that the rule is of."""
-    order = ("recognised", "between", "hidden")
     exposures = [exposure_rule(layer, moves) for layer in layers]
-    return min(
-        exposures, key=lambda one: (order.index(one.verdict), one.rounds, one.distinct / one.capacity), default=None
-    )
+    return min(exposures, key=_rank_of, default=None)
+
+
+def _rank_of(one: Exposure) -> tuple[int, float, float]:
+    """The order of exposures: what is recognised first, then what lacks least."""
+    exact = one.verdict == "recognised"
+    return ("recognised", "between", "hidden").index(one.verdict), one.rounds * exact, one.distinct / one.capacity
 
 
 def _unlike(moves: Moves) -> bool:
@@ -182,10 +189,6 @@ def _unlike(moves: Moves) -> bool:
     return moves.copies == inf and not moves.searched
 
 
-def _drowned(layer: LayerShape, moves: Moves, rounds: int) -> bool:
-    """Whether noise hides what a record adds to the stacked moves of ``rounds`` rounds.
-
-    That is sqrt(r) long, and its singular vectors become random below (r w d)^(1/4) deviations of the noise.
-    """
-    signal = rounds**0.25 / (layer.outputs * layer.inputs) ** 0.25
-    return HIDING_NOISE * signal < moves.noise
+def _z_in_noise(layer: LayerShape, moves: Moves) -> float:
+    """The largest separation that noise leaves, by the energy of all moves along a record; infinite without noise."""
+    return sqrt(moves.rounds / layer.outputs) / moves.noise**2 if moves.noise else inf

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, integer, nearest, quoted, require
-from shoal.core.settings import MAX_CLASSES
+from shoal.core.settings import MAX_CLASSES, one_of
 from shoal.data.names import EVERYBODY
 from shoal.data.preferences import Preferences, per_client
 from shoal.data.shards import GroupedExamples, Shards
@@ -34,7 +34,7 @@ def fields_from_tensors(
     task: Task,
 ) -> dict[str, Any]:
     """The fields of `Federation` by name; ``limits`` are the thresholds and the betas."""
-    require(task in get_args(Task), f"'task' must be 'classification' or 'regression'; got {task!r}")
+    require(task in get_args(Task), f"'task' must be {one_of(get_args(Task))}; got {task!r}")
     regression = task == "regression"
     require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
     shards = _trained(clients, task)

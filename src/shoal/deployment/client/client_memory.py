@@ -21,7 +21,7 @@ class ClientMemory:
     folder: Path
 
     @staticmethod
-    def of(state_dir: Path, config: str) -> "ClientMemory":
+    def open(state_dir: Path, config: str) -> "ClientMemory":
         """The folder under ``state_dir`` of the run with this configuration."""
         return ClientMemory(state_dir / f"run-{hashlib.sha256(config.encode()).hexdigest()[:16]}")
 

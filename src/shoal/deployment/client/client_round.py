@@ -46,7 +46,7 @@ def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refus
     with _opened(offer, settings) as (client, training), FileLock(settings.folder / "lock"):
         ledger_path = settings.folder / "ledger.json"
         ledger = Ledger.load(ledger_path)
-        memory = ClientMemory.of(settings.folder, offer.config)
+        memory = ClientMemory.open(settings.folder, offer.config)
         state = memory.restore(_state(training, offer, client.config.seed))
         if settings.risk == "client":
             risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
@@ -95,7 +95,7 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
     """Whether the risk of ``offer`` is above what the client tolerates; by randomised response if the run says so."""
     client = open_client(offer.config, settings, offer.classes, offer.scale)
     section = client.config.coordinator
-    require(section is not None, "the run has no coordinator, whom a client would answer")
+    require(section is not None, "the run has no coordinator, so there is no vote to answer")
     assert section is not None
     stream = _protecting(client.config, settings)("coordinator", offer.round)
     threshold, ids = client.federation.preferences.threshold, torch.tensor([offer.client])

@@ -14,7 +14,7 @@ from pydantic import Field
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.settings import Count, NonNegativeFloat, OpenFraction, settings
-from shoal.defenses.accounting import composed, private_rule
+from shoal.defenses import accounting
 from shoal.defenses.dp_sgd import Accountant
 from shoal.engine import LocalSGD
 
@@ -45,11 +45,11 @@ class Ledger:
     @property
     def epsilon(self) -> float:
         """The epsilon that has been spent; infinite once a round was trained without differential privacy."""
-        return composed(self.steps, self.delta, self.accountant)
+        return accounting.composed(self.steps, self.delta, self.accountant)
 
     def after(self, trainings: Sequence[LocalSGD], examples: int) -> "Ledger":
         """The ledger with one round more, of these local ``trainings`` on so many examples."""
-        rules = [private_rule(local) for local in trainings]
+        rules = [accounting.private_rule(local) for local in trainings]
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
         for local, rule in zip(trainings, rules, strict=True):
             noise = 0.0 if rule is None else rule.noise_multiplier

@@ -1,7 +1,6 @@
 """The federation of one client that a node trains: its own examples, or a partition of a named set."""
 
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,13 +12,20 @@ from shoal.config.client_files import draw_split, reading_of
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
-from shoal.data import ClientDataset, Federation, Preferences, Standardizer, draw_preferences, federation_of_clients
+from shoal.data import (
+    ClientDataset,
+    Federation,
+    Preferences,
+    Shards,
+    Standardizer,
+    draw_preferences,
+    federation_of_clients,
+)
 from shoal.data.memory_format import gather
-from shoal.data.shards import Shards
 from shoal.defenses import TrainingSetup, defended
-from shoal.deployment.flower_config import NodeSettings
+from shoal.deployment.flower_config import NodeSettings, own_code
 from shoal.models import Shape, VectorShape
-from shoal.simulation.coordination import check_coordinator
+from shoal.simulation.checks import check_coordinator
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +38,7 @@ class Client:
 
 
 def run_config(text: str, allow_code: str = "") -> Config:
-    """The configuration that a server sent.
-
-    Args:
-        text: of the configuration, as TOML.
-        allow_code: see `NodeSettings`.
+    """The configuration that a server sent as TOML; ``allow_code`` as in `NodeSettings`.
 
     Raises:
         InputError: it is none, or it names Python code that the node does not allow.
@@ -46,25 +48,13 @@ def run_config(text: str, allow_code: str = "") -> Config:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the server's configuration is not TOML: {error}") from error
     allowed = {name.strip() for name in allow_code.split(",")}
-    code = sorted({value for value in _names(table) if ":" in value} - allowed)
+    code = sorted(own_code(table) - allowed)
     require(
         not code,
         f"the server's configuration names Python code of its own, {quoted(code)}; a node runs what its own "
         "'allow-code' names, and nothing else",
     )
     return parse_config(table, "the server's configuration")
-
-
-def _names(table: object, key: str = "") -> Iterator[str]:
-    """The values of the keys in whose place ``module:Name`` may stand."""
-    if isinstance(table, dict):
-        for name, value in table.items():
-            yield from _names(value, name)
-    elif isinstance(table, list):
-        for value in table:
-            yield from _names(value, key)
-    elif isinstance(table, str) and key not in ("path", "task", "device"):
-        yield table
 
 
 @lru_cache(maxsize=4)
@@ -99,7 +89,7 @@ def _simulated_client(config: Config, settings: NodeSettings) -> Client:
     """The client that the simulation of ``config`` has at the partition's place."""
     require(
         config.data.partition is not None,
-        f"'partition-id' needs a set that is dealt out, and '{config.data.source}' has clients; give 'data-path'",
+        f"'partition-id' is of a set that is partitioned, and '{config.data.source}' has clients; give 'data-path'",
     )
     decided, simulation = build(config, settings.data_dir)
     clients, partition = len(simulation.federation), settings.partition_id

@@ -10,8 +10,7 @@ import torch
 
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
-from shoal.data import Federation, Preferences
-from shoal.data.shards import Shards
+from shoal.data import Federation, Preferences, Shards
 
 
 @dataclass

@@ -12,13 +12,14 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save as serialize
 
 from shoal.config.build import load_data, resolve
+from shoal.config.kinds import title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
-from shoal.core.errors import require
+from shoal.core.errors import quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
-from shoal.deployment.flower_config import RunSettings
+from shoal.deployment.flower_config import RunSettings, own_code
 from shoal.deployment.messages import parts_of
 from shoal.deployment.server.attendance import Attendance
 from shoal.deployment.server.events import Events
@@ -76,6 +77,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     if out.exists() and is_begun(out) and is_finished(out):
         LOG.info("%s is finished", out)
         return
+    if code := own_code(sent.table()):
+        LOG.warning("a node refuses this run unless its 'allow-code' names %s", quoted(sorted(code)))
     engine = decided.engine.engine(simulation.setup.model)
     same = lambda: _require_same(settings, decided)  # noqa: E731
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
@@ -141,7 +144,7 @@ class _Run:
         }
         write_bytes(out / "models.safetensors", serialize(tensors))
         events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
-        title = f"{config.algorithm.name} on {config.data.source}, {members} machines"
+        title = f"{title_of(config.algorithm.value)} on {config.data.source}, {members} machines"
         page = deployment_page(pd.DataFrame(list(progress.rows)), clients, events, config.toml(), title)
         write_text(out / "report.html", page)
         summary = {
@@ -204,6 +207,15 @@ def _require_supported(config: Config) -> None:
             coordinator.law.release_on == "estimate",
             "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
         )
+        views = (config.privacy.view,) if isinstance(config.privacy.view, str) else config.privacy.view or ()
+        require(
+            {*views, config.evaluation.view} == {"outsider"},
+            "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines, which "
+            "steers by what an outsider finds",
+        )
+    rule = config.defenses.dp_sgd
+    in_sum = rule is not None and rule.noise == "sum"
+    require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines, which have no secure sum")
     require(config.model.features is None, "[model.features] works in simulations alone; leave it out")
-    for name in ("property_attack", "canaries", "record"):
+    for name in ("property_attack", "canaries", "record", "release"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")

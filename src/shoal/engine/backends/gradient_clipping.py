@@ -165,7 +165,7 @@ def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Mod
         for module in network.modules()
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     ]
-    parameters = [each for layer in layers for each in layer.parameters(recurse=False) if each.requires_grad]
+    parameters = [tensor for layer in layers for tensor in layer.parameters(recurse=False) if tensor.requires_grad]
     is_unshared = len(parameters) == len(trained)
     return layers if is_unshared and all(formula(layer) is not None for layer in layers) else None
 

@@ -12,7 +12,7 @@ from shoal.data.shards import Shards
 from shoal.engine.backends.loop_backend import parts_of
 from shoal.engine.engine import DivergenceError, Engine, gather_params
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.protocols import MaliciousClients, UpdateFilter
+from shoal.engine.protocols import MaliciousClients, MaliciousTraining, UpdateFilter
 from shoal.engine.rounds.aggregation import Aggregator, PartialSum
 from shoal.engine.rounds.round_outcome import Aggregate
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
@@ -48,10 +48,7 @@ class CohortTrainer:
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
         """The outcome of all trainings of a plan, and `State.adversary` after them.
 
-        Args:
-            state: before the round.
-            plan: for these n clients.
-            first: index of the plan's first training in the whole round's plan, which names its random draws.
+        ``first`` is the index of the plan's first training in the whole round's plan, which names its random draws.
 
         Raises:
             DivergenceError: parameters that are not finite; its owner is a position in the cohort.
@@ -94,9 +91,10 @@ class CohortTrainer:
             randomness = local.randomness(shards, self.ids, stream)
             for one in malicious_ones.split(1):
                 client, drawn = int(self.ids[one]), randomness.take(one)
-                end, adversary = self.malicious_clients.train(
+                request = MaliciousTraining(
                     state, int(clusters[one]), client, shards.take(one), drawn, local, self.engine
                 )
+                end, adversary = self.malicious_clients.train(request)
                 if not bool(torch.isfinite(end).all()):
                     raise DivergenceError(int(one), f"the update of the malicious client {client} is not finite")
                 receiver.add(receiver.received(one, end[None], drawn.seeds))

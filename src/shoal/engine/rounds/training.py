@@ -27,6 +27,8 @@ from shoal.engine.protocols import (
     Coordinator,
     LocalDefense,
     MaliciousClients,
+    PlanRule,
+    Release,
     RiskEstimator,
     UpdateFilter,
 )
@@ -56,15 +58,14 @@ class Training:
         defenses: change local training, in order, for each cluster in each round.
         malicious_clients: replace local training; None: all clients are honest.
         coordinator: turns each estimate of risks into directives; None: there are no directives.
+        release: replaces the models after every round; None: nothing does.
         record_every: rounds between reports with the updates that the server received; 0: none has them.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), local, engine, shoal.Stream(0))
         ...     state = training.start()
         ...     for state, report in training.rounds(state, 2):
         ...         print(state.round, report.assignment.tolist())
@@ -85,6 +86,7 @@ class Training:
     defenses: tuple[LocalDefense, ...] = ()
     malicious_clients: MaliciousClients | None = None
     coordinator: Coordinator | None = None
+    release: Release | None = None
     record_every: int = 0
     __repr__ = one_line
 
@@ -150,9 +152,16 @@ class Training:
             start = time.perf_counter()
             cohort = self.cohort_of(state, clients)
             plan = self.algorithm.plan(state, cohort)
+            for defense in self.defenses:
+                if isinstance(defense, PlanRule):
+                    plan = defense.planned(plan, cohort.sizes)
             planned = time.perf_counter()
             aggregate, adversary = self._trained(state, cohort, plan, record=record)
             after = self.merged(state, cohort, plan, aggregate, adversary)
+            if self.release is not None:
+                stream = self.stream("round", number, "release")
+                models = self.release.released(after.models, self.federation, self.engine, stream)
+                after = replace(after, models=models)
             seconds["choose"], seconds["train"] = planned - start, time.perf_counter() - planned
 
         start = time.perf_counter()
@@ -227,10 +236,7 @@ class Training:
     def local_of(self, state: State, cluster: int, local: LocalSGD | None = None) -> LocalSGD:
         """Local training of a cluster's clients in the round after ``state``, with all defences, at its learning rate.
 
-        Args:
-            state: before the round.
-            cluster: its index.
-            local: settings before the defences; None: the run's.
+        ``local`` are settings before the defences; None: the run's.
         """
         directive = {name: float(values[cluster]) for name, values in state.directives.items()}
         cluster_round = ClusterRound(state.round + 1, cluster, float(state.risks[cluster]), directive)
@@ -254,7 +260,7 @@ class Training:
             require_counted(self.algorithm, self.local, [deployed.fine_tuning], final=True)
         everyone = torch.arange(len(self.federation))
         for index, local in enumerate(deployed.fine_tuning):
-            models = PersonalModels.of(self._trained_once(state, deployed, local, index), everyone)
+            models = PersonalModels.from_rows(self._trained_once(state, deployed, local, index), everyone)
             deployed = replace(deployed, models=models, model=everyone)
         return deployed
 
@@ -297,12 +303,7 @@ class Training:
     ) -> State:
         """The state after a round whose trainings are done: the server's part.
 
-        Args:
-            state: before the round.
-            cohort: the n clients that trained.
-            plan: of the round.
-            aggregate: of its trainings.
-            adversary: `State.adversary` after it; None: unchanged.
+        ``adversary`` is `State.adversary` after it; None: unchanged.
         """
         assignment = state.assignment.clone()
         assignment[cohort.clients] = plan.assignment

@@ -5,6 +5,7 @@ from math import isnan, nan
 
 import pandas as pd
 
+from shoal.attacks import Stack
 from shoal.audit.records import AGAINST_CLIENTS, SERVER
 from shoal.core.formats import DASH, count, decimal
 from shoal.reports.attack_titles import attack_head
@@ -53,6 +54,12 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
         )
     if any(finding.attack.endswith(AGAINST_CLIENTS) for finding in listed):
         sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
+    if any(is_stack(finding) for finding in listed):
+        decides = [name for name in shown if is_stack(groups[name][0])]
+        sentences.append(
+            "A stack is one attacker with the scores of all attacks of a view, fitted on the reference models; "
+            + (f"it decides on {', '.join(decides)}." if decides else "it is not certain to find more than its parts.")
+        )
     for rate in FALSE_POSITIVE_RATES:
         missing = [finding for finding in listed if not finding.tpr[rate].known]
         if missing:
@@ -64,6 +71,11 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
         sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
     columns = (Column("attack", "by view", number=False), *_METRICS)
     return Table(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
+
+
+def is_stack(finding: Finding) -> bool:
+    """Whether a finding is of a `Stack`."""
+    return finding.attack.split("-")[0] == Stack.name
 
 
 def by_model(models: Mapping[str, Sequence[Finding]]) -> Table | None:

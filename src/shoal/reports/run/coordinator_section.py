@@ -132,7 +132,7 @@ def _spells(inside: pd.DataFrame) -> Iterator[tuple[int, int | None]]:
 
 def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str], never: Sequence[str]) -> plot.Figure:
     """Risk, shares over the limit, and each directive that was ever given, over rounds."""
-    reported = rounds.assign(reported=0.5 + coordinator.audit_factor * (rounds["risk"] - 0.5))
+    reported = rounds.assign(reported=coordinator.audit_level + coordinator.audit_factor * (rounds["risk"] - 0.5))
     # The title of each panel, the name of its axis, and one curve per cluster.
     panels = [
         ("Risk as told to clients: balanced accuracy of the attack", "risk", curves_by_cluster(reported, "reported")),
@@ -167,6 +167,7 @@ def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str]
 
     factor = coordinator.audit_factor
     times = "" if factor == 1 else f", its advantage over chance times {factor:g}"
+    times += "" if coordinator.audit_level == 0.5 else f", above {coordinator.audit_level:g}"
     caption = (
         f"Top: the red team's estimate{times}. Below: the share of the members who say that it is too high; the line "
         "is the target. Then what each cluster was asked for, which holds from the next round on; 1 is the strength "

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.audit.measurement import declared_metrics
-from shoal.config.kinds import algorithm_title, name_of
+from shoal.config.kinds import name_of, title_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.schema import Config
 from shoal.control import Coordinator
@@ -42,6 +42,7 @@ class RunDescription:
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
         metrics: of the user's own measurements.
         examples: the hash of the federation, `shoal.data.fingerprint`; "": unknown.
+        algorithm_title: the algorithm's name in text.
     """
 
     algorithm: str
@@ -61,12 +62,13 @@ class RunDescription:
     examples: str = ""
     data_name: str = ""
     metrics: tuple[Metric, ...] = ()
+    algorithm_title: str = ""
     __repr__ = one_line
 
     @property
     def title(self) -> str:
         """Of a page: the algorithm, the data by their own name, and the seed."""
-        return f"{algorithm_title(self.algorithm)} on {self.data_name or self.dataset}, seed {self.seed}"
+        return f"{self.algorithm_title} on {self.data_name or self.dataset}, seed {self.seed}"
 
     @staticmethod
     def of(config: Config) -> "RunDescription":
@@ -74,6 +76,7 @@ class RunDescription:
         partition, section = config.data.partition, config.property_attack
         return RunDescription(
             algorithm=config.algorithm.name,
+            algorithm_title=title_of(config.algorithm.value),
             dataset=config.data.source,
             seed=config.seed,
             groups=config.data.groups,

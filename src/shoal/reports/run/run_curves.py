@@ -25,6 +25,7 @@ ESTIMATORS = {
     "shadow": "taken on shadow models, since the server holds no members",
     "federated": "counted by the clients on their own images",
     "histogram": "taken from the clients' histograms of their losses",
+    "relative-histogram": "taken from the clients' histograms of their losses, less those on the other models",
     "audit": "taken on the members themselves, which only a simulator knows",
 }
 """The red team's estimators of risk, in words."""

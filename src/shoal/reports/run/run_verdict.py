@@ -7,6 +7,7 @@ from shoal.control import COLUMN
 from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
+from shoal.reports.attack_titles import BY
 from shoal.reports.estimate import Estimate, Outcome
 from shoal.reports.run.run_view import reference_federations, strongest_attacks
 
@@ -18,7 +19,7 @@ SAID: Mapping[Outcome, str] = {
 """What an attack of each outcome does."""
 
 
-def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: str = "") -> str:
+def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: str = "", title: str = "") -> str:
     """A run's accuracy, exposure and violations in a few sentences.
 
     Args:
@@ -26,11 +27,12 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
         kind: what its examples are, in the plural.
         metric: what it reports as accuracy.
         audited: the verdict of the run's audit; it stands first, and what the run's own attack says goes.
+        title: the algorithm's name in text; "": that of its name in the summary.
     """
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     if not {"accuracy.overall", "violations.total"} <= set(overall):
         return "The metrics of this run are incomplete."
-    form, title = metric_format(metric), algorithm_title(str(summary.run["algorithm"]))
+    form, title = metric_format(metric), title or algorithm_title(str(summary.run["algorithm"]))
     accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
     if metric != ACCURACY:
         accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
@@ -38,7 +40,7 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
     exposure, exceeded = ([], []) if audited else (_exposure(summary), [limits(summary)])
     rest = (*_property(summary), *exceeded, *_coordinator(summary), *_epsilon(summary))
-    return f"{audited} {'. '.join([accuracy, *_guessing(summary, kind), *exposure, *rest])}.".lstrip()
+    return f"{audited} {'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}.".lstrip()
 
 
 def limits(summary: Summary) -> str:
@@ -47,10 +49,13 @@ def limits(summary: Summary) -> str:
     exceeded = int(overall.get("exceeded.total", 0))
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
     subject = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
+    others = int(overall.get("limits_of_other_views", 0))
+    finder = f"by what {BY.get(summary.view, summary.view)} sees"
+    finder += f" ({others} limits by what the attacker that they name sees)" if others else ""
     drawn = "; limits were drawn at random, since no client has set one" if overall.get("thresholds_drawn") else ""
-    attack = "attack that decides" if reference_federations(summary) else "configured attack"
+    attack = "attack that decides" if strongest_attacks(summary) else "configured attack"
     point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
-    return f"{subject} at 95 % confidence; by the point estimate of the {attack}, {point}{drawn}"
+    return f"{subject} at 95 % confidence, {finder}; by the point estimate of the {attack}, {point}{drawn}"
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
@@ -74,7 +79,7 @@ def _coordinator(summary: Summary) -> list[str]:
     return [f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}{vain}"]
 
 
-def _guessing(summary: Summary, kind: str) -> list[str]:
+def _chance(summary: Summary, kind: str) -> list[str]:
     """Groups and models that are not shown to be better than always naming the most frequent class, or are worse."""
     shares, accuracies = of_groups(summary, "most_frequent_class"), of_groups(summary, "accuracy")
     if not shares:
@@ -98,8 +103,8 @@ def _guessing(summary: Summary, kind: str) -> list[str]:
             frequent.append(
                 f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}"
             )
-    findings = [f"below guessing for {', '.join(below)}"] if below else []
-    findings += [f"not shown to be better than guessing for {', '.join(near)}"] if near else []
+    findings = [f"below chance for {', '.join(below)}"] if below else []
+    findings += [f"not shown to be above chance for {', '.join(near)}"] if near else []
     if not findings:
         return []
     always = ", ".join(dict.fromkeys(frequent))
@@ -134,12 +139,13 @@ def _exposure(summary: Summary) -> list[str]:
         by = f" by {names[name]}" if name in names else ""
         by_outcome.setdefault(wide.outcome, []).append(f"{wide.with_interval(size)}{on}{by}")
         by_loss = Estimate.of(groups[name], "loss_threshold")
-        if not references and by_loss.minus(accuracy).among(len(mia)).low > 0:
+        if not names and by_loss.minus(accuracy).among(len(mia)).low > 0:
             better.append(f"{by_loss.text}{on}")
-    attack = "The configured attack"
-    if references:
-        federations = f"{references} reference federation{'s' * (references > 1)}"
-        attack = f"The attack chosen beforehand with {federations}, or one that is certain to find more,"
+    attack = f"With what {BY.get(summary.view, summary.view)} sees, the configured attack"
+    if names:
+        federations = f" with {references} reference federation{'s' * (references > 1)}" if references else ""
+        attack = f"With what {BY.get(summary.view, summary.view)} sees, the attack chosen beforehand{federations}, "
+        attack += "or one that is certain to find more,"
     parts = [f"{words} with balanced accuracy {'; '.join(by_outcome[outcome])}" for outcome, words in SAID.items()
              if outcome in by_outcome]  # fmt: skip
     intervals = "95 % intervals that hold for all groups at once" if several else "95 % interval"

@@ -65,6 +65,7 @@ class AboutAudited:
         pictures: images (channels, height, width) uint8 of some records, by their names.
         kind: what a record is, in the plural.
         gates: limits on the figures, of which the page says whether they hold.
+        queries: copies in which each record was asked.
         run, rounds: directory of the audited run, and rounds of its training; None: unknown.
     """
 
@@ -74,6 +75,7 @@ class AboutAudited:
     pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     kind: str = "examples"
     gates: Sequence[Gate] = ()
+    queries: int = 1
     run: Path | None = None
     rounds: int | None = None
     __repr__ = one_line
@@ -97,6 +99,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
     from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415
 
     flat = {**audit.flat(), **about.stated, **about.seconds}
+    flat |= {} if about.queries == 1 else {"queries": about.queries}
     flat |= {} if about.rounds is None else {"rounds": about.rounds}
     report = None if about.run is None else about.run / "report.html"
     page = audit_page(

@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.update_audit import all_attacks, audit_server, with_server, without_server
+from shoal.audit.update_audit import ScoredUpdates, all_attacks, audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.reference_store import AuditWatch, reference_scores, replayed_scores, warn_of_records
-from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
+from shoal.replay.run_records import records_of_run
+from shoal.replay.span_scores import spans_of_updates
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
+from shoal.simulation.distillation import released
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
 Attack = ReferenceAttack | UpdateAttack
@@ -39,6 +41,7 @@ def audit_members(
     *,
     references: int,
     duplicates: Duplicates | None,
+    queries: int = 1,
     home: Path | None = None,
     watch: AuditWatch | None = None,
     recorded: Trace | None = None,
@@ -52,6 +55,7 @@ def audit_members(
         out, about: where the audit's files are written, and what its page says beside the attacks.
         references: R, the number of reference federations.
         duplicates: whether copies count; None: as ``simulation`` says.
+        queries: copies in which each record is asked.
         home: has the folder ``references``, where their scores are kept; None: ``out``.
         watch: called before the first reference federation that is trained, and after each.
         recorded: clients' updates, for attacks of the server; None: there are none.
@@ -59,7 +63,9 @@ def audit_members(
     """
     copies = simulation.duplicates if duplicates is None else duplicates
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
-    attacked = AttackedRun.from_run(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
+    simulation = move_to_engine(simulation, engine)
+    state = released(simulation.release, simulation.on(engine), progress.state)
+    attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
     warn_of_records(attacked)
     require(
         len(attacked.records) >= 2,
@@ -67,31 +73,25 @@ def audit_members(
         f"{len(attacked.records)} was trained on lately",
     )
     target, folder = attacked.scores(engine), (home or out) / "references"
+    folder = folder if queries == 1 else folder / f"queries-{queries}"
     trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
-    replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
+    seen, without = view_scores(attacked, target, trained, engine, folder=folder)
     records = records_of_run(attacked, target, trained, engine)
-    over_rounds = None if replayed is None else trajectory_attack(replayed, trained)
-    if over_rounds is not None:
-        records = replace(records, further={**records.further, "trajectory": over_rounds})
-    else:
-        reason = "needs the same number of models in every round"
-        if not references:
-            reason = "needs 1 reference models; there are 0"
-        elif replayed is None:
-            reason = "needs the models of every round, and the run cannot be repeated bit for bit here"
-        elif target.personal:
-            reason = "clients use models of their own"
-        records = replace(records, omitted={**records.omitted, "trajectory": reason})
+    records = replace(records, further={**records.further, **seen}, omitted={**records.omitted, **without})
     on_scores, on_updates = all_attacks(simulation.attacks)
     audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
-    audit = (
-        without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, on_updates))
-    )
+    if recorded is None:
+        audit = without_server(audit)
+    else:
+        # Where the run can be repeated, the span attacks are on its own records already.
+        server = _audited_trace(recorded, engine, on_updates, spans=not seen)
+        audit = with_server(audit, server)
     about = replace(
         about,
         seconds={**about.seconds, "seconds.references": round(sum(scores.seconds for scores in trained), 3)},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
+        queries=queries,
     )
     return write_audit(out, audit, about, records)
 
@@ -174,10 +174,15 @@ def audit_trace(
     return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))
 
 
-def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]) -> Audit:
-    """The server's audit of recorded updates; they are read twice, so that few are in memory."""
+def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:
+    """The server's audit of recorded updates; they are read some times, so that few are in memory."""
     scores = update_scores_of_trace(trace, engine)
-    return audit_server(scores, trace.rounds(), trace.preferences, attacks=attacks)
+    exact, omitted = list[ScoredUpdates](), dict[str, str]()
+    if spans:
+        known = trace.knowledge(engine)
+        exact, omitted = spans_of_updates(trace.rounds(), trace.records, scores.clients, engine, known)
+    audit = audit_server(scores, trace.rounds(), trace.preferences, attacks=[*exact, *attacks])
+    return replace(audit, omitted={**audit.omitted, **omitted})
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

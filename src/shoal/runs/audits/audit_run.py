@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.audit.audit import parse_gates
@@ -31,6 +32,7 @@ def audit_run(
     out: str | Path | None = None,
     data_dir: Path | None = None,
     duplicates: Duplicates | None = None,
+    queries: int = 1,
     watch: AuditWatch | None = None,
     gates: Sequence[str] = (),
     attacks: Sequence[Attack] = (),
@@ -47,6 +49,8 @@ def audit_run(
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
         duplicates: as of `shoal.Result.audit`.
+        queries: copies in which each image is asked, at most 18 (2 flips x 9 shifts), and their scores averaged. Other
+            numbers of them need reference federations of their own.
         watch: called before the first reference federation that is trained, and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
         attacks: your own, on the scores of reference models or on clients' updates, beside all others and those of the
@@ -86,7 +90,9 @@ def audit_run(
     model = simulation.setup.model
     make_directory(out)
     with locked(home), logged(home / "run.log"), config.engine.engine(model) as engine:
-        recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
+        recorded = None
+        if simulation.record_updates:
+            recorded = replace(trace_of(run, simulation.federation, model), simulation=simulation)
         spent = {"seconds.train": round(progress.seconds["train"], 3)}
         about = AboutAudited(title, stated, spent, gates=limits, run=run, rounds=config.algorithm.rounds)
         files = audit_members(
@@ -97,6 +103,7 @@ def audit_run(
             about,
             references=references,
             duplicates=duplicates,
+            queries=queries,
             home=home,
             watch=watch,
             recorded=recorded,

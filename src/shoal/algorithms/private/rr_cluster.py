@@ -75,9 +75,9 @@ class RRCluster(Wrapper):
         return self._planner().plan_of(assignment, plan.losses, state, cohort)
 
     def _planner(self) -> PlansAnyAssignment:
-        for each in (self.base, getattr(self.base, "ifca", None)):
-            if isinstance(each, PlansAnyAssignment):
-                return each
+        for algorithm in (self.base, getattr(self.base, "ifca", None)):
+            if isinstance(algorithm, PlansAnyAssignment):
+                return algorithm
         raise InputError(
             "RR-Cluster's 'base' must be IFCA, IFCA-MIR, IFCA within limits, or an algorithm with a method 'plan_of'; "
             f"got {type(self.base).__name__}"

@@ -1,7 +1,7 @@
 """The engine on which an earlier stage of a training is replayed."""
 
 import shoal
-from shoal.simulation.stages import opened
+from shoal.replay.stages import opened
 
 
 def test_a_stage_runs_on_the_given_engine_unless_it_was_computed_otherwise():

@@ -1,0 +1,80 @@
+"""Queries with copies of an image: itself and its mirror image, each as it is and shifted to eight sides.
+
+Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); these 18 copies are those of Aerni, Zhang
+and Tramer 2024, arXiv:2404.17399. Every attack reads the mean of the copies' scores, which is ours; LiRA could also
+weigh the copies, with a likelihood ratio of each.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.attacks.membership_attack import logit_confidence
+from shoal.attacks.queries.label_only import translated
+from shoal.core.errors import integer, require
+from shoal.data.memory_format import gather
+from shoal.engine import Engine
+
+MOST_QUERIES = 18
+"""2 flips times 9 shifts."""
+
+_CHUNK = 512
+"""Records copied at a time. It changes no result beyond the last bits."""
+
+
+def require_queries(queries: object, shape: Sequence[int]) -> int:
+    """The number of queries of each record.
+
+    Args:
+        queries: 1 to `MOST_QUERIES`.
+        shape: of an input.
+
+    Raises:
+        InputError: another number, or copies of what is no image.
+    """
+    number = integer("queries", queries, "such as 18", 1)
+    require(number <= MOST_QUERIES, f"'queries' must be 1 to {MOST_QUERIES} (2 flips x 9 shifts); got {number}")
+    require(
+        number == 1 or len(shape) == 3,
+        f"'queries' above 1 asks for copies of images; these inputs are of shape {tuple(shape)}",
+    )
+    return number
+
+
+def image_copies(images: Tensor, number: int) -> list[Tensor]:
+    """The first ``number`` copies of images (m, channels, height, width): unshifted, then shifted, each and mirrored.
+
+    Shifts are of an eighth of the image, 4 pixels of 32, with 0 outside.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks.queries.augmented_queries import image_copies
+        >>> [copy[0, 0, 0].tolist() for copy in image_copies(torch.arange(16.0).view(1, 1, 4, 4), 3)]
+        [[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+    """
+    down, right = (max(1, round(side / 8)) for side in images.shape[-2:])
+    shifts = [(0, 0), *((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0))][: (number + 1) // 2]
+    shifted = (translated(images, down=-i * down, right=j * right) for i, j in shifts)
+    return [copy for image in shifted for copy in (image, image.flip(-1))][:number]
+
+
+def mean_confidence(engine: Engine, model: Tensor, x: Tensor, labels: Tensor, rows: Tensor, number: int) -> Tensor:
+    """The logit-scaled confidence (m,) float64 of a model on the inputs of x at ``rows`` (m,), averaged over copies.
+
+    Args:
+        engine: evaluates the model.
+        model: (P,) parameters.
+        x: inputs, as `Engine.prepare` stores them or not.
+        labels: (m,) of the inputs at ``rows``.
+        rows: where they are.
+        number: of copies; 1: the input itself, which need not be an image.
+    """
+    if number == 1:
+        return logit_confidence(engine.outputs(model, x, rows).cpu(), labels, engine.model.loss)
+    means = [torch.empty(0, dtype=torch.float64)]
+    for part, truth in zip(rows.split(_CHUNK), labels.split(_CHUNK), strict=True):
+        copies = image_copies(gather(x, part.to(x.device)).float(), number)
+        outputs = (engine.outputs(model, copy).cpu() for copy in copies)
+        means.append(torch.stack([logit_confidence(each, truth, engine.model.loss) for each in outputs]).mean(dim=0))
+    return torch.cat(means)

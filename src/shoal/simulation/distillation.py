@@ -1,0 +1,96 @@
+"""Distillation: students of the clusters' models, trained on public examples, are released in their place."""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, PositiveFloat, settings
+from shoal.data import Federation
+from shoal.data.shards import Shards
+from shoal.engine import Engine, LocalSGD, State, Training
+from shoal.models import Model
+
+
+def soft_cross_entropy(outputs: Tensor, posteriors: Tensor) -> Tensor:
+    """Cross-entropy in nats with a teacher's posteriors: outputs (B, C), posteriors (B, C) -> (B,)."""
+    return -(posteriors * functional.log_softmax(outputs, dim=1)).sum(dim=1)
+
+
+@settings
+class Distillation:
+    """A student of each cluster's model, trained from a new start on the shadow set, without its labels.
+
+    The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``; of a regression, the
+    model's loss with the teacher's outputs. What a teacher remembers of its members outside the span of the public
+    examples does not reach the student. Where these span all that a model can express, a student is its teacher.
+
+    It protects against whoever has the students alone: an outsider with ``distil = "end"``, other clients too with
+    ``"round"``. The server has the teachers. Jagielski et al. attack students of teachers that were never asked about a
+    training example and still find members (NeurIPS 2023, arXiv:2303.03446), so measure yours, with canaries too.
+
+    Args:
+        distil: "end": the models after the last round are replaced; "round": those of every round, so that clients are
+            sent students, and train these.
+        steps: of SGD.
+        batch_size: public examples per step.
+        learning_rate: of the steps.
+        temperature: T.
+
+    Source: Shejwalkar and Houmansadr, "Membership privacy for machine learning models through knowledge transfer", AAAI
+    2021, arXiv:1906.06589; of ours are the clusters and the use of all public examples.
+
+    Example:
+        >>> import shoal
+        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-0.5], [0.7]] * 20, [0, 0] * 20)
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one, shadow=shadow)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> setting = federation, model, shoal.FedAvg(), shoal.LocalSGD(steps=50)
+        >>> released = shoal.Run(shoal.Simulation(*setting, rounds=3, release=shoal.Distillation(steps=300))).train()
+        >>> released.summary.overall["accuracy.overall"]
+        1.0
+    """
+
+    distil: Literal["end", "round"] = "end"
+    steps: Positive = 1500
+    batch_size: Positive = 100
+    learning_rate: PositiveFloat = 0.1
+    temperature: PositiveFloat = 1.0
+
+    def released(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
+        """The students (K, P) of ``models`` (K, P); they draw from ``stream``."""
+        public, teacher = federation.shadow, engine.model
+        local = LocalSGD(steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate)
+        owner, size = torch.zeros(1, dtype=torch.int64), torch.tensor([len(public)])
+        students = []
+        for k, row in enumerate(models):
+            outputs = engine.outputs(row, public.x)
+            if federation.classes is None:
+                model, targets = teacher, outputs
+            else:
+                model = Model(teacher.build, soft_cross_entropy, outputs=teacher.outputs)
+                targets = functional.softmax(outputs / self.temperature, dim=1)
+            shards = Shards.from_contiguous(public.x, targets, size)
+            drawn = stream("student", k)
+            randomness = local.randomness(shards, owner, drawn("batches"))
+            students.append(engine.train_other_model(model, teacher.init(drawn), shards, randomness, local))
+        return torch.stack(students)
+
+    def check(self, federation: Federation) -> None:
+        """Raise `InputError` where there are no public examples."""
+        require(
+            len(federation.shadow) > 0,
+            "'release' distils on a shadow set, public examples without labels; give shadow examples",
+        )
+
+
+def released(release: Distillation | None, training: Training, state: State) -> State:
+    """The state after the last round as it is released; itself without distillation at the end."""
+    if release is None or release.distil != "end":
+        return state
+    models = release.released(state.models, training.federation, training.engine, training.stream("release"))
+    return replace(state, models=models)
