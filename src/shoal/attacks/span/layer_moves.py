@@ -75,8 +75,8 @@ def layer_moves(layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowle
         steps = (knowledge.steps or 1) ** 0.5
         computed = float(torch.finfo(knowledge.dtype).eps) / 6 * float(matrix.square().mean().sqrt())
         rounding = ROUNDING * float(weight.square().mean().sqrt()) * max(1.0, steps / 4) * move.amplified + computed
-        noise = knowledge.deviation(move.number, move.move.nan_to_num().norm(), len(move.move)) / max(1, move.summed) ** 0.5
-        deviations.append((rounding**2 + noise**2) ** 0.5)
+        noise = float(knowledge.deviation(move.number, move.move.nan_to_num().norm(), len(move.move)))
+        deviations.append((rounding**2 + noise**2 / max(1, move.summed)) ** 0.5)
         if knowledge.decays:
             multiple = knowledge.decay_multiple(move.number)
             matrix = matrix - (fitted_decay(matrix, weight) if multiple is None else multiple) * weight
