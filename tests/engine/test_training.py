@@ -447,6 +447,9 @@ def test_a_number_of_local_training_is_no_text_and_no_truth_value(name):
     for wrong in ("0.5", True):
         with pytest.raises(InputError, match=f"'{name}'"):
             LocalSGD(**{name: wrong})
+    for share in (0.0, -0.5, 1.5):
+        with pytest.raises(InputError, match="'share'"):
+            LocalSGD(share=share)
 
 
 def test_bad_engines_are_refused(mlp):
