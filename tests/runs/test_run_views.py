@@ -30,13 +30,13 @@ SEEN = CHOSEN_OF_VIEW
 def _exact_attacks(monkeypatch):
     """A client recognises 90 % of the records, and the server all, whatever is trained."""
 
-    def scores(attacked, target, references, engine):
+    def scores(attacked, target, references, engine, **_):
         member = target.member.numpy()
         wrong = torch.arange(len(member)).numpy() % 10 == 0
         return {
             SEEN["client"]: AttackScores("client", 1.0 * (member ^ wrong), 0.5 + 0.0 * member),
             SEEN["server"]: AttackScores("server", 1.0 * member, 0.5 + 0.0 * member),
-        }
+        }, {}
 
     monkeypatch.setattr(reference_store, "view_scores", scores)
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_repeated_has_no_wider_view(build, mlp):
 
 
 def test_a_view_of_which_nothing_was_measured_is_said(build, mlp, monkeypatch, caplog):
-    monkeypatch.setattr(reference_store, "view_scores", lambda *_: {})
+    monkeypatch.setattr(reference_store, "view_scores", lambda *_, **__: ({}, {}))
     found = simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=1, red_team=TEAM, view="server")
     assert "no attack of the server could be measured on this run" in caplog.text
     assert found.summary.view == "server"
