@@ -57,7 +57,7 @@ bench: install  ## Compare the engine's speed with pfl's, Flower's and plain PyT
 	$(BIN)/python benchmarks/backends.py
 	$(BIN)/python benchmarks/bench.py
 
-mutants: .venv/mutants  ## Inject 300 small faults drawn by seed, each against its room's tests (an hour; resumes)
+mutants: .venv/mutants  ## Inject 300 small faults drawn by seed, each against its room's tests, then the others (an hour; resumes)
 	$(BIN)/python benchmarks/mutants.py build/mutants
 
 .venv/mutants: .venv/installed

@@ -1,4 +1,4 @@
-"""Fault injection: small faults drawn by seed, each against the tests of its room, then of the rooms above.
+"""Fault injection: small faults drawn by seed, each against the tests of its room, then against all others.
 
     python benchmarks/mutants.py build/mutants                # 300 faults; again to resume
     python benchmarks/mutants.py build/mutants --rooms metrics control --count 20

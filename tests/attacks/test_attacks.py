@@ -1,12 +1,19 @@
 """Attacks on made-up records, whose right answers are known."""
 
+import warnings
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from shoal.attacks import Gap, LossThreshold, MembershipAttacks, Query, Records, ShadowModelAttack
+from shoal.attacks import Gap, LossThreshold, MembershipAttacks, Query, Records, ShadowModelAttack, needs_classes
 from shoal.attacks.membership_attack import losses
 from shoal.core.randomness import Stream
 from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics
@@ -37,6 +44,25 @@ def query(seen: Records) -> Query:
 @pytest.fixture(params=[*SHOKRIS, LossThreshold(), Gap()], ids=repr)
 def attack(request):
     return request.param
+
+
+REFERENCES = {
+    "logistic": lambda seed: LogisticRegression(max_iter=200),
+    "mlp": lambda seed: MLPClassifier((64,), max_iter=100, early_stopping=True, random_state=seed),
+    "random-forest": lambda seed: RandomForestClassifier(100, min_samples_leaf=5, random_state=seed),
+}
+
+
+@pytest.mark.parametrize("classifier", list(REFERENCES))
+def test_shadow_classifiers_are_scikit_learn_s_on_standardized_posteriors(classifier):
+    seen, attack = records(300, 6.0, 0), ShadowModelAttack(classifier, per_class=False)
+    found = attack.fit(seen, Stream(0)).score(query(seen))
+    features = np.hstack([torch.softmax(seen.outputs.double(), dim=1).numpy(), np.eye(4)[seen.labels.numpy()]])
+    reference = make_pipeline(StandardScaler(), REFERENCES[classifier](Stream(0)("all").key() % 2**31))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        reference.fit(features, seen.member.numpy())
+    np.testing.assert_allclose(found, reference.predict_proba(features)[:, 1], atol=1e-9)
 
 
 def test_finds_members_that_are_fitted_better(attack):
@@ -142,6 +168,10 @@ def test_the_loss_threshold_is_on_the_loss_that_the_models_were_trained_with():
     asked = Query(seen.outputs, seen.labels, loss=squared_error)
     np.testing.assert_allclose(fitted.score(asked), -errors, rtol=1e-6)
     assert balanced_accuracy(fitted.score(asked) > fitted.threshold, seen.member.numpy()) > 0.7
+
+
+def test_only_the_loss_needs_no_classes():
+    assert [needs_classes(attack) for attack in (LossThreshold(), Gap(), ShadowModelAttack())] == [False, True, True]
 
 
 def test_queries_of_records_have_their_loss():

@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from shoal import FedAvg, NormClipping, Run, Simulation
 from shoal.attacks.updates.client_canaries import (
     CanaryClients,
+    _log_mass,
     canary_cosines,
     canary_directions,
     epsilon_of_normals,
@@ -31,6 +32,13 @@ def test_the_hockey_stick_is_the_integral_of_the_excess(p, q, epsilon):
     excess = stats.norm.pdf(grid, *p) - math.exp(epsilon) * stats.norm.pdf(grid, *q)
     expected = np.maximum(0, excess).sum() * (grid[1] - grid[0])
     assert hockey_stick(epsilon, p, q) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 2.0), (3.0, 3.5), (-40.0, -39.0), (39.0, 40.0), (-9.0, math.inf)])
+def test_masses_are_normal_in_both_tails_and_none_of_an_empty_interval(low, high):
+    upper, lower = (stats.norm.logcdf(end) for end in ((-low, -high) if low > 0 else (high, low)))
+    assert _log_mass(low, high) == pytest.approx(upper + math.log1p(-math.exp(lower - upper)))
+    assert _log_mass(high, high) == -math.inf
 
 
 def analytic_epsilon(sigma: float, delta: float) -> float:
@@ -152,6 +160,7 @@ def test_a_run_measures_its_canary_clients(mlp, build):
         (lambda: canary_cosines(torch.ones(1, 3), torch.ones(3), torch.ones(3)), "did not move"),
         (lambda: CanaryClients((), 1.0, Stream(0)), "at least one client"),
         (lambda: CanaryClients((1,), 0.0, Stream(0)), "'scale' must be a finite number above 0; got 0"),
+        (lambda: CanaryClients((1,), -1.0, Stream(0)), "'scale' must be a finite number above 0; got -1"),
     ],
 )
 def test_wrong_canary_cosines_and_clients_are_one_sentence(wrong, sentence):

@@ -9,7 +9,7 @@ import torch
 from shoal.attacks import Gap, LossHistograms, ShadowModels
 from shoal.attacks.membership_attack import losses
 from shoal.attacks.queries import loss_histograms
-from shoal.attacks.queries.loss_histograms import cross_fitted_accuracy, discrete_laplace
+from shoal.attacks.queries.loss_histograms import cross_fitted_accuracy, discrete_laplace, own_risks
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -63,6 +63,17 @@ def test_bins_that_separate_all_losses_lose_nothing(clustered, monkeypatch):
             [np.concatenate([losses_of(clustered, k, int(i))[kind] for i in clients[half == h]]) for kind in (0, 1)]
             for h in (0, 1)
         ]
+        assert float(risks[k]) == pytest.approx(exact(halves))
+
+
+def test_own_risks_judge_each_half_of_one_s_own_examples_by_the_other(clustered, monkeypatch):
+    state, federation, engine = clustered
+    every = np.sort(np.concatenate([values for k in (0, 1) for values in losses_of(clustered, k, 1)]))
+    monkeypatch.setattr(loss_histograms, "EDGES", (every[1:] + every[:-1]) / 2)
+    client = torch.tensor([1])
+    risks = own_risks(state.models, federation.clients.take(client), federation.holdout.take(client), engine)
+    for k in (0, 1):
+        halves = [[values[first::2] for values in losses_of(clustered, k, 1)] for first in (0, 1)]
         assert float(risks[k]) == pytest.approx(exact(halves))
 
 

@@ -165,6 +165,7 @@ def test_a_sybil_tries_what_no_sybil_has_tried_and_then_goes_where_something_is_
     tried = ("aby", "aBx", "abw", "aBv")
     assert choice("a", *tried, "Ac") == 1
     assert choice("a", "aby", "Acz") == 0, "the unknown b is as near as c"
+    assert choice("a", "aby", "abw", "Ac") == 1, "c is nearer: b was seen twice, and its other reply is a step away"
 
 
 @pytest.mark.parametrize(
@@ -207,3 +208,4 @@ def test_wrong_inputs_are_one_sentence():
         attacked(ONE, ModelAcquisition(), sybils=0)
     with pytest.raises(InputError, match=r"^'rounds' and 'every' must be at least 1; got 9 and 0$"):
         attacked(ONE, ModelAcquisition(), rounds=9, every=0)
+    assert len(attacked(ONE, ModelAcquisition(), sybils=2, rounds=2, every=1).joined) == 2

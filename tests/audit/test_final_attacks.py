@@ -3,7 +3,9 @@
 import json
 import weakref
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,12 +14,13 @@ import shoal
 from calibrated_confidence import CalibratedConfidence
 from full_simulation import simulate_with
 from shoal import IFCA, Ditto, FedAvg, FineTuning, Gap, LocalOnly, LocalSGD, LossThreshold, RedTeam, ShadowModels
-from shoal.audit import final_attacks
+from shoal.audit import final_attacks, measurement
+from shoal.audit.predictions import predictions_of
 from shoal.audit.records import mean_metrics
 from shoal.core.randomness import Stream
 from shoal.metrics import MembershipMetrics
-from shoal.metrics.summary import flatten
-from shoal.models import squared_error
+from shoal.metrics.summary import Summary, flatten
+from shoal.models import accuracy, squared_error
 from shoal.runs.run import run
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
@@ -81,10 +84,22 @@ def test_outputs_of_an_earlier_part_are_not_kept(mlp, build, monkeypatch):
     assert len(kept) == len(federation) + 1
 
 
+@pytest.mark.parametrize("classes", [3, 256, 257, 400])
+def test_predictions_are_the_likeliest_classes_however_many_there_are(classes):
+    labels, test = torch.tensor([0, classes // 2, classes - 1]), torch.zeros(1, 3, classes)
+    test[0, torch.arange(3), labels] = 1.0
+    outputs = SimpleNamespace(test=test, test_labels=labels, evaluated=[], values=[])
+    examples = (torch.zeros(3, 1), labels)
+    federation = shoal.Federation.from_tensors([examples], test=examples, classes=classes)
+    found = predictions_of(outputs, 0, SimpleNamespace(model=torch.zeros(1)), federation, accuracy)
+    assert found.predicted[0].tolist() == labels.tolist()
+    assert found.test.tolist() == [[1.0]]
+
+
 LONG = LocalSGD(epochs=12, batch_size=4, learning_rate=0.2)
 
 
-def ended(mlp, build, team, algorithm, seed=0):
+def ended(mlp, build, team, algorithm, seed=0, **more):
     """With random labels, which a model can only know by heart: otherwise every attack of such a toy is at 0.5."""
     federation = build()
 
@@ -93,7 +108,36 @@ def ended(mlp, build, team, algorithm, seed=0):
 
     random_labels = {name: random(getattr(federation, name), name) for name in ("clients", "test", "shadow")}
     federation = replace(federation, **random_labels)
-    return simulate_with(federation, mlp, algorithm, LONG, rounds=2, seed=seed, threads=1, red_team=team)
+    return simulate_with(federation, mlp, algorithm, LONG, rounds=2, seed=seed, threads=1, red_team=team, **more)
+
+
+def test_roc_curves_and_the_most_frequent_class_are_of_each_group_and_fits_of_their_attack(mlp, build, caplog):
+    ended_with = []
+
+    @measurement("kept", "Kept")
+    def kept(finished):
+        ended_with.append(finished)
+        return Summary()
+
+    result = ended(mlp, build, LOSS, IFCA(2), metrics=[kept])
+    (finished,) = ended_with
+    for name, fits in finished.attacks.fits.items():
+        assert {scores.attack for scores in fits} == {name}
+    assert [len(fits) for fits in finished.attacks.fits.values()] == [2, 1]
+    assert not [said for said in caplog.messages if "threshold lies beyond all examples" in said]
+    federation, curves = finished.federation, result.roc.groupby(["group", "non_members"])
+    assert set(curves.groups) == {(group, kind) for group in ("rows", "columns") for kind in ("group", "population")}
+    for (group, kind), curve in curves:
+        area = np.trapezoid(curve["tpr"], curve["fpr"])
+        key = "mia_auc" if kind == "group" else "mia_population_auc"
+        assert area == pytest.approx(result.summary.by_group[group][key])
+    for g, group in enumerate(federation.groups):
+        trained = torch.cat([federation.clients.y[federation.clients.owned(int(i))]
+                             for i in torch.nonzero(federation.group == g)])  # fmt: skip
+        test = federation.test.y[federation.test.group == g]
+        share = float((test == trained.bincount().argmax()).double().mean())
+        assert result.summary.by_group[group]["most_frequent_class"] == pytest.approx(share)
+        assert share > 0
 
 
 def test_metrics_of_several_fits_average_accuracy_and_interval():

@@ -39,6 +39,13 @@ def measured(accuracy, width=0.0):
     return SimpleNamespace(accuracy=accuracy, low=accuracy - width / 2)
 
 
+def test_an_audit_counts_its_members_and_non_members(records):
+    audit = audit_records(records, Stream(0))
+    member = records.scores.member
+    assert (audit.members, audit.non_members) == (member.sum(), (~member).sum())
+    assert audit.members != audit.non_members
+
+
 def test_measuring_by_a_column_equals_measuring_its_parts(attacked):
     for name, table in attacked.attacks.items():
         for column in ("group", "model", "client"):

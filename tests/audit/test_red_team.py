@@ -379,3 +379,20 @@ def test_the_red_team_takes_no_part_of_the_test_set_for_its_shadow_models(cluste
     blank = GroupedExamples(torch.zeros_like(federation.shadow.x), federation.shadow.y, federation.shadow.group)
     records = ShadowModels(number=1).records(state, replace(federation, shadow=blank), engine, (LOCAL,) * 2, Stream(0))
     assert torch.equal(records[0].outputs, records[0].outputs[:1].expand_as(records[0].outputs))
+
+
+def test_a_shadow_model_with_records_of_one_kind_teaches_nothing(clustered):
+    """Its records are halved; members alone, or non-members alone, cannot be told apart."""
+    member, nothing = torch.arange(8) % 2 == 0, torch.zeros(8, dtype=torch.int64)
+    records = Records(torch.rand(8, 3), nothing, member, nothing, torch.arange(8))
+    team = RedTeam(1, attack=ByHeart())
+    assert np.isnan(team._cross_validated_accuracy(records, Stream(0)).value)
+    mixed = team._cross_validated_accuracy(replace(records, member=torch.arange(8) < 4), Stream(0))
+    assert mixed.value == 0.5
+
+
+@pytest.mark.parametrize(("every", "least"), [(0, 2), (1, 3)])
+def test_reference_models_of_an_attack_are_at_least_one_beside_those_left_out(every, least):
+    RedTeam(every, attack=ByReference(), shadow_models=ShadowModels(number=least))
+    with pytest.raises(InputError, match=rf"needs at least {least} shadow models; got {least - 1}$"):
+        RedTeam(every, attack=ByReference(), shadow_models=ShadowModels(number=least - 1))

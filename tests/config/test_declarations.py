@@ -473,7 +473,7 @@ def test_a_name_that_leads_nowhere_is_one_sentence(own, name, sentence):
         ),
         (
             {"data": DATA | {"source": "os:getcwd"}},
-            "[data]: 'source' = 'os:getcwd' must be a function of a path and a task, each perhaps None: too many",
+            "[data]: 'source' = 'os:getcwd' failed with TypeError: posix.getcwd() takes no arguments (2 given)",
         ),
         ({"data": DATA | {"source": "own:failing"}}, "[data]: 'source' = 'own:failing' failed with KeyError: 'y' ("),
         ({"data": DATA | {"source": "own:failing"}}, "own.py, line "),

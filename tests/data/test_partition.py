@@ -18,7 +18,8 @@ from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Group, ImageDataset, Partition, Preferences, load_dataset, partition_dataset
-from shoal.data.partition import apportion, skew_labels
+from shoal.data.partition import apportion
+from shoal.data.shifts import skew_labels
 
 EVERYONE = (Group("all", 1.0),)
 TWO = (Group("few", 0.25), Group("many", 0.75))

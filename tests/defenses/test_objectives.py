@@ -87,6 +87,13 @@ def test_relaxloss_descends_above_its_level_and_below_ascends_or_flattens_in_tur
     assert RelaxLoss(0.8, 0.3).scaled(0.25) == RelaxLoss(0.2, 0.3)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_relaxloss_flattens_to_posteriors(classes):
+    flat = RelaxLoss(0.5, 0.3)._flat(torch.eye(classes), torch.arange(classes))
+    torch.testing.assert_close(flat.sum(dim=1), torch.ones(classes))
+    assert bool((flat >= 0).all())
+
+
 @pytest.mark.parametrize("strength", [1.0, 0.4])
 @pytest.mark.parametrize("variant", ["ccel", "ccql"])
 def test_ccl_is_the_paper_s_loss_beside_plain_cross_entropy(batch, variant, strength):

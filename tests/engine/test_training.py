@@ -435,6 +435,20 @@ def test_local_training_is_one_epoch_by_default():
     assert LocalSGD(steps=3).epochs is None
 
 
+def test_local_trainings_that_differ_in_their_round_alone_are_equal():
+    first, later = (LocalSGD(learning_rate=rate, decay=0.5).at_round(number) for rate, number in ((0.1, 1), (0.4, 3)))
+    assert first == later == LocalSGD(learning_rate=0.1)
+    assert first != LocalSGD(learning_rate=0.4, decay=0.5).at_round(2)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "decay", "weight_decay", "momentum", "clip_norm"])
+def test_a_number_of_local_training_is_no_text_and_no_truth_value(name):
+    assert getattr(LocalSGD(**{name: 0.5}), name) == 0.5
+    for wrong in ("0.5", True):
+        with pytest.raises(InputError, match=f"'{name}'"):
+            LocalSGD(**{name: wrong})
+
+
 def test_bad_engines_are_refused(mlp):
     with pytest.raises(InputError, match=r"'threads'.*got 0"):
         Engine(mlp, threads=0)

@@ -1,9 +1,11 @@
 """Membership metrics against scikit-learn, brute force and numbers made by hand."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.metrics import balanced_accuracy, clopper_pearson, gap_accuracy, membership_metrics, tpr_at_fpr
@@ -218,3 +220,6 @@ def test_intervals_of_pairs_have_their_correlation(both: int, member: int, other
     metrics = membership_metrics(predicted[order] * 1.0, is_member[order], threshold=0.5, pair=pair[order])
     expected = balanced_accuracy_interval(predicted, is_member, correlation=phi)
     assert (metrics.low, metrics.high) == pytest.approx(expected)
+    # Of two unequal answers one is right, and fair coins say which.
+    spread = binom.std(both + none, 0.5) / len(right)
+    assert metrics.null_high == pytest.approx(0.5 + NormalDist().inv_cdf(0.95) * spread)

@@ -169,5 +169,5 @@ def test_a_configuration_that_cannot_be_is_refused_before_anything_is_drawn(toy_
 
 def test_canaries_of_another_federation_are_refused(mlp: Model, planted, build):
     _, canaries = planted
-    with pytest.raises(InputError, match="'canaries' are of client 3, whom 'federation' has not"):
+    with pytest.raises(InputError, match="'canaries' refers to client 3, which is not in 'federation'"):
         simulated(mlp, build((9, 12, 7)), canaries)

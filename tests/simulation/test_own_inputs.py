@@ -9,6 +9,7 @@ import torch
 import shoal
 from shoal.metrics import roc_auc
 from shoal.replay.reference_federations import AttackedRun
+from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import move_to_engine
 
 CLIENTS, OWN = 12, 20
@@ -104,3 +105,10 @@ def test_rows_of_strangers_are_nobody_s():
     strangers = shoal.Federation.from_table(table, shoal.Columns("ward", "ill"), test=test.assign(ward="elsewhere"))
     assert strangers.test.client is None
     assert federation.test.take(torch.tensor([2, 1])).client.tolist() == [3, -1]
+
+
+@pytest.mark.parametrize(("asked", "used"), [("auto", "vmap"), ("vmap", "vmap"), ("loop", "loop")])
+def test_an_engine_has_the_backend_that_is_asked_for(asked, used):
+    """Small linear networks train faster under vmap."""
+    with EngineSettings(backend=asked).engine(MODEL) as engine:
+        assert engine.backend == used

@@ -194,7 +194,7 @@ def audit(
 ) -> None:
     """Attack a run's members with every attack: audit.json and audit.html."""
     from shoal.audit.audit import parse_gates
-    from shoal.cli.displays import AuditDisplay, in_words
+    from shoal.cli.displays import AuditDisplay, format_audit
     from shoal.config.kinds import made
     from shoal.runs.audits.audit_members import audit_scores, audit_trace
     from shoal.runs.audits.audit_run import audit_run
@@ -229,7 +229,7 @@ def audit(
                 gates=expressions,
                 attacks=attacks,
             )
-    typer.echo(in_words(outcome.audit))
+    typer.echo(format_audit(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
     for condition in gates:
         typer.echo(condition.judged(outcome.flat)[0])

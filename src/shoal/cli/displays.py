@@ -36,7 +36,7 @@ class AuditDisplay(LiveBar):
         self.reference_federations(done, count)
 
 
-def in_words(audit: Audit) -> str:
+def format_audit(audit: Audit) -> str:
     """The findings of the attack that decides, one line on all records and one per group."""
     lines = []
     for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():

@@ -1,7 +1,6 @@
 """Simulations of configurations: resolved against their data once, then partitioned."""
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,8 +44,8 @@ from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
-from shoal.simulation.coordination import check_coordinator
-from shoal.simulation.simulation import Simulation, check_algorithm
+from shoal.simulation.checks import check_algorithm, check_coordinator
+from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +140,7 @@ class Resolved:
     def description(self) -> Iterator[str]:
         """Lines on what the numbers of results stand for.
 
-        Of a set that is dealt out, they state its size and the examples with the property that its task names.
+        Of a set that is partitioned, they state its size and the examples with the property that its task names.
         """
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
@@ -179,10 +178,7 @@ class Resolved:
 def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
 
-    Args:
-        config: what to run.
-        data_dir: where to look for data first.
-        dataset: the examples of [data]; None: they are loaded.
+    The examples of [data] are loaded, from ``data_dir`` first, unless ``dataset`` has them.
 
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
@@ -214,27 +210,14 @@ def load_source(
         if ":" not in source:
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         function = load(source, "source")
-        _require_source(function, source, where, task)
         try:
             value = function(where, task)
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"'source' = '{source}' failed with {failure(error)}") from error
+            called = "it is called with a path and a task, each perhaps None"
+            raise InputError(f"'source' = '{source}' failed with {failure(error)}; {called}") from error
         return own_data(source, value, reading)
-
-
-def _require_source(function: Callable[..., object], source: str, path: Path | None, task: str | None) -> None:
-    """Raise `InputError` where a user's function does not take a path and a task; what it does with them is its own."""
-    try:
-        inspect.signature(function).bind(path, task)
-    except TypeError as error:
-        raise InputError(
-            f"'source' = '{source}' must be a function of a path and a task, each perhaps None: {error}"
-        ) from error
-    except ValueError:
-        # Some functions of C have no signature.
-        pass
 
 
 def resolve(config: Config, data: SourceData) -> Resolved:
@@ -380,7 +363,7 @@ def _first_examples(data: SourceData) -> tuple[Tensor, Tensor]:
 
 
 def _partition(config: Config) -> Partition:
-    """The partition of a set that is dealt out."""
+    """The partition of a set."""
     require(config.data.partition is not None, f"data source '{config.data.source}' has clients of its own")
     assert config.data.partition is not None
     return config.data.partition

@@ -136,13 +136,7 @@ def decided_data(section: DataSection, data: ClientDataset | Federation) -> Data
 
 
 def check_sizes(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:
-    """Raise `InputError` where the red team or the algorithm needs more than there is.
-
-    Args:
-        config: what to run.
-        data: the examples.
-        indices: which of them are for what, where clients of files have them.
-    """
+    """Raise `InputError` where the red team or the algorithm needs more than there is."""
     section, team = config.data, config.red_team
     if isinstance(data, Federation):
         clients, shadow, holdout = len(data), len(data.shadow), len(data.holdout.indices)

@@ -44,7 +44,7 @@ def _kinds_of(source: str) -> tuple[type, ...]:
 class DataSection:
     """The examples, and how they are partitioned.
 
-    Most sources are one set, which is dealt out to clients: ``clients``, ``examples_per_client`` and ``test_examples``
+    Most sources are one set, partitioned across clients: ``clients``, ``examples_per_client`` and ``test_examples``
     are required. The clients of ``folder`` and ``table`` have their examples already: of these keys none is allowed,
     and ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` say what is held out. ``size`` and ``channels``
     are of ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` of ``table``; see
@@ -66,7 +66,7 @@ class DataSection:
             name that stands for everybody in audits, so none of several groups with clients may have it. A
             group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below). Of
             ``folder`` and ``table`` they are those of the files, and left out here.
-        split: what is held out of the examples that clients have already; None where they are dealt out.
+        split: what is held out of the examples that clients have already; None where they are partitioned.
         pictures: what every picture of ``folder`` becomes.
         columns: which columns of a ``table`` are what.
     """

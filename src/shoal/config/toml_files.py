@@ -88,7 +88,7 @@ def change_key(table: dict[str, Any], parts: Sequence[str], value: object) -> No
     """Set the key with these names in ``table``, making the tables that lead there.
 
     Raises:
-        InputError: one of the names leads to a value that is no table.
+        InputError: one of the names leads to a value that is not a table.
     """
     for part in parts[:-1]:
         table = table.setdefault(part, {})
@@ -102,7 +102,7 @@ def change(table: dict[str, Any], wish: str) -> None:
 
     Raises:
         InputError: it is no such change, has an integer of more than 64 bits, or one of its names leads to a value
-            that is no table.
+            that is not a table.
     """
     require_instance("changes", wish, str, "such as 'algorithm.rounds=10'")
     key, equals, text = wish.partition("=")

@@ -79,10 +79,8 @@ class Coordinator:
         price_step: of the dual ascent, in nats.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one, shadow=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import shoal.toy
+        >>> federation, model, _ = shoal.toy.two_groups()
         >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
         >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
         >>> steered = {"red_team": red_team, "coordinator": coordinator}

@@ -33,18 +33,16 @@ class Cohort:
         labels: (m,) of all the clients' examples, client by client; (m, d) in a regression.
 
     Example:
-        >>> import torch, shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[2.0]], [0])
-        >>> federation = shoal.Federation.from_tensors([one, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import torch, shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), local, engine, shoal.Stream(0))
         ...     state = training.start()
         ...     cohort = training.cohort_of(state, torch.tensor([0, 1]))
         ...     losses = cohort.losses(state.models)
         ...
         >>> len(cohort), losses.shape, cohort.owners.tolist(), cohort.take(torch.tensor([1])).sizes
-        (2, torch.Size([2, 2]), [0, 0, 1], tensor([1]))
+        (2, torch.Size([2, 2]), [0, 0, 1, 1], tensor([2]))
     """
 
     round: int

@@ -297,10 +297,7 @@ class Engine:
     def outputs(self, row: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
         """The outputs (m, C) float32, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).
 
-        Args:
-            row: the model.
-            x: inputs.
-            indices: (m,), restricts x; None: all of x.
+        ``indices`` (m,) restricts x; None: all of x.
         """
         if self._batches(x, indices):
             return torch.cat(list(self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)))

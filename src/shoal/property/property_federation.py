@@ -22,11 +22,11 @@ from shoal.data.partition import (
     ClientIndices,
     PartitionIndices,
     disjoint,
-    draw_owners,
     partitioned,
     shuffled_indices,
 )
 from shoal.data.preferences import equal_preferences
+from shoal.data.shifts import draw_owners
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since examples are assigned to clients at random."""
@@ -137,14 +137,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition
-    per_client = partition.examples_per_client + partition.holdout_examples
-    needed = partition.clients * per_client + partition.shadow_examples + partition.test_examples
-    require(
-        needed <= len(has_property),
-        f"the partition needs {needed:,} examples ({partition.clients} clients x {per_client} + "
-        f"{partition.shadow_examples:,} shadow + {partition.test_examples:,} test), but {dataset.name} has "
-        f"{len(has_property):,}",
-    )
+    partition.check(dataset, _GROUPS)
     order = shuffled_indices(dataset, stream("split").numpy())
     training, *parts = disjoint(partition, order, _GROUPS)
     with_property, without = training[has_property[training]], training[~has_property[training]]
@@ -220,13 +213,8 @@ def _has_property(dataset: LabelledDataset) -> Tensor:
 
 
 def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyPartition, stream: Stream) -> np.ndarray:
-    """The client of each example without the property: (M,).
-
-    Args:
-        labels: (M,) of these examples.
-        of_victim: number of examples with the property that the victim has.
-        plan: how they are partitioned.
-        stream: of the partition.
+    """The client of each example without the property, (M,), by their ``labels``; ``of_victim``: the number of examples
+    with it that the victim has.
     """
     clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(

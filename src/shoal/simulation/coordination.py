@@ -11,10 +11,9 @@ import torch
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.control import CHANCE, COLUMN, Coordinator, directives_of
-from shoal.core.errors import require
 from shoal.data.preferences import Preferences
-from shoal.defenses import TrainingSetup, accounting
-from shoal.engine import Algorithm, ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
+from shoal.defenses import accounting
+from shoal.engine import ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
 from shoal.metrics.summary import Summary
 
 LOG = logging.getLogger(__name__)
@@ -24,33 +23,6 @@ Rows = Sequence[Mapping[str, float]]
 
 SUMMARIZED = ("over_limit", "limit_unmet")
 """Columns of a coordinator's memory that `summary.json` has."""
-
-
-def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm: Algorithm, risk_period: int) -> None:
-    """Raise `InputError` where a coordinator has nothing to steer by, nothing to steer, or may not steer it.
-
-    What would be refused of fixed defences at full strength is refused of steered ones: directives can lead there.
-
-    Args:
-        coordinator: with its knobs.
-        setup: the network, local training and all fixed defences.
-        algorithm: who trains which model.
-        risk_period: rounds between estimates of risk; 0: there are none.
-    """
-    require(
-        risk_period > 0,
-        "a coordinator steers by the red team's estimates, so 'every' of the red team must be at least 1; got 0",
-    )
-    steers = bool(coordinator.knobs) or coordinator.min_clients > 0
-    require(steers, "a coordinator needs at least one knob, or 'min_clients'; got neither")
-    require(
-        "price" not in coordinator.knobs, "'price' cannot be a knob: the directive of that name is of 'min_clients'"
-    )
-    for knob in coordinator.knobs.values():
-        if knob.defense is not None:
-            added = replace(setup, defenses=(*setup.defenses, knob.defense))
-            setup = getattr(knob.defense, "applied", lambda _, added=added: added)(setup)
-    algorithm.check(setup.first_local(), risk_period)
 
 
 def warn_of_impossible_limits(preferences: Preferences) -> None:

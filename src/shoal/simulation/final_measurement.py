@@ -29,8 +29,8 @@ from shoal.data.preferences import View
 from shoal.engine import State, Training
 from shoal.metrics.summary import Summary
 from shoal.simulation.coordination import PrivacyBudget, coordination
-from shoal.simulation.main_task import main_task
 from shoal.simulation.outcome import Outcome
+from shoal.simulation.round_metrics import main_task
 
 MEASUREMENTS: tuple[Measurement, ...] = (
     client_accuracy, group_fairness, group_exposure, model_exposure, repeated_attacks, coordination, shadow_examples,

@@ -10,21 +10,20 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import Gap, LossThreshold, MembershipAttacks, ReferenceAttack, UpdateAttack, needs_classes
+from shoal.attacks import Gap, LossThreshold, ReferenceAttack, UpdateAttack
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
 from shoal.audit.records import OUTSIDER
 from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
-from shoal.core.errors import InputError, described, integer, require, require_instance
+from shoal.core.errors import described, integer, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import ExampleHashes
-from shoal.data.paired_records import Duplicates, number_of_pairs
+from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import VIEWS, View
 from shoal.defenses import Defense, TrainingSetup, accounting, defended
 from shoal.engine import (
@@ -42,7 +41,15 @@ from shoal.engine import (
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.models.validation import require_fits
-from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
+from shoal.simulation.checks import (
+    check_algorithm,
+    check_coordinator,
+    check_references,
+    require_algorithm,
+    require_attack_fits,
+    require_defenses,
+)
+from shoal.simulation.coordination import warn_of_impossible_limits
 from shoal.simulation.distillation import Distillation
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
@@ -118,11 +125,9 @@ class Simulation:
         InputError: settings that cannot be run, or models in ``start`` of another network.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> toy = federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD()
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> toy = federation, model, shoal.IFCA(clusters=2), local
         >>> uninterrupted = shoal.Run(shoal.Simulation(*toy, rounds=3)).train()
         >>> begun = shoal.Run(shoal.Simulation(*toy, rounds=2)).train()
         >>> further = shoal.Run(shoal.Simulation(*toy, rounds=1, start=begun.start())).train()
@@ -175,8 +180,8 @@ class Simulation:
         choices = get_args(Duplicates)
         require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {described(self.duplicates)}")
         require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)}; got {described(self.view)}")
-        _require_algorithm(self.algorithm)
-        _require_defenses(self.defenses)
+        require_algorithm(self.algorithm)
+        require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
         if self.features is not None:
             kind = FeatureMap if isinstance(self.features, FeatureMap) else Features
@@ -199,7 +204,7 @@ class Simulation:
         )
         if self.reference_federations or self.widest_view != OUTSIDER:
             require_known(self)
-        _require_attack_fits(self.red_team, self.federation)
+        require_attack_fits(self.red_team, self.federation)
         if self.round_attack is not None:
             require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
             self.round_attack.check(self.federation, self.algorithm)
@@ -227,7 +232,7 @@ class Simulation:
             return
         require_instance("canaries", self.canaries, Canaries, "such as MislabelledCanaries(per_client=4).insert gives")
         strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
-        require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
+        require(not len(strangers), f"'canaries' refers to client {strangers[:1].sum()}, which is not in 'federation'")
 
     @property
     def replayable(self) -> bool:
@@ -271,95 +276,6 @@ class Simulation:
             release=self.release if self.release is not None and self.release.distil == "round" else None,
             record_every=self.record_updates,
         )
-
-
-def check_algorithm(algorithm: Algorithm, setup: TrainingSetup, risk_period: int) -> None:
-    """Raise `InputError` where an algorithm cannot train a network by local training, or lacks estimates of risk.
-
-    Args:
-        algorithm: with those that it wraps. One that has a method ``check_layout`` is asked about the network's.
-        setup: the network, and local training with its defences.
-        risk_period: rounds between estimates; 0: there are none.
-    """
-    algorithm.check(setup.first_local(), risk_period)
-    for base in with_bases(algorithm):
-        getattr(base, "check_layout", lambda _: None)(setup.model.layout)
-
-
-def _require_algorithm(algorithm: object) -> None:
-    missing = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
-    require(
-        not isinstance(algorithm, type),
-        f"'algorithm' must be a value, such as FedAvg(); got {described(algorithm)}",
-    )
-    require(
-        not missing,
-        f"{type(algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
-        "(see shoal.engine.Algorithm)",
-    )
-
-
-def _require_defenses(defenses: object) -> None:
-    if not isinstance(defenses, Sequence) or isinstance(defenses, str):
-        raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)]; got {described(defenses)}")
-    for defense in defenses:
-        value = hasattr(defense, "applied") and not isinstance(defense, type)
-        require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(defense)}")
-
-
-def check_references(
-    count: int,
-    federation: Federation,
-    *,
-    replayable: bool,
-    duplicates: Duplicates = "keep",
-    view: View = OUTSIDER,
-) -> None:
-    """Raise `InputError` unless ``count`` reference federations can be trained and the attacks of a view measured.
-
-    Args:
-        count: R; 0 and an outsider: nothing is checked further.
-        federation: that is replayed.
-        replayable: whether there is no round attack and no malicious client.
-        duplicates: whether copies count.
-        view: that is measured.
-    """
-    if count == 0 and view == OUTSIDER:
-        return
-    allowed, given = (
-        ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
-    )
-    require(
-        replayable,
-        f"{allowed} with a round attack, such as property inference, or malicious clients, since such a run cannot be "
-        f"replayed; got {given}",
-    )
-    pairs = number_of_pairs(federation, duplicates)
-    asked = "'reference_federations' above 0" if count else f"'view' = \"{view}\""
-    require(
-        pairs >= 2,
-        f"{asked} needs at least two training examples that each have a held-out example of "
-        "their label, and of their group or client, in whose place it can be trained on; "
-        f"got {pairs}, so give a larger test set",
-    )
-
-
-def _require_attack_fits(team: RedTeam, federation: Federation) -> None:
-    """Raise `InputError` where a regression's attack needs classes, or shadow models without a shadow set."""
-    if federation.classes is not None:
-        return
-    working = [attack.__name__ for attack in get_args(MembershipAttacks) if not needs_classes(attack)]
-    require(
-        not needs_classes(team.attack),
-        f"{type(team.attack).__name__} needs classes, which a regression does not have; attacks on the loss work, such "
-        f"as RedTeam(attack={working[0]}()); those shipped are {', '.join(working)}",
-    )
-    shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
-    require(
-        not shadows or len(federation.shadow) >= 2,
-        f"{type(team.attack).__name__} needs a shadow set of at least 2 examples, on which the server trains shadow "
-        f"models; got {len(federation.shadow)}; give 'shadow' to Federation.from_tensors",
-    )
 
 
 PARTS = ("choose", "train", "red_team", "evaluation", "files", "measurement")

@@ -117,10 +117,6 @@ def started(initial: State, start: State) -> State:
     come from ``start`` where it has them, by name and shape; others, such as those of clients where there are more now,
     stay as in ``initial``.
 
-    Args:
-        initial: what the algorithm begins with.
-        start: has models of the same network.
-
     Raises:
         InputError: another number of models.
     """

@@ -48,9 +48,8 @@ class FedRep(Derived):
     (lgcollins/FedRep, 'main_fedrep.py' and 'models/Update.py').
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> import shoal.toy
+        >>> federation, *_ = shoal.toy.two_groups()
         >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=8)
         >>> result = shoal.simulate(federation, model, shoal.FedRep(), shoal.LocalSGD(epochs=11), rounds=3)
         >>> len(result.models), result.clients["train_accuracy"].tolist()

@@ -34,9 +34,8 @@ class SharedBody(Wrapper):
     trained together as in Arivazhagan et al. 2019, arXiv:1912.00818.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> import shoal.toy
+        >>> federation, *_ = shoal.toy.two_groups()
         >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=4)
         >>> algorithm = shoal.SharedBody(shoal.IFCA(clusters=2))
         >>> first, second = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=3).models.values()

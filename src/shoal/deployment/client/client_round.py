@@ -95,7 +95,7 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
     """Whether the risk of ``offer`` is above what the client tolerates; by randomised response if the run says so."""
     client = open_client(offer.config, settings, offer.classes, offer.scale)
     section = client.config.coordinator
-    require(section is not None, "the run has no coordinator, whom a client would answer")
+    require(section is not None, "the run has no coordinator, so there is no vote to answer")
     assert section is not None
     stream = _protecting(client.config, settings)("coordinator", offer.round)
     threshold, ids = client.federation.preferences.threshold, torch.tensor([offer.client])

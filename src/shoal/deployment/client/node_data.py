@@ -25,7 +25,7 @@ from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup, defended
 from shoal.deployment.flower_config import NodeSettings, own_code
 from shoal.models import Shape, VectorShape
-from shoal.simulation.coordination import check_coordinator
+from shoal.simulation.checks import check_coordinator
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,7 @@ class Client:
 
 
 def run_config(text: str, allow_code: str = "") -> Config:
-    """The configuration that a server sent.
-
-    Args:
-        text: of the configuration, as TOML.
-        allow_code: see `NodeSettings`.
+    """The configuration that a server sent as TOML; ``allow_code`` as in `NodeSettings`.
 
     Raises:
         InputError: it is none, or it names Python code that the node does not allow.
@@ -93,7 +89,7 @@ def _simulated_client(config: Config, settings: NodeSettings) -> Client:
     """The client that the simulation of ``config`` has at the partition's place."""
     require(
         config.data.partition is not None,
-        f"'partition-id' needs a set that is dealt out, and '{config.data.source}' has clients; give 'data-path'",
+        f"'partition-id' is of a set that is partitioned, and '{config.data.source}' has clients; give 'data-path'",
     )
     decided, simulation = build(config, settings.data_dir)
     clients, partition = len(simulation.federation), settings.partition_id

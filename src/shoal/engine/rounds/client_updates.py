@@ -30,16 +30,14 @@ def client_updates(
         The cluster whose model it moved, its aggregation weight, and its update (P,).
 
     Example:
-        >>> import shoal
+        >>> import shoal.toy
         >>> from shoal.engine import client_updates
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> federation, model, local = shoal.toy.one_group()
         >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(federation, shoal.FedAvg(), local, engine, shoal.Stream(0))
         ...     before = training.start()
         ...     after, report = training.round(before)
-        ...     sent = [list(client_updates(training, before, report, client)) for client in (0, 1)]
+        ...     sent = [list(client_updates(training, before, report, client)) for client in range(3)]
         ...
         >>> mean = sum(weight * update for ((_, weight, update),) in sent)
         >>> (after.models[0] - before.models[0]).allclose(mean)

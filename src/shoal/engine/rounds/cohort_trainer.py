@@ -48,10 +48,7 @@ class CohortTrainer:
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
         """The outcome of all trainings of a plan, and `State.adversary` after them.
 
-        Args:
-            state: before the round.
-            plan: for these n clients.
-            first: index of the plan's first training in the whole round's plan, which names its random draws.
+        ``first`` is the index of the plan's first training in the whole round's plan, which names its random draws.
 
         Raises:
             DivergenceError: parameters that are not finite; its owner is a position in the cohort.

@@ -124,18 +124,16 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
         InputError: training diverged, or the algorithm does not have each client send one update.
 
     Example:
-        >>> import torch, shoal
+        >>> import torch, shoal.toy
         >>> from dataclasses import replace
         >>> from shoal.engine import Received, client_round, server_round
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> federation, model, local = shoal.toy.one_group()
         >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     state, clients = training.start(), torch.arange(2)
+        ...     training = shoal.Training(federation, shoal.FedAvg(), local, engine, shoal.Stream(0))
+        ...     state, clients = training.start(), torch.arange(3)
         ...     nodes = [replace(training, federation=federation.take(client[None])) for client in clients]
         ...     ends = torch.stack([client_round(node, state)[0].end for node in nodes])
-        ...     received = Received(clients, sizes=torch.tensor([2, 2]), best=torch.tensor([[2], [2]]), ends=ends)
+        ...     received = Received(clients, sizes=torch.tensor([2] * 3), best=torch.tensor([[2]] * 3), ends=ends)
         ...     after, _ = server_round(training, state, received)
         ...     print(after.models.equal(training.round(state)[0].models))
         ...

@@ -62,13 +62,10 @@ class RoundUpdates:
         updates: (n, P) float32, on the CPU.
 
     Example:
-        >>> import shoal
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
         >>> with shoal.Engine(model) as engine:
-        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     training = shoal.Training(*setting, record_every=1)
+        ...     training = shoal.Training(federation, shoal.FedAvg(), local, engine, shoal.Stream(0), record_every=1)
         ...     state, report = training.round(training.start())
         ...
         >>> sent = report.updates

@@ -62,12 +62,10 @@ class Training:
         record_every: rounds between reports with the updates that the server received; 0: none has them.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), local, engine, shoal.Stream(0))
         ...     state = training.start()
         ...     for state, report in training.rounds(state, 2):
         ...         print(state.round, report.assignment.tolist())
@@ -238,10 +236,7 @@ class Training:
     def local_of(self, state: State, cluster: int, local: LocalSGD | None = None) -> LocalSGD:
         """Local training of a cluster's clients in the round after ``state``, with all defences, at its learning rate.
 
-        Args:
-            state: before the round.
-            cluster: its index.
-            local: settings before the defences; None: the run's.
+        ``local`` are settings before the defences; None: the run's.
         """
         directive = {name: float(values[cluster]) for name, values in state.directives.items()}
         cluster_round = ClusterRound(state.round + 1, cluster, float(state.risks[cluster]), directive)
@@ -308,12 +303,7 @@ class Training:
     ) -> State:
         """The state after a round whose trainings are done: the server's part.
 
-        Args:
-            state: before the round.
-            cohort: the n clients that trained.
-            plan: of the round.
-            aggregate: of its trainings.
-            adversary: `State.adversary` after it; None: unchanged.
+        ``adversary`` is `State.adversary` after it; None: unchanged.
         """
         assignment = state.assignment.clone()
         assignment[cohort.clients] = plan.assignment
