@@ -144,7 +144,9 @@ def draw(lines: pd.DataFrame, figure: Figure) -> None:
         axes.fill_between(mine["size"], mine["auc.low"], mine["auc.high"], color=style.color, alpha=0.15, linewidth=0)
     axes.axhline(0.5, color="0.5", linewidth=0.8)
     axes.set(xscale="log", xlabel="clients with 25 images in the sum", ylabel="AUC: did this client take part?")
-    axes.legend()
+    axes.set_xticks(SIZES, labels=[str(size) for size in SIZES])
+    axes.set_xticks([], minor=True)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 0.12))
 
 
 def main() -> None:

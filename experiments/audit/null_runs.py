@@ -38,7 +38,8 @@ from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.reference_store import view_scores
+from shoal.replay.run_records import records_of_run
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import findings
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -122,10 +123,10 @@ def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[d
             now = after
         attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         trained = [attacked.train_reference(i, engine) for i in range(references)]
-        records = records_of_run(attacked, attacked.scores(engine), trained, engine)
-        over_rounds = trajectory_attack(attacked.replay(engine), trained)
-        if over_rounds is not None:
-            records = replace(records, further={**records.further, "trajectory": over_rounds})
+        target = attacked.scores(engine)
+        seen, _ = view_scores(attacked, target, trained, engine)
+        records = records_of_run(attacked, target, trained, engine)
+        records = replace(records, further={**records.further, **seen})
         deployed, _ = simulation.on(engine).deployed(now.state)
         trainers = Membership.of_deployed(now.state, deployed, simulation.member_rounds).trainers.numpy()
     for kind, draw in (("swapped", swapped), ("noise", noise)):

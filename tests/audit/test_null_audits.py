@@ -19,7 +19,8 @@ from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.reference_store import view_scores
+from shoal.replay.run_records import records_of_run
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 AUDITS = 80
@@ -104,15 +105,16 @@ def run():
         *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
         attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         trained = [attacked.train_reference(i, engine) for i in range(4)]
-        records = records_of_run(attacked, attacked.scores(engine), trained, engine)
-        trajectory = trajectory_attack(attacked.replay(engine), trained)
-    return attack_records(replace(records, further={**records.further, "trajectory": trajectory}))
+        target = attacked.scores(engine)
+        records, (seen, _) = (call(attacked, target, trained, engine) for call in (records_of_run, view_scores))
+    return attack_records(replace(records, further={**records.further, **seen}))
 
 
 def test_every_attack_on_a_run_is_at_chance_where_coins_say_who_is_a_member(run):
     rng, (table, *_) = np.random.default_rng(0), run.attacks.values()
     assert {*run.attacks} >= {
-        "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory", *NAMES,
+        "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory",
+        "span-models", "span-updates", *NAMES,
     }  # fmt: skip
     assert measure(run.attacks["rmia"]).low > 0.5, "there is something to find"
     audits = []

@@ -1,6 +1,7 @@
 """The page of an audit: what is on it, in which order, for audits of any shape."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from math import nan
 
@@ -21,7 +22,7 @@ from shoal.reports.audit.findings import findings
 from shoal.reports.plotting import group_style
 from unrendered import unrendered_figures
 
-ORDER = ["reading", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
+ORDER = ["reading", "by-view", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
 
 
 def html_of(
@@ -64,7 +65,7 @@ def test_the_page_has_its_sections_in_order_and_needs_no_script() -> None:
     assert [each for each in page.ids if each in ORDER] == ORDER
     assert "script" not in page.tags
     assert page.text.index("On minority, the most exposed group") < page.text.index("Attack that decides LiRA")
-    assert "attacker: outsider; on minority" in page.text
+    assert "view: outsider; on minority" in page.text
     assert "400 members, 400 non-members" in page.text
 
 
@@ -129,10 +130,10 @@ def test_groups_without_both_kinds_are_left_out_and_all_records_stand_for_them_w
     assert "and so left out: 1 of the groups" in page.text
     assert "left out" not in usual_page().text
     alone = page_of(html_of(audit_of(rows=made)))
-    assert "the only attack, LiRA, tells" in alone.text.replace("The only", "the only")
+    assert "the only attack, LiRA by an outsider, tells" in alone.text.replace("The only", "the only")
     assert "all: 400 members" in alone.text
     assert "and so left out: 1 of the groups" in alone.text
-    assert len(figures_on(alone)) == 2
+    assert len(figures_on(alone)) == 3
 
 
 def test_a_group_has_the_same_style_in_both_figures() -> None:
@@ -155,14 +156,16 @@ def test_a_group_has_the_same_style_in_both_figures() -> None:
 def test_figures_name_their_values_and_mark_the_mean() -> None:
     page = usual_page()
     figures = figures_on(page)
-    assert len(figures) == page.tags.count("figure") == 2
+    assert len(figures) == page.tags.count("figure") == 3
     # Colours of paper would be unreadable on a dark page.
     assert not {"#ffffff", "#000000", "#dddddd", "#0072b2"} & set(re.findall(r"#\w{6}", "".join(figures)))
     for attack in ("LiRA", "Gap", "my-attack"):
-        assert f">{attack}</text>" in figures[0]
-    assert "<title>LiRA on minority: 0.720 (0.680 to 0.760)</title>" in figures[0]
+        assert f">{attack}</text>" in figures[1]
+    assert "<title>outsider on minority: 0.750 (0.710 to 0.790), LiRA</title>" in figures[0]
+    assert figures[0].count("not measured</text>") == 2
+    assert "<title>LiRA on minority: 0.720 (0.680 to 0.760)</title>" in figures[1]
     members = audit_of().records.query("member and group == 'minority'")["exposure"]
-    assert f"<title>minority: mean {members.mean():.3f}</title>" in figures[1]
+    assert f"<title>minority: mean {members.mean():.3f}</title>" in figures[2]
     assert f"minority: mean {members.mean():.3f}, largest {members.max():.3f}" in page.text
 
 
@@ -254,7 +257,7 @@ def test_the_noise_of_single_records_is_said_with_the_number_of_reference_models
 def test_without_reference_models_records_are_listed_by_score_and_no_exposure_is_claimed() -> None:
     page = page_of(html_of(audit_of(references=0)))
     assert "its exposure is unknown" in page.text
-    assert len(figures_on(page)) == 1
+    assert len(figures_on(page)) == 2
     assert "noisy" not in page.text
     assert rows(page, "records")[0].count(f">{DASH}</td>") == 1
 
@@ -270,12 +273,68 @@ def test_a_picture_of_another_shape_or_type_is_an_error(wrong: NDArray) -> None:
 def test_what_was_not_tested_names_omitted_attacks_and_attackers_that_nobody_asked() -> None:
     text = part(usual_page(), "not-tested")
     assert "BaVarIA: needs 64 reference models; there are 16." in text
-    assert "A server who sees the update of every client." in text
+    assert "The server who sees the update of every client." in text
     assert "A client who" in text
     assert "Active attackers" in text
     with_server = audit_of(rows=[attack_row(key, "all", "all", 0.6) for key in ("fedmia-i", "trajectory")])
     assert "A client who" not in part(shown(with_server), "not-tested")
-    assert "A server who" not in part(shown(with_server), "not-tested")
+    assert "The server who" not in part(shown(with_server), "not-tested")
+
+
+def lines(page: Page) -> list[str]:
+    """The lines about views, without markup."""
+    return [re.sub("<[^>]+>", "", each) for each in re.findall('<p class="view">(.+)</p>', page.source)]
+
+
+def test_the_page_begins_with_a_line_for_each_view() -> None:
+    spans = {"span-models": ("minority", 0.97, 0.98), "span-updates": ("majority", 0.99, 1.0)}
+    made = [
+        attack_row("rmia", "group", name, value, chosen=True) for name, value in (("minority", 0.6), ("majority", 0.55))
+    ]
+    made += [attack_row(key, "group", of, value, tpr=rate, chosen=True) for key, (of, value, rate) in spans.items()]
+    page = shown(audit_of(rows=made))
+    outsider, client, server = lines(page)
+    assert page.source.index('class="view"') < page.source.index('class="verdict"')
+    assert outsider == (
+        "Somebody with the released models: recognises 10.0 % of the records of group minority at 1 % false alarms "
+        "(RMIA; AUC 0.630, 0.590 to 0.670)."
+    )
+    assert client.startswith(
+        "Another client of the federation, who sees every round: recognises 98.0 % of the records at"
+    )
+    assert "span of models&#39; moves; AUC 1.000" in client
+    assert server.startswith(
+        "The server, who sees every client&#39;s updates: recognises 100.0 % of the records at 1 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ([("rmia", 0.51, 0.012)], "is not shown to recognise the records: RMIA has balanced accuracy 0.510 (0.470 to"),
+        (
+            [("rmia", 0.51, 0.2)],
+            "recognises 20.0 % of the records at 1 % false alarms, though on average it is at chance",
+        ),
+        ([("rmia", 0.6, 0.012)], "tells the records from others better than by chance, balanced accuracy 0.600 (RMIA;"),
+        (
+            [("rmia", 0.6, 0.012, 0.5)],
+            "may or may not recognise, by so few, the records: RMIA has balanced accuracy 0.600",
+        ),
+        ([("trajectory", 0.6, 0.012)], "not measured; shoal audit RUN asks the final models of a run."),
+        ([("rmia", nan, nan)], "not measured; shoal audit RUN asks the final models of a run."),
+    ],
+)
+def test_a_view_s_line_says_no_more_than_its_intervals(made: list, said: str) -> None:
+    rows = [attack_row(key, "group", "all", value, tpr=rate, width=(*w, 0.08)[0]) for key, value, rate, *w in made]
+    assert f"Somebody with the released models: {said}" in lines(shown(audit_of(rows=rows)))[0]
+
+
+def test_a_view_that_was_not_measured_says_why_and_what_would_measure_it() -> None:
+    audit = replace(audit_of(), omitted={"span-models": "needs a dense layer"})
+    _, client, server = lines(page_of(html_of(audit)))
+    assert client.endswith("not measured, since the exact attack needs a dense layer.")
+    assert server.endswith("and shoal audit --trace DIR those that were recorded.")
 
 
 def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_says_so() -> None:

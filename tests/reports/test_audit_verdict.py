@@ -34,7 +34,9 @@ def test_an_interval_decides_the_outcome(low: float, high: float, expected: Outc
 
 def test_the_most_exposed_group_is_named_with_the_attack_that_decides_and_what_weak_ones_say() -> None:
     text = verdict(findings(audit_of(), "group"))
-    assert text.startswith("On minority, the most exposed group, the attack chosen beforehand, LiRA, tells")
+    assert text.startswith(
+        "On minority, the most exposed group, the attack chosen beforehand, LiRA by an outsider, tells"
+    )
     assert (
         "balanced accuracy 0.720 (95 % interval 0.674 to 0.766, for all groups at once; "
         "chance: 0.500, where 95 % of tests of this size give at most 0.540)" in text
@@ -50,22 +52,22 @@ def test_an_attack_that_was_not_chosen_beforehand_is_held_against_all_attacks() 
     rows = [attack_row("lira", "group", name, 0.6) for name in ("few", "many")]
     rows += [attack_row("rmia", "group", name, 0.56, chosen=True) for name in ("few", "many")]
     text = said(*rows)
-    assert "group, LiRA, which is certain to find more than the attack chosen beforehand, tells" in text
+    assert "group, LiRA by an outsider, which is certain to find more than the attack chosen beforehand, tells" in text
     assert "(95 % interval 0.549 to 0.651, for all groups and attacks at once; chance" in text
     narrow = said(*({**row, "chosen": row["attack"] == "lira"} for row in rows))
-    assert "the attack chosen beforehand, LiRA, tells" in narrow
+    assert "the attack chosen beforehand, LiRA by an outsider, tells" in narrow
     assert "(95 % interval 0.554 to 0.646, for all groups at once; chance" in narrow
 
 
 def test_one_group_is_not_called_the_most_exposed() -> None:
     text = said(attack_row("lira", "group", "all", 0.7))
-    assert text.startswith("The only attack, LiRA, tells")
+    assert text.startswith("The only attack, LiRA by an outsider, tells")
     assert "eak attack" not in text
 
 
 def test_an_interval_that_contains_half_is_at_chance() -> None:
     text = said(attack_row("lira", "group", "all", 0.52, tpr=0.02), attack_row("gap", "group", "all", 0.51))
-    assert text.startswith("Not shown to be above chance: the attack chosen beforehand, LiRA,")
+    assert text.startswith("Not shown to be above chance: the attack chosen beforehand, LiRA by an outsider,")
     assert "A weak attack would have said no clearly other figure: gap 0.510" in text
     assert "some members are exposed" not in text
 
@@ -82,7 +84,7 @@ def test_a_wide_interval_leaves_open_and_says_what_is_certain() -> None:
     assert text.startswith("How exposed the records are is open: on few, the most exposed group,")
     assert "which is 0.572 wide" in text
     assert "too few non-members: 8, 300 are needed" in text
-    assert "What is certain: on many, RMIA has balanced accuracy 0.660 (0.614 to 0.706; chance" in text
+    assert "What is certain: on many, RMIA by an outsider has balanced accuracy 0.660 (0.614 to 0.706; chance" in text
     assert "What is certain" not in said(small, attack_row("rmia", "group", "many", 0.51))
     assert "and is above chance" in said(attack_row("lira", "group", "all", 0.8, width=0.3))
 

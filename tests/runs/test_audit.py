@@ -34,7 +34,7 @@ from shoal.runs.run import run, simulate
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
-    "other-clusters", "label-only", "boundary-distance", "trajectory",
+    "other-clusters", "label-only", "boundary-distance", "trajectory", "span-models", "span-updates",
 }  # fmt: skip
 PERSONAL = dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own")
 PARTS = (
@@ -215,7 +215,8 @@ def test_what_an_audit_of_a_result_without_a_shadow_set_leaves_out(algorithm, om
 def test_without_reference_federations_the_other_attacks_remain(finished, tmp_path):
     found = audit_run(finished, references=0, out=tmp_path)
     attacks = set(found.audit.attacks["attack"])
-    assert attacks == {"loss", "gap", "loss-threshold", "other-clusters", "label-only", "boundary-distance"}
+    by_models = {"loss", "gap", "loss-threshold", "other-clusters", "label-only", "boundary-distance"}
+    assert attacks == by_models | {"span-models", "span-updates"}
     for attack, least in (("lira", 3), ("trajectory", 1)):
         assert found.audit.omitted[attack] == f"needs {least} reference models; there are 0"
 
@@ -455,8 +456,9 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
     flat = read(tmp_path)
     names = {key.split(".")[1] for key in flat if key.startswith("attacks.")}
     own = {"fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff"}
-    assert names == own | {f"{name}-others" for name in own}
-    assert set(found.audit.attacks["view"]) == {"server"}
+    own |= {"span-updates"}
+    assert names == own | {f"{name}-others" for name in own} | {"span-models"}
+    assert set(found.audit.attacks["view"]) == {"client", "server"}
     assert 0 <= flat["source-inference.accuracy.low"] <= flat["source-inference.accuracy"] <= 1
     assert flat["source-inference.chance"] == pytest.approx(1 / 6)
     assert flat["members"] == 72
@@ -469,7 +471,7 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
 
 def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_path):
     found = audit_run(recorded, references=0, out=tmp_path)
-    assert set(found.audit.attacks["view"]) == {"outsider", "server"}
+    assert set(found.audit.attacks["view"]) == {"outsider", "client", "server"}
     assert "chose at least two clusters" in found.audit.omitted["cluster-identity"], "FedAvg has one model"
     assert "chose at least two clusters" in found.audit.omitted["preference-inference"], "its thresholds are known"
     assert found.flat["reconstruction.rounds"] == 3, "the last of four has none after it"

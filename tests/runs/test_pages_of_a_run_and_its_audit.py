@@ -40,7 +40,9 @@ def test_the_audit_has_the_first_word_on_the_page_of_its_run(run: Path) -> None:
     audited(run, run)
     after = report_text(run)
     verdict = after[after.index('class="verdict"') :]
-    assert verdict.index("the attack chosen beforehand, LiRA, tells members") < verdict.index("80.0 % test accuracy")
+    assert verdict.index("the attack chosen beforehand, LiRA by an outsider, tells members") < verdict.index(
+        "80.0 % test accuracy"
+    )
     assert "The configured attack" not in after
     assert "limits of 1 of 6 clients" not in after
     assert '<a href="audit.html">' in after

@@ -19,6 +19,7 @@ from shoal.replay import reference_store
 from shoal.runs.files import read_summary
 from shoal.runs.result import load
 from shoal.runs.run import run
+from shoal.sweeps import read_sweep, run_sweep
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 TEAM = RedTeam(every=0, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
@@ -29,13 +30,13 @@ SEEN = CHOSEN_OF_VIEW
 def _exact_attacks(monkeypatch):
     """A client recognises 90 % of the records, and the server all, whatever is trained."""
 
-    def scores(attacked, target, references, engine):
+    def scores(attacked, target, references, engine, **_):
         member = target.member.numpy()
         wrong = torch.arange(len(member)).numpy() % 10 == 0
         return {
             SEEN["client"]: AttackScores("client", 1.0 * (member ^ wrong), 0.5 + 0.0 * member),
             SEEN["server"]: AttackScores("server", 1.0 * member, 0.5 + 0.0 * member),
-        }
+        }, {}
 
     monkeypatch.setattr(reference_store, "view_scores", scores)
 
@@ -115,7 +116,6 @@ def test_a_configuration_names_the_views_of_figures_and_limits(toy_config, tmp_p
         ("evaluation.view='everybody'", "evaluation.view' must be 'outsider', 'client' or 'server'; got 'everybody'"),
         ("privacy.view=['client']", "'view' must be one view or one for each of 10 clients; got 1"),
         ("privacy.view='insider'", "privacy.view' must be"),
-        ("coordinator.l2=0.1", "a coordinator steers by what an outsider finds"),
     ],
 )
 def test_a_view_that_cannot_be_measured_is_one_sentence(toy_config, tmp_path, capsys, change, sentence):
@@ -124,6 +124,63 @@ def test_a_view_that_cannot_be_measured_is_one_sentence(toy_config, tmp_path, ca
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_exposures_of_different_views_are_not_compared(build, mlp, tmp_path):
+    results = [simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=1, red_team=TEAM, view=view) for view in VIEWS]
+    compared = shoal.compare(results)
+    assert compared.metrics.loc["view of exposure"].tolist() == [*VIEWS]
+    for sentence, whose in zip(compared.sentences, ("a client", "the server"), strict=False):
+        assert f"has the exposure to {whose} (against an outsider), so exposure and limits are not compared" in sentence
+        assert "the exposure of" not in sentence
+        assert "exceeds the limits" not in sentence
+    same = shoal.compare([results[1], results[1]]).sentences[0]
+    assert "so exposure and limits are not compared" not in same
+    assert "the exposure of" in same
+    page = results[2].report(tmp_path / "report.html").read_text()
+    assert "Exposure on this page is to <em>the server</em>" in page
+    assert "With what the server sees, the attack chosen beforehand, or one that is certain to find more," in page
+    assert "view: server" in page
+
+
+def test_a_sweep_says_whose_exposure_its_runs_measure(toy_sweep, tmp_path):
+    text = """base = "base.toml"
+seeds = [0]
+[grid]
+"evaluation.view" = ["outsider", "server"]
+[tables.exposed]
+y = ["exceeded.total", "accuracy.overall"]
+rows = ["evaluation.view"]
+"""
+    out = tmp_path / "swept"
+    run_sweep(read_sweep(toy_sweep(tmp_path, text)), out)
+    assert pd.read_csv(out / "results.csv")["view"].tolist() == ["outsider", "server"]
+    said = "Exposure and limits are about an outsider and the server: between these, differences compare attackers"
+    assert said in (out / "report.html").read_text()
+    assert said in (out / "tables" / "exposed.md").read_text()
+
+
+def test_a_coordinator_calls_no_model_safe_whose_records_a_view_recognises(build, mlp):
+    """Of two clients alike in all else, the one whose limit is about the server says that it is exceeded."""
+    team = RedTeam(every=1, estimator="audit", attack=LossThreshold())
+    law = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))}, gain=1.0, target=0.0)
+    federation = build(threshold=0.85)
+    views = ["server" if i % 2 else "outsider" for i in range(len(federation))]
+    asked = {"rounds": 2, "red_team": team, "coordinator": law}
+    found = {
+        name: simulate_with(given, mlp, shoal.FedAvg(), LOCAL, **asked, **more)
+        for name, given, more in (
+            ("outsider", federation, {}),
+            ("server", federation, {"view": "server"}),
+            ("mixed", with_views(federation, *views), {}),
+        )
+    }
+    shares = {name: result.rounds["over_limit"].tolist() for name, result in found.items()}
+    assert shares == {"outsider": [0, 0], "server": [1, 1], "mixed": [0.5, 0.5]}
+    assert found["outsider"].rounds["directive.l2"].tolist() == [0, 0]
+    assert min(found["server"].rounds["directive.l2"]) > 0
+    hidden = simulate_with(build(sizes=(60,) * 6, threshold=0.85), mlp, shoal.FedAvg(), LOCAL, view="server", **asked)
+    assert hidden.rounds["over_limit"].tolist() == [0, 0], "the rule says nothing of so many records in so small layers"
 
 
 def test_what_cannot_be_repeated_has_no_wider_view(build, mlp):
@@ -136,7 +193,7 @@ def test_what_cannot_be_repeated_has_no_wider_view(build, mlp):
 
 
 def test_a_view_of_which_nothing_was_measured_is_said(build, mlp, monkeypatch, caplog):
-    monkeypatch.setattr(reference_store, "view_scores", lambda *_: {})
+    monkeypatch.setattr(reference_store, "view_scores", lambda *_, **__: ({}, {}))
     found = simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=1, red_team=TEAM, view="server")
     assert "no attack of the server could be measured on this run" in caplog.text
     assert found.summary.view == "server"

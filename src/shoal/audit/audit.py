@@ -164,7 +164,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
     here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
     rows = {str(row["attack"]): row for row in attacks[here].to_dict("records")}
-    needed = {attack: row["view"] for attack, row in rows.items()}
+    needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: -VIEWS.index(needed[a]))
@@ -267,7 +267,12 @@ def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -
 def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd.DataFrame:
     """`Audit.records`."""
     exposure, low = record_exposure(records.scores, stream, pair=records.pair)
-    columns = {name: getattr(decisive, name) for name in ("record", "client", "group", "member", "score")}
+    score = decisive.score
+    if len(decisive) < len(records):
+        # A record that the attack cannot be asked of has no score.
+        score = pd.Series(score, index=decisive.record).reindex(records.record).to_numpy()
+    columns = {name: getattr(records, name) for name in ("record", "client", "group")}
+    columns |= {"member": records.scores.member, "score": score}
     listed = pd.DataFrame({**columns, "exposure": exposure, "exposure.low": low})
     by = "score" if listed["exposure"].isna().all() else "exposure"
     return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
@@ -285,7 +290,7 @@ def scope_rows(
     The first of ``metrics`` is of the attack that was chosen beforehand; ``order`` is `AttackedRecords.order`.
     """
     decisive, _ = strongest(metrics)
-    measured = {attack: views[attack] for attack, found in metrics.items() if not np.isnan(found.accuracy)}
+    measured: dict[str, View] = {name: views[name] for name, found in metrics.items() if not np.isnan(found.accuracy)}
     first = (attacks_of_view(view, measured, order)[:1] for view in VIEWS)
     chosen = {attack for attacks in first for attack in attacks} or {decisive}
     return [
@@ -335,10 +340,13 @@ class Gate:
         """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
         measured.
         """
+        # The figures of a view are an attack's too, where there are attacks.
+        attacks = any(key.startswith("attacks.") for key in audit)
+        named = {f"{self.key}.high"} if attacks else {*audit}
         uppers = {
             key.removesuffix(".high"): float(value)
             for key, value in audit.items()
-            if not isinstance(value, str) and self._limits(key)
+            if not isinstance(value, str) and self._limits(key) and (key in named or not key.startswith("views."))
         }
         require(
             bool(uppers),
@@ -353,11 +361,7 @@ class Gate:
         if self.key == LOWER_BOUND:
             return key == self.key
         figure = key.removesuffix(".high")
-        if figure == key:
-            return False
-        # The figures of a view are an attack's too.
-        every = self.key in LIMITED and figure.endswith(f".{self.key}") and not figure.startswith("views.")
-        return figure == self.key or every
+        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
 
     def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
         """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""

@@ -127,8 +127,8 @@ class FinishedTraining:
     def exposures(self) -> dict[View, pd.DataFrame]:
         """The columns of `exposure_of_clients`, and ``mia``, of all clients by view: the run's, and those of limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
-        views = dict.fromkeys((self.attacks.view, *federation.preferences.views(self.attacks.view)))
-        by_model = {view: self.attacks.of_models(view) for view in views}
+        views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
+        by_model: dict[View, list[ByAttack]] = {view: self.attacks.of_models(view) for view in dict.fromkeys(views)}
         return {
             view: pd.DataFrame(exposure_of_clients(attacks, trainers, federation)).assign(
                 mia=self._accuracy_of_models(view, attacks)[model]
@@ -213,6 +213,9 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
     groups = {federation.groups[g]: clients[group == g] for g in federation.groups_with_clients}
     exposure = finished.exposures[finished.attacks.view]["exposure"]
     overall = {f"{name}.overall": value for name, value in _accuracies(clients, metric).items() if name != "gap"}
+    own = federation.preferences.views(finished.attacks.view)
+    if others := sum(view != finished.attacks.view for view in own):
+        overall["limits_of_other_views"] = others
     overall |= {
         "violations.total": int(clients["violated"].sum()),
         "exceeded.total": int(clients["exceeded"].sum()),

@@ -53,7 +53,7 @@ class AttackScores:
 
     Args:
         view: who could carry it out.
-        score: (M,), higher for members.
+        score: (M,), higher for members; NaN for a record that it cannot be asked of.
         threshold: (M,), above which it says member.
         reference: (M, R), of the same attack on each reference model, which reads no members of that; None: unknown.
     """
@@ -102,8 +102,8 @@ class AuditRecords:
         return len(self.record)
 
     def answers(self, attack: str, scores: AttackScores) -> RecordTable:
-        """The rows of an attack."""
-        return RecordTable.from_columns(
+        """The rows of an attack: the records that it has a score of."""
+        table = RecordTable.from_columns(
             scores.score,
             self.scores.member,
             threshold=scores.threshold,
@@ -116,6 +116,8 @@ class AuditRecords:
             pair=self.pair,
             level=self._levels(scores),
         )
+        scored = ~np.isnan(scores.score)
+        return table if scored.all() else table.take(scored)
 
     def _levels(self, scores: AttackScores) -> Floats | None:
         """The levels (M,) of an attack's scores; None with too few reference models."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,6 +45,7 @@ from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, s
 from shoal.audit.records import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
+    SERVER,
     Floats,
     RecordTable,
     matching_weights,
@@ -54,7 +56,7 @@ from shoal.audit.reference_records import REFERENCE_ATTACKS
 from shoal.core.errors import InputError, described, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data.preferences import VIEWS, Preferences
+from shoal.data.preferences import VIEWS, Preferences, View
 from shoal.engine import RoundUpdates
 from shoal.metrics import MembershipMetrics, mean_interval
 
@@ -63,6 +65,30 @@ UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCo
 
 RECONSTRUCTION = "reconstruction"
 """The key in audit.json of what is reconstructed from released models."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredUpdates:
+    """An attack on updates that was made elsewhere, since it needs more than `UpdateScores`.
+
+    Args:
+        name, title, view: as of an `UpdateAttack`.
+        values: (N, M) scores of the clients of `UpdateScores` and its records; NaN as there.
+        threshold: (N, M).
+    """
+
+    name: str
+    title: str
+    view: View
+    values: Floats
+    threshold: Floats
+    __repr__ = one_line
+
+    def score(self, scores: UpdateScores) -> Floats:
+        """The scores (N, M)."""
+        del scores
+        return self.values
+
 
 AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
 """Attacks on a matrix of scores, and attacks on updates."""
@@ -133,7 +159,9 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
     return _audits(attack, scores, [group])[0]
 
 
-def _audits(attack: UpdateAttack, scores: UpdateScores, groups: Sequence[str | None]) -> list[UpdateAudit]:
+def _audits(
+    attack: UpdateAttack | ScoredUpdates, scores: UpdateScores, groups: Sequence[str | None]
+) -> list[UpdateAudit]:
     """The audits of several groups."""
     score, audits = attack.score(scores), []
     tables = [_records(attack, score, scores, other_clients=other_clients) for other_clients in (False, True)]
@@ -153,13 +181,15 @@ def _clients(scores: UpdateScores, group: str | None) -> NDArray[np.int64]:
     return scores.clients[np.unique(owner[owner != NOBODY])]
 
 
-def _records(attack: UpdateAttack, score: Floats, scores: UpdateScores, *, other_clients: bool) -> RecordTable:
+def _records(
+    attack: UpdateAttack | ScoredUpdates, score: Floats, scores: UpdateScores, *, other_clients: bool
+) -> RecordTable:
     """The members of each client's update, by their ``score`` (N, M), and as non-members the records of other clients
     or of nobody, weighted to the members' groups and labels.
     """
     kind = scores.group * (scores.label.max() + 1) + scores.label
     owner = np.where(scores.client == NOBODY, NOBODY, scores.clients[scores.client])
-    tables = []
+    tables, thresholds = [], np.broadcast_to(attack.threshold, score.shape)
     for i, row in enumerate(score):
         trained, seen = scores.client == i, ~np.isnan(row)
         member = trained & seen
@@ -171,7 +201,7 @@ def _records(attack: UpdateAttack, score: Floats, scores: UpdateScores, *, other
         table = RecordTable.from_columns(
             row[rows],
             member[rows],
-            threshold=attack.threshold,
+            threshold=thresholds[i, rows],
             weight=weight[rows],
             record=rows,
             client=owner[rows],
@@ -196,13 +226,14 @@ def audit_server(
     rounds: Iterable[RoundUpdates] = (),
     preferences: Mapping[int, tuple[float, float]] | None = None,
     *,
-    attacks: Sequence[UpdateAttack] = UPDATE_ATTACKS,
+    attacks: Sequence[UpdateAttack | ScoredUpdates] = UPDATE_ATTACKS,
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
-    In `Audit.attacks` each attack stands twice: against records that nobody trained on, and, with `AGAINST_CLIENTS` in
-    its name, against other clients' examples. `Audit.guesses` has the server's guesses beside membership: the client of
-    a record, the group of a client, the half of its group, stricter or laxer, and its update, from models alone.
+    In `Audit.attacks` each attack of the server stands twice: against records that nobody trained on, and, with
+    `AGAINST_CLIENTS` in its name, against other clients' examples. `Audit.guesses` has the server's guesses beside
+    membership: the client of a record, the group of a client, the half of its group, stricter or laxer, and its update,
+    from models alone.
 
     Args:
         scores: of the recorded rounds.
@@ -228,7 +259,8 @@ def audit_server(
     )
     groups = [None, *(scores.groups[g] for g in np.unique(scores.group[owned]))]
     by_attack = {attack.name: _audits(attack, scores, groups) for attack in attacks}
-    rows, views = [], {attack.name: attack.view for attack in attacks}
+    rows: list[dict[str, Any]] = []
+    views: dict[str, View] = {attack.name: attack.view for attack in attacks}
     for i, group in enumerate(groups):
         place = ("all", "all") if group is None else ("group", group)
         against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in by_attack.items()}, views)
@@ -236,7 +268,7 @@ def audit_server(
             by_clients = attack_row(
                 *place, name + AGAINST_CLIENTS, views[name], audits[i].other_clients, chosen=False, strongest=False
             )
-            rows += [row, by_clients]
+            rows += [row, by_clients] if views[name] == SERVER else [row]
     best, _ = strongest({name: audits[0].unused for name, audits in by_attack.items()})
     rows += [
         attack_row(

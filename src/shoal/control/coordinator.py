@@ -6,7 +6,7 @@ local training, which no algorithm decides.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Annotated, Literal
 
@@ -77,6 +77,8 @@ class Coordinator:
             ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` and price_k = -mu_k nats.
             0: no prices.
         price_step: of the dual ascent, in nats.
+        known_risks: the risk (N,) that each client's model has to the attacker of its limit for certain, whatever the
+            red team estimates, from the state; NaN: nothing is known. None: of no client.
 
     Example:
         >>> import shoal.toy
@@ -103,6 +105,7 @@ class Coordinator:
     prediction: RiskPrediction | None = None
     min_clients: Count = 0
     price_step: NonNegativeFloat = 0.1
+    known_risks: Annotated[Callable[[State], Tensor] | None, Internal()] = None
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training of a cluster under its directive; implements the engine's `LocalDefense`."""
@@ -132,10 +135,11 @@ class Coordinator:
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """``state`` with the directives that its risks demand."""
+        known = None if self.known_risks is None else self.known_risks(state)
 
         def shares_over(risks: Tensor, coins: Stream) -> Tensor:
             reported = self.reported_risks(risks)
-            return over_limit_shares(reported, state.assignment, federation, self.vote_epsilon, coins)
+            return over_limit_shares(reported, state.assignment, federation, self.vote_epsilon, coins, known)
 
         shares = possible = shares_over(state.risks, stream)
         if self.release_on == "interval":

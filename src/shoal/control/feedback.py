@@ -12,7 +12,12 @@ from shoal.models.model import NegativeLoss, accuracy
 
 
 def over_limit_shares(
-    risks: Tensor, assignment: Tensor, federation: Federation, epsilon: float | None, stream: Stream
+    risks: Tensor,
+    assignment: Tensor,
+    federation: Federation,
+    epsilon: float | None,
+    stream: Stream,
+    known: Tensor | None = None,
 ) -> Tensor:
     """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate.
 
@@ -26,6 +31,8 @@ def over_limit_shares(
         federation: the clients.
         epsilon: of randomised response; None: true answers.
         stream: of the flipped answers.
+        known: (N,), what each client's model certainly risks, whatever is estimated; NaN: nothing is known. None: of
+            no client.
 
     Returns:
         (K,) float64; NaN of a model without members.
@@ -33,7 +40,8 @@ def over_limit_shares(
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]
     thresholds, ids = federation.preferences.threshold[asked], federation.ids[asked]
-    answers = over_limit_answers(risks[model], thresholds, ids, epsilon, stream)
+    risk = risks[model] if known is None else torch.fmax(risks[model], known[asked])
+    answers = over_limit_answers(risk, thresholds, ids, epsilon, stream)
     return shares_of_answers(answers, model, len(risks), epsilon)
 
 

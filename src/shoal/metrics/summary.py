@@ -106,7 +106,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("overall", r"references"),
     ("group", r"(mia|tpr|loss_threshold).*"),
     ("cluster", r"(mia|tpr).*|risk"),
-    ("overall", r"(violations|exceeded)\.total|migrated|adjusted_rand_index"),
+    ("overall", r"(violations|exceeded)\.total|limits_of_other_views|migrated|adjusted_rand_index"),
     ("group", r"violations|exceeded|exposure"),
     ("cluster", r"clients|examples|(train_)?accuracy|gap"),
     ("cluster", r"over_limit|limit_unmet|directive\..*"),

@@ -12,6 +12,7 @@ under another defence.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Population, RecordedRisks, ReferenceScores
+from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
+from shoal.audit.reference_records import AttackScores
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
+from shoal.data.memory_format import gather
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
-from shoal.engine import Deployed, Engine, State
+from shoal.engine import Deployed, Engine, RoundReport, State
+from shoal.replay.first_rounds import ROUNDS, FirstRounds
+from shoal.replay.span_scores import SPANS, AskedRecords, knowledge_of, span_scores
 from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
-from shoal.simulation.round_metrics import Row
+from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.simulation import Simulation, initial_state
 from shoal.simulation.warm_start import Start
 
@@ -42,6 +47,9 @@ UNKNOWN_START = (
     "on there"
 )
 """The note of a run that went on from a directory."""
+
+NOT_REPEATED = "needs the models of every round, and the run cannot be repeated bit for bit here"
+"""Why attacks on a run's rounds are left out."""
 
 POPULATION = 1_000
 """Examples of the shadow set, at most, that all models score too: no federation trains on them."""
@@ -68,6 +76,8 @@ class FederationScores:
     model: Tensor
     population: Tensor
     trajectory: Tensor
+    span_models: Tensor
+    span_updates: Tensor
     seconds: float = 0.0
 
     @property
@@ -90,6 +100,7 @@ class AttackedRun:
             both records of a pair would count as non-members, of which one was trained on.
         population: examples that nobody trained on.
         notes: what must be known of the records, in sentences without a full stop.
+        rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.
         queries: copies in which each record and each of the population is asked; trajectories are of the record itself.
     """
 
@@ -101,6 +112,7 @@ class AttackedRun:
     records: PairedRecords
     population: GroupedExamples
     notes: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
     queries: int = 1
 
     @staticmethod
@@ -148,6 +160,7 @@ class AttackedRun:
             records=records,
             population=shadow.take(drawn.to(shadow.y.device)),
             notes=tuple(notes),
+            rows=tuple(rows),
             queries=queries,
         )
 
@@ -201,6 +214,61 @@ class AttackedRun:
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round)
 
+    def spans(self, engine: Engine) -> tuple[dict[str, AttackScores], dict[str, str]]:
+        """The span attacks on the run's first rounds, as `span_scores` gives them; the rounds are trained again."""
+        seen, known = self.first_rounds(engine)
+        if seen is None:
+            return {}, {attack.name: NOT_REPEATED for attack in SPANS}
+        return span_scores(seen, self._asked, engine, known)
+
+    def first_rounds(self, engine: Engine) -> tuple[FirstRounds | None, Knowledge]:
+        """The first rounds of the run, trained again, and what is known of them.
+
+        None where they are not those of the run, as on another machine. They are those that followed ``start``, where
+        the run went on from one.
+        """
+        training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
+        state, seen = initial_state(self.simulation, engine).state, FirstRounds()
+        known, upto = knowledge_of(training, state), min(state.round + ROUNDS, self.simulation.last_round)
+        for after, report in seen.watched(training, state, upto):
+            if not self._recorded(after, report, engine):
+                return None, known
+        return seen, known
+
+    @cached_property
+    def _asked(self) -> AskedRecords:
+        """The records for the span attacks. Of the population the attacker knows that nobody trained on it; where there
+        is none, of the test examples that are in no pair.
+        """
+        federation, others, device = self.simulation.federation, self.population, self.population.y.device
+        if not len(others) and self.records.source == "test":
+            unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)
+            others = federation.test.take(torch.nonzero(unpaired).flatten()[:POPULATION].to(device))
+        label = torch.cat([self.records.labels, others.y.cpu()])
+        label = torch.zeros(len(label), dtype=torch.int64) if federation.classes is None else label
+        count = 2 * len(self.records)
+        return AskedRecords(
+            x=gather(self.records.federation.clients.x, self.records.rows_on_device(torch.arange(count))),
+            client=federation.ids[self.records.client],
+            label=label[:count],
+            known=others.x if len(others) else None,
+            known_label=label[count:] if len(others) else None,
+        )
+
+    def _spans(self, seen: FirstRounds, engine: Engine, known: Knowledge) -> dict[str, Tensor]:
+        """The span attacks' scores, by the fields of `FederationScores`."""
+        scores, _ = span_scores(seen, self._asked, engine, known)
+        return {name.replace("-", "_"): torch.from_numpy(found.score) for name, found in scores.items()}
+
+    def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
+        """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
+        recorded = [row for row in self.rows if row["round"] == state.round]
+        evaluated = any(not isnan(row["accuracy"]) for row in recorded)
+        trained = round_metrics(state, report, self.simulation.federation, engine, evaluated=evaluated)
+        names = [name for name in trained[0] if name.partition(".")[0] in ("clients", "train_loss", "accuracy")]
+        values = [np.array([[row[name] for name in names] for row in table]) for table in (trained, recorded)]
+        return np.array_equal(*values, equal_nan=True)
+
     @property
     def _first(self) -> Tensor:
         """(2 Q,) bool, the first record of each pair."""
@@ -208,7 +276,7 @@ class AttackedRun:
 
     def _train(self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int) -> FederationScores:
         """Replay all stages, with the second record of some pairs; ``stream`` None: as they were drawn."""
-        state, training, seen = None, None, list[Tensor]()
+        state, training, seen, spans = None, None, list[Tensor](), dict[str, Tensor]()
         for stage in self.stages:
             replay = replace(
                 stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
@@ -222,16 +290,19 @@ class AttackedRun:
                     coordinator=stage.directives,
                 )
                 state = initial_state(replay, stage_engine).state
-                for after, _ in training.rounds(state, replay.last_round):
+                first, known = FirstRounds(), knowledge_of(training, state)
+                for after, _ in first.watched(training, state, replay.last_round):
                     state = after
                     if state.round == replay.last_round:
                         state = released(replay.release, training, state)
                     if state.round in self.snapshot_rounds:
                         seen.append(self._of_all(state.models, engine, 1))
+                if stage is self.stages[-1]:
+                    spans = self._spans(first, engine, known)
         assert state is not None
         assert training is not None
         deployed, _ = training.deployed(state)
-        scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
+        scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **spans)
         if scores.personal or {len(snapshot) for snapshot in seen} != {len(state.models)}:
             return scores
         trained_last = scores.model[self.records.client], torch.arange(2 * len(self.records))
@@ -257,6 +328,8 @@ class AttackedRun:
             model=model,
             population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
+            span_models=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
+            span_updates=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
         )
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:

@@ -3,23 +3,27 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from shoal.audit.records import OUTSIDER
-from shoal.audit.reference_records import AttackedRecords, attack_records
+from shoal.attacks import LossTrajectory
+from shoal.attacks.reference_scores import Floats
+from shoal.audit.records import OUTSIDER, SERVER, views_within
+from shoal.audit.reference_records import AttackedRecords, AttackScores, attack_records
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
 from shoal.data.content import fingerprint
+from shoal.data.preferences import View
 from shoal.engine import Engine
-from shoal.replay.reference_federations import AttackedRun, FederationScores
-from shoal.replay.run_records import records_of_run, view_scores
+from shoal.replay.reference_federations import NOT_REPEATED, AttackedRun, FederationScores
+from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")
@@ -27,10 +31,10 @@ LOG = logging.getLogger("shoal")
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
-_VERSION = 2
+_VERSION = 3
 """Version of the files; scores of another one are trained anew."""
 
-_FIELDS = ("score", "member", "model", "population", "trajectory")
+_FIELDS = ("score", "member", "model", "population", "trajectory", "span_models", "span_updates")
 
 
 def reference_scores(
@@ -104,7 +108,7 @@ def attack_with_references(
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
     if view != OUTSIDER:
-        seen = view_scores(attacked, target, stored, engine)
+        seen, _ = view_scores(attacked, target, stored, engine, view=view)
         records = replace(records, further={**records.further, **seen})
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     _warn_of_unmeasured_views(simulation, attacked_records)
@@ -138,18 +142,63 @@ def warn_of_records(attacked: AttackedRun) -> None:
         LOG.warning("%s", note)
 
 
+def view_scores(
+    attacked: AttackedRun,
+    target: FederationScores,
+    references: Sequence[FederationScores],
+    engine: Engine,
+    *,
+    view: View = SERVER,
+    folder: Path | None = None,
+) -> tuple[dict[str, AttackScores], dict[str, str]]:
+    """The attacks of a view that an outsider cannot carry out, by name, and why others could not be computed.
+
+    They are on the run's rounds, which are trained again: a few of them; with reference federations all.
+
+    Args:
+        attacked: the run.
+        target: its own scores, which the repeated run must give again.
+        references: of its reference federations, of which there may be none.
+        engine: with its network.
+        view: the view.
+        folder: where the scores of the run repeated are kept; None: they are not.
+    """
+    spans, omitted = attacked.spans(engine)
+    scores = {name: replace(found, reference=_of_references(name, references)) for name, found in spans.items()}
+    replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
+    over_rounds = None if replayed is None else trajectory_attack(replayed, references)
+    if over_rounds is not None:
+        scores[LossTrajectory.name] = over_rounds
+    elif not references:
+        omitted[LossTrajectory.name] = "needs 1 reference models; there are 0"
+    elif replayed is None:
+        omitted[LossTrajectory.name] = NOT_REPEATED
+    elif target.personal:
+        omitted[LossTrajectory.name] = "clients use models of their own"
+    else:
+        omitted[LossTrajectory.name] = "needs the same number of models in every round"
+    return {name: found for name, found in scores.items() if found.view in views_within(view)}, omitted
+
+
+def _of_references(span: str, references: Sequence[FederationScores]) -> Floats | None:
+    """The scores (2 Q, R) of a span attack on the reference federations; None without any."""
+    columns = [getattr(federation, span.replace("-", "_")).numpy() for federation in references]
+    return np.stack(columns, axis=1) if columns else None
+
+
 def replayed_scores(
-    attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path
+    attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path | None
 ) -> FederationScores | None:
     """The scores of the run repeated, with their trajectory, kept in ``folder``; None where they are not the
     ``target``.
     """
-    digest, path = _digest(attacked, target), folder / "attacked.safetensors"
-    stored = _read(path, digest)
+    digest, path = _digest(attacked, target), None if folder is None else folder / "attacked.safetensors"
+    stored = None if path is None else _read(path, digest)
     if stored is None:
         stored = _timed(lambda: attacked.replay(engine))
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(path, digest, stored)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, digest, stored)
     if not torch.equal(stored.score, target.score):
         LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None

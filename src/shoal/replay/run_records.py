@@ -3,7 +3,6 @@
 Those are fitted on shadow models, read labels alone, or follow a record's loss over the rounds.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,8 +32,6 @@ from shoal.audit.reference_records import AttackScores, threshold_cells
 from shoal.data import Federation
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores
-
-LOG = logging.getLogger("shoal")
 
 LABEL_ATTACKS = ("label-only", "boundary-distance")
 """The keys in audit.json of the attacks that need labels alone."""
@@ -172,25 +169,6 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     scores = attack.score(_losses(attacked.trajectory))
     thresholds = np.full(len(scores), attack.threshold)
     return AttackScores(CLIENT, scores, thresholds, reference if len(losses) > 1 else None)
-
-
-def view_scores(
-    attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
-) -> dict[str, AttackScores]:
-    """The attacks of a client and of the server on the attacked records, by name, from the run's rounds repeated.
-
-    Args:
-        attacked: the run.
-        target: its own scores, which the repeated run must give again.
-        references: of its reference federations, of which there may be none.
-        engine: with its network.
-    """
-    replayed = attacked.replay(engine)
-    if not torch.equal(replayed.score, target.score):
-        LOG.warning("the run cannot be repeated bit for bit here, so attacks on its rounds are left out")
-        return {}
-    over_rounds = trajectory_attack(replayed, references)
-    return {} if over_rounds is None else {LossTrajectory.name: over_rounds}
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:

@@ -25,11 +25,21 @@ WEAK = ("posterior", "loss-threshold", "gap")
 """Attacks without reference models of the same records, which audits of federations usually end with."""
 
 ATTACKERS: Mapping[str, str] = {
-    "outsider": "has the released models, and asks of each record the one that its client uses",
-    "client": "is sent the models of all clusters",
+    "outsider": "has the final models",
+    "client": "is sent the initial model and the models of all clusters in every round",
     "server": "sees the update of every client",
 }
-"""Attackers by their names, and what they have."""
+"""Attackers by their views, and what they have beside those before them."""
+
+WHO: Mapping[str, str] = {
+    "outsider": "Somebody with the released models",
+    "client": "Another client of the federation, who sees every round",
+    "server": "The server, who sees every client's updates",
+}
+"""Who an attacker is, by its view, at the beginning of a sentence."""
+
+BY: Mapping[str, str] = {"outsider": "an outsider", "client": "a client", "server": "the server"}
+"""The same within a sentence."""
 
 
 def attack_head(name: str) -> str:

@@ -16,6 +16,7 @@ from shoal.core.formats import ACCURACY, number
 from shoal.core.representation import shortened
 from shoal.metrics.metric_table import Metric, is_declared, metric_of
 from shoal.metrics.summary import Summary
+from shoal.reports.attack_titles import BY
 from shoal.reports.estimate import Estimate
 from shoal.reports.run.run_verdict import of_groups
 from shoal.runs.hashes import decisive_settings
@@ -113,9 +114,10 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     titles = _titles(names, [result.description.algorithm_title for result in results])
     declared = {metric.key: metric for result in results for metric in result.description.metrics}
     asked = _differing([_asked(result.description.settings) for result in results])
+    table = {"view of exposure": [summary.view for summary in summaries]} | _metrics(summaries, metrics[0], declared)
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
-        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], declared), orient="index", columns=titles),
+        metrics=pd.DataFrame.from_dict(table, orient="index", columns=titles),
         sentences=(
             *(
                 describe_difference(first, other, (accuracies[0], accuracy), titles[0], title, metrics[0])
@@ -208,10 +210,11 @@ def describe_difference(
 
     Only a difference whose interval is off 0 is said to be one; the intervals hold for all differences at once.
     """
+    same_view = first.view == other.view
     exposed = {
         group: (Estimate.of(metrics, "mia"), Estimate.of(other.by_group[group], "mia"))
         for group, metrics in first.by_group.items()
-        if "mia" in metrics and "mia" in other.by_group[group]
+        if same_view and "mia" in metrics and "mia" in other.by_group[group]
     }
     before, after = (summary.overall["accuracy.overall"] for summary in (first, other))
     if metric == ACCURACY:
@@ -225,13 +228,17 @@ def describe_difference(
     ]
     counts = ("references", "exceeded.total", "migrated")
     before, after = ([int(summary.overall.get(key, 0)) for key in counts] for summary in (first, other))
-    if before[0] != after[0]:
+    if not same_view:
+        whose = f"has the exposure to {BY[other.view]} (against {BY[first.view]})"
+        parts.append(f"{whose}, so exposure and limits are not compared")
+    elif before[0] != after[0]:
         federations = f"has {after[0]} reference federations (against {before[0]})"
         parts.append(f"{federations}, so exposure and limits are not by the same attacks")
     minority = "clients in a cluster where another group is in the majority"
-    parts.append(
-        f"exceeds the limits of {after[1]} of {other.clients} clients at 95 % confidence (against {before[1]})"
-    )
+    if same_view:
+        parts.append(
+            f"exceeds the limits of {after[1]} of {other.clients} clients at 95 % confidence (against {before[1]})"
+        )
     parts.append(f"has {after[2]} of {other.clients} {minority} (against {before[2]})")
     drained = [str(k) for k, metrics in other.by_cluster.items() if metrics.get("clients") == 0]
     if drained:

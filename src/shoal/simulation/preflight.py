@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, exp, inf, isfinite, sqrt
+from math import ceil, exp, inf, isfinite, nan, sqrt
 from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedRep, FedSoft, LocalOnly, MetricPrivacy
 from shoal.algorithms.wrapper import with_bases
@@ -17,7 +18,7 @@ from shoal.audit.records import CLIENT, OUTSIDER, SERVER
 from shoal.core.formats import count, decimal, number
 from shoal.core.representation import one_line
 from shoal.defenses import Augmentation, LaplaceNoise, accounting
-from shoal.engine import client_trainings
+from shoal.engine import State, client_trainings
 
 if TYPE_CHECKING:
     from shoal.simulation.simulation import Simulation
@@ -125,6 +126,51 @@ def preflight(simulation: "Simulation") -> Preflight:
             changes += plan.changes(worst)
     epsilon, delta = plan.promise()
     return Preflight(pd.DataFrame(rows, columns=[*COLUMNS]), said, changes, plan.assumptions(), epsilon, delta)
+
+
+@dataclass(frozen=True, eq=False)
+class RecognisedRisks:
+    """The risk that records certainly have by the rule of exposure, which no red team's queries show.
+
+    Of a cluster as it is now, over all rounds of the simulation. The balanced accuracy of an attack that recognises
+    records is taken for the least AUC that the rule then predicts.
+
+    Args:
+        simulation: with the view of its figures, and those that clients' limits name.
+    """
+
+    simulation: "Simulation"
+
+    def __call__(self, state: State) -> Tensor:
+        """(N,) float64 of each client's model to the attacker of its limit; NaN where the rule recognises nothing."""
+        federation, assignment = self.simulation.federation, state.assignment
+        sizes = federation.clients.sizes
+        views = federation.preferences.views(self.simulation.view)
+        risks = torch.full((len(federation),), torch.nan, dtype=torch.float64)
+        members = torch.bincount(assignment[assignment >= 0], minlength=len(state.models))
+        # A client sees sums over its cluster, the server each client alone.
+        mean = [ceil(float(sizes[assignment == k].double().mean())) if n else 0 for k, n in enumerate(members.tolist())]
+        for i, (view, k, size) in enumerate(zip(views, assignment.tolist(), sizes.tolist(), strict=True)):
+            if view == CLIENT and k >= 0 and mean[k]:
+                risks[i] = self._least(view, mean[k], int(members[k]))
+            elif view == SERVER and k >= 0 and size:
+                risks[i] = self._least(view, size, 1)
+        return risks
+
+    def _least(self, view: str, size: int, clients: int) -> float:
+        if (view, size, clients) not in self._known:
+            exposure = self._plan.most(self._plan.moves(view, size, clients)) if self._plan.layers else None
+            recognised = exposure is not None and exposure.verdict == "recognised"
+            self._known[view, size, clients] = exposure.auc[0] if exposure is not None and recognised else nan
+        return self._known[view, size, clients]
+
+    @cached_property
+    def _plan(self) -> "_Plan":
+        return _Plan(self.simulation)
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int, int], float]:
+        return {}
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ from shoal.simulation.coordination import warn_of_impossible_limits
 from shoal.simulation.distillation import Distillation
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
-from shoal.simulation.preflight import Preflight, preflight
+from shoal.simulation.preflight import Preflight, RecognisedRisks, preflight
 from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.warm_start import Start, require_known, started
@@ -215,11 +215,6 @@ class Simulation:
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
-            require(
-                self.widest_view == OUTSIDER,
-                "a coordinator steers by what an outsider finds, and would call safe what others see; without a "
-                f"coordinator 'view' can be '{self.widest_view}'",
-            )
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
         accounting.check_accountable(self.federation, self.rounds, local)
@@ -260,6 +255,9 @@ class Simulation:
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
+        coordinator = self.coordinator
+        if coordinator is not None and self.widest_view != OUTSIDER:
+            coordinator = replace(coordinator, known_risks=RecognisedRisks(self))
         return Training(
             federation=self.federation,
             algorithm=self.algorithm,
@@ -270,9 +268,9 @@ class Simulation:
             risk_estimator=self.red_team,
             update_filter=self.setup.update_filter,
             client_filter=self.setup.client_filter,
-            defenses=self.setup.defenses if self.coordinator is None else (*self.setup.defenses, self.coordinator),
+            defenses=self.setup.defenses if coordinator is None else (*self.setup.defenses, coordinator),
             malicious_clients=self.malicious_clients,
-            coordinator=self.coordinator,
+            coordinator=coordinator,
             release=self.release if self.release is not None and self.release.distil == "round" else None,
             record_every=self.record_updates,
         )

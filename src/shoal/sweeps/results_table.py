@@ -31,6 +31,8 @@ def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Val
     # As text, so that a column of 1 and 2.5 does not turn into 1.0 and 2.5.
     row: dict[str, Value] = {"run": out.name, **{axis: str(value) for axis, value in settings.items()}, "seed": seed}
     metrics = {key: value for key, value in figures.items() if key not in row and key not in (*TEXT_KEYS, "rounds")}
+    # Last of the row's own columns, and read as text.
+    row["view"] = str(figures.get("view", "outsider"))
     return row | metrics | by_size(figures) | _by_group(out, parse_summary(figures).by_cluster)
 
 
@@ -85,7 +87,7 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
     """
     path = out / "results.csv"
     require(path.exists(), f"{out}: has no results.csv; finish the sweep with shoal sweep")
-    text = dict.fromkeys(("run", *axes), str)
+    text = dict.fromkeys(("run", "view", *axes), str)
     try:
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
         times = json.loads((out / "timings.json").read_text(encoding="utf-8"))

@@ -207,6 +207,12 @@ def _require_supported(config: Config) -> None:
             coordinator.law.release_on == "estimate",
             "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
         )
+        views = (config.privacy.view,) if isinstance(config.privacy.view, str) else config.privacy.view or ()
+        require(
+            {*views, config.evaluation.view} == {"outsider"},
+            "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines, which "
+            "steers by what an outsider finds",
+        )
     rule = config.defenses.dp_sgd
     in_sum = rule is not None and rule.noise == "sum"
     require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines, which have no secure sum")

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from shoal.audit.audit import Audit
 from shoal.core.errors import require
-from shoal.core.formats import DASH, count, decimal
-from shoal.reports.attack_titles import ATTACKERS, attack_head
-from shoal.reports.audit import audit_epsilon, audit_tables
+from shoal.core.formats import DASH, capitalized, count, decimal
+from shoal.reports.attack_titles import ATTACKERS, BY, attack_head
+from shoal.reports.audit import audit_epsilon, audit_tables, audit_views
 from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
@@ -61,9 +61,12 @@ def audit_page(
     by_name, (groups, everything) = findings(audit, "group"), judged_groups(audit)
     strongest, records = next(iter(measured(groups.values())), None), audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
+    by_views = audit_views.headlines(audit, [*groups])
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
     warning = audit_epsilon.violation_warning(audit, stated)
-    lead = [("verdict", verdict(groups, everything))]
+    shape = Markup("<strong>{}:</strong> {}")
+    lead: list[tuple[str, str]] = [("view", shape.format(*line)) for line in audit_views.lines(by_views, audit.omitted)]
+    lead.append(("verdict", verdict(groups, everything)))
     lead += [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
         link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
@@ -74,7 +77,9 @@ def audit_page(
     left_out = sum(not measured([attempts]) for attempts in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
+    who = audit_views.by_view(by_views)
     sections = (
+        None if who is None else Section("by-view", "Who can recognise records", figures=[who]),
         section_of("by-group", audit_tables.by_group(groups, left_out)),
         Section("figures", "Figures", figures=drawn) if drawn else None,
         section_of("by-model", audit_tables.by_model(findings(audit, "model"))),
@@ -112,9 +117,9 @@ def _key_metrics(
     )
     if worst is None:
         return (("Attack that decides", DASH, "none could be measured"), *last)
-    attacker = f"attacker: {worst.view}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
+    whose = f"view: {worst.view}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
     return (
-        ("Attack that decides", worst.head, attacker),
+        ("Attack that decides", worst.head, whose),
         ("Balanced accuracy", worst.accuracy.text, worst.remark),
         ("TPR at 1 % FPR", worst.tpr[0.01].percent, _rate_remark(worst, groups[worst.name])),
         *last,
@@ -178,5 +183,5 @@ def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]
 def _not_asked(audit: Audit) -> list[str]:
     """Attackers of whom no attack was measured, and what no audit asks."""
     asked = set(audit.attacks.loc[audit.attacks["accuracy"].notna(), "view"])
-    missing = [f"A {name} who {what}." for name, what in ATTACKERS.items() if name not in asked]
+    missing = [f"{capitalized(BY[name])} who {what}." for name, what in ATTACKERS.items() if name not in asked]
     return [*missing, *NOT_ASKED]

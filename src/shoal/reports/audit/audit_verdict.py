@@ -37,7 +37,7 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
     if accuracy.outcome == "open" and certain is not None:
         on, wide = certain
         value = f"balanced accuracy {wide.with_interval(at_chance(on.null_high))}"
-        sentences.append(f"What is certain: on {on.name}, {on.title} has {value}")
+        sentences.append(f"What is certain: on {on.name}, {on.by} has {value}")
     sentences.append(_weaker(worst, groups[worst.name], len(groups)))
     return ". ".join(filter(None, sentences)) + "."
 
@@ -51,11 +51,11 @@ def _exposure(
 ) -> str:
     where = f"on {worst.name}, the most exposed group, " if len(groups) > 1 else ""
     if _tried(groups[worst.name]) == 1:
-        attack = f"the only attack, {worst.title},"
+        attack = f"the only attack, {worst.by},"
     elif worst.chosen:
-        attack = f"the attack chosen beforehand, {worst.title},"
+        attack = f"the attack chosen beforehand, {worst.by},"
     else:
-        attack = f"{worst.title}, which is certain to find more than the attack chosen beforehand,"
+        attack = f"{worst.by}, which is certain to find more than the attack chosen beforehand,"
     interval = f"95 % interval {accuracy.interval}" if accuracy.interval else "no interval"
     at_once = " and ".join(["groups"] * (len(groups) > 1) + ["attacks"] * (looked > len(groups)))
     if accuracy.interval and at_once:

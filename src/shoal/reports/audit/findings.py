@@ -9,7 +9,7 @@ import pandas as pd
 
 from shoal.core.formats import capitalized, count
 from shoal.metrics import least_non_members
-from shoal.reports.attack_titles import attack_head, attack_title
+from shoal.reports.attack_titles import BY, attack_head, attack_title
 from shoal.reports.estimate import Estimate, at_chance
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
@@ -69,6 +69,11 @@ class Finding:
     def title(self) -> str:
         """What the attack is called within a sentence."""
         return self.declared or attack_title(self.attack)
+
+    @property
+    def by(self) -> str:
+        """The title with who needs to carry it out."""
+        return f"{self.title} by {BY.get(self.view, self.view)}"
 
     @property
     def head(self) -> str:

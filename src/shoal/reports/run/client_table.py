@@ -35,6 +35,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
     "exposure_low": ("exposure, low end", decimal),
     "exposure_null_high": ("95 % of tests at chance", decimal),
     "attack": ("attack", None),
+    "view": ("view", None),
     "examples": ("training images", count),
     "accuracy": ("accuracy", percent),
     "loss": ("loss", decimal),
@@ -81,6 +82,8 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
     drawn = int(clients["threshold_drawn"].sum()) if "threshold_drawn" in clients else 0
     if drawn:
         sentences.append(f"The limits of {drawn:,} clients were drawn at random, since no client has set one.")
+    if "view" in clients:
+        sentences.append("View: the attacker that the client's limit, its exposure and what is said of both are about.")
     sentences.append(
         "Exposure: the balanced accuracy of the attack that decides, on the most exposed model that the client "
         "trained lately; low end: of its 95 % interval; 95 % of tests at chance: what they give at most. A limit "

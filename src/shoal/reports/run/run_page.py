@@ -13,6 +13,7 @@ from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name
 from shoal.data import Group
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Summary
+from shoal.reports.attack_titles import BY
 from shoal.reports.estimate import at_chance
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
@@ -63,7 +64,7 @@ def run_page(
         run_curves.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind),
         run_curves.cluster_sizes(rounds, groups, view.at_end),
         violations(view.clients, groups),
-        roc_curves(roc, groups, configured=view.references > 0),
+        roc_curves(roc, groups, configured=bool(strongest_attacks(summary))),
     )
     sentences = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict, run.algorithm_title)
     lead = [("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())]
@@ -94,7 +95,7 @@ def run_page(
     )  # fmt: skip
     return render(
         "run.html.j2", run.title, lead, _key_metrics(view, audit), sections, style="run", kind=run.kind,
-        attack=_attack(run, view.references),
+        attack=_attack(view), viewer=BY.get(summary.view, summary.view),
     )  # fmt: skip
 
 
@@ -113,10 +114,16 @@ def _samples(groups: Mapping[str, Group], samples: Mapping[str, NDArray[np.uint8
     return Section("samples", "Images of the groups", pictures=shown)
 
 
-def _attack(run: RunDescription, references: int) -> str:
+def _attack(view: RunView) -> str:
     """Which attack the page is about."""
+    run, references = view.run, view.references
     configured = name_examples(ATTACKS[run.attack], run.kind) if run.attack in ATTACKS else f"the attack {run.attack}"
     asked = run.reference_federations
+    if not references and strongest_attacks(view.summary):
+        return (
+            "one chosen beforehand, or one that is certain to find more, on each group and each model, of "
+            f"{configured}, of attacks that need no more than it, and of those of {BY[view.summary.view]} on the rounds"
+        )
     if not references and asked:
         return f"{configured} (the {asked} reference federations that were asked for have no members to be asked about)"
     if not references:
@@ -138,6 +145,7 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     attack = strongest_attacks(summary).get(worst)
     remark = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
     remark += f"by {attack}; " if attack else ""
+    remark += f"view: {summary.view}; "
     remark += at_chance(summary.by_group.get(worst, {}).get("mia_null_high", nan))
     everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
     limits = f"{everyone}, at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"

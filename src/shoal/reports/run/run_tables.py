@@ -10,6 +10,7 @@ from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared
 from shoal.metrics.summary import Metrics
+from shoal.reports.attack_titles import BY
 from shoal.reports.run.run_view import RunView, accuracies_by_attack, strongest_attacks
 from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
@@ -56,7 +57,8 @@ def by_attack(view: RunView) -> Table | None:
     for title in sorted(titles, key=lambda title: -max(accuracies.get(title, 0.0) for accuracies in by_group.values())):
         cells = (decimal(accuracies[title]) if title in accuracies else DASH for accuracies in by_group.values())
         rows.append(row(capitalized(title), *cells))
-    asked = f"{view.references} reference federation{'s were' if view.references > 1 else ' was'} asked for."
+    asked = f"With what {BY.get(view.summary.view, view.summary.view)} sees"
+    asked += f", and {view.references} reference federation{'s' * (view.references > 1)}." if view.references else "."
     largest = (
         " The largest of these is a little high, so the attack that is chosen beforehand by the reference models "
         "decides, unless another is certain to be stronger; limits count as exceeded by an interval."

@@ -7,6 +7,7 @@ from shoal.control import COLUMN
 from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
+from shoal.reports.attack_titles import BY
 from shoal.reports.estimate import Estimate, Outcome
 from shoal.reports.run.run_view import reference_federations, strongest_attacks
 
@@ -48,10 +49,13 @@ def limits(summary: Summary) -> str:
     exceeded = int(overall.get("exceeded.total", 0))
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
     subject = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
+    others = int(overall.get("limits_of_other_views", 0))
+    finder = f"by what {BY.get(summary.view, summary.view)} sees"
+    finder += f" ({others} limits by what the attacker that they name sees)" if others else ""
     drawn = "; limits were drawn at random, since no client has set one" if overall.get("thresholds_drawn") else ""
-    attack = "attack that decides" if reference_federations(summary) else "configured attack"
+    attack = "attack that decides" if strongest_attacks(summary) else "configured attack"
     point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
-    return f"{subject} at 95 % confidence; by the point estimate of the {attack}, {point}{drawn}"
+    return f"{subject} at 95 % confidence, {finder}; by the point estimate of the {attack}, {point}{drawn}"
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
@@ -135,12 +139,13 @@ def _exposure(summary: Summary) -> list[str]:
         by = f" by {names[name]}" if name in names else ""
         by_outcome.setdefault(wide.outcome, []).append(f"{wide.with_interval(size)}{on}{by}")
         by_loss = Estimate.of(groups[name], "loss_threshold")
-        if not references and by_loss.minus(accuracy).among(len(mia)).low > 0:
+        if not names and by_loss.minus(accuracy).among(len(mia)).low > 0:
             better.append(f"{by_loss.text}{on}")
-    attack = "The configured attack"
-    if references:
-        federations = f"{references} reference federation{'s' * (references > 1)}"
-        attack = f"The attack chosen beforehand with {federations}, or one that is certain to find more,"
+    attack = f"With what {BY.get(summary.view, summary.view)} sees, the configured attack"
+    if names:
+        federations = f" with {references} reference federation{'s' * (references > 1)}" if references else ""
+        attack = f"With what {BY.get(summary.view, summary.view)} sees, the attack chosen beforehand{federations}, "
+        attack += "or one that is certain to find more,"
     parts = [f"{words} with balanced accuracy {'; '.join(by_outcome[outcome])}" for outcome, words in SAID.items()
              if outcome in by_outcome]  # fmt: skip
     intervals = "95 % intervals that hold for all groups at once" if several else "95 % interval"

@@ -34,7 +34,7 @@ class RunView:
     @staticmethod
     def of(run: RunDescription, summary: Summary, rounds: pd.DataFrame, clients: pd.DataFrame) -> "RunView":
         """The view of a run whose ``clients`` are the rows of clients.csv."""
-        if reference_federations(summary):
+        if strongest_attacks(summary):
             clients = clients.assign(attack=clients["attack"].map(attack_title))
         return RunView(run, summary, rounds, with_limits(clients))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from shoal.reports.attack_titles import BY
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate, metrics_in
@@ -48,11 +49,11 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
     """How to read an answer."""
     varied = [name for name, settings in statistics.axes.items() if len(settings) > 1]
     over = f", each seed averaged over {' and '.join(map(labels.axis, varied[1:]))}" if varied[1:] else ""
-    by = ""
+    by = f" {about_views(statistics)}" if about_views(statistics) else ""
     if "references" in statistics.results:
         asked = sorted(statistics.results["references"].fillna(0).unique())
         references = " or ".join(f"{count:g}" for count in asked)
-        by = (
+        by += (
             f" Exposure is by the attack chosen beforehand with {references} reference federations a run, or one that "
             "is certain to find more."
         )
@@ -61,6 +62,15 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
         "seed, Student's t), each by itself: of twenty true zeros, one is expected to look like a difference. Open: "
         f"the interval covers 0.{by}"
     )
+
+
+def about_views(statistics: SeedStatistics) -> str:
+    """Whose exposure the runs measure; empty where they do not say."""
+    views = [*statistics.results["view"].unique()] if "view" in statistics.results else []
+    whom = " and ".join(BY[view] for view in views)
+    if len(views) > 1:
+        return f"Exposure and limits are about {whom}: between these, differences compare attackers, not settings."
+    return f"Exposure and limits are about {whom}." if views else ""
 
 
 def _metrics(statistics: SeedStatistics, spec: ReportSpec) -> list[str]:

@@ -1,5 +1,6 @@
 """A sweep's tables: each cell is a metric's mean and spread over seeds."""
 
+import re
 from itertools import product
 
 import numpy as np
@@ -7,11 +8,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shoal.core.formats import capitalized
+from shoal.reports.sweep.answer import about_views
 from shoal.reports.sweep.labels import SPREADS, Labels
 from shoal.reports.sweep.report_spec import TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.sweep_metrics import format_estimate, format_value, reason
 from shoal.reports.table import Cell, Row, Table, heads
+
+OF_A_VIEW = re.compile(r"(.*\.)?(mia|tpr_at_fpr|exposure|exceeded|violations)")
+"""Keys of metrics that are of a view."""
 
 
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> Table:
@@ -88,6 +93,8 @@ def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
     seeds = len(statistics.seeds)
     many = f"mean ± {SPREADS[spec.spread]} over {seeds} seeds, or over n where that is given."
     sentences = [metric + ("one seed." if seeds == 1 else many), *labels.selection(spec, statistics.axes)]
+    if any(OF_A_VIEW.match(key) for key in spec.y) and about_views(statistics):
+        sentences.append(about_views(statistics))
     if spec.best and spec.columns:
         axes = " and ".join(map(labels.axis, spec.columns))
         sentences.append(f"Bold: the {spec.best} of those that differ by {axes} only.")

@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.update_audit import all_attacks, audit_server, with_server, without_server
+from shoal.audit.update_audit import ScoredUpdates, all_attacks, audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.reference_store import AuditWatch, reference_scores, replayed_scores, warn_of_records
-from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
+from shoal.replay.run_records import records_of_run
+from shoal.replay.span_scores import spans_of_updates
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
@@ -74,25 +75,17 @@ def audit_members(
     target, folder = attacked.scores(engine), (home or out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
     trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
-    replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
+    seen, without = view_scores(attacked, target, trained, engine, folder=folder)
     records = records_of_run(attacked, target, trained, engine)
-    over_rounds = None if replayed is None else trajectory_attack(replayed, trained)
-    if over_rounds is not None:
-        records = replace(records, further={**records.further, "trajectory": over_rounds})
-    else:
-        reason = "needs the same number of models in every round"
-        if not references:
-            reason = "needs 1 reference models; there are 0"
-        elif replayed is None:
-            reason = "needs the models of every round, and the run cannot be repeated bit for bit here"
-        elif target.personal:
-            reason = "clients use models of their own"
-        records = replace(records, omitted={**records.omitted, "trajectory": reason})
+    records = replace(records, further={**records.further, **seen}, omitted={**records.omitted, **without})
     on_scores, on_updates = all_attacks(simulation.attacks)
     audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
-    audit = (
-        without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, on_updates))
-    )
+    if recorded is None:
+        audit = without_server(audit)
+    else:
+        # Where the run can be repeated, the span attacks are on its own records already.
+        server = _audited_trace(recorded, engine, on_updates, spans=not seen)
+        audit = with_server(audit, server)
     about = replace(
         about,
         seconds={**about.seconds, "seconds.references": round(sum(scores.seconds for scores in trained), 3)},
@@ -181,10 +174,15 @@ def audit_trace(
     return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))
 
 
-def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]) -> Audit:
-    """The server's audit of recorded updates; they are read twice, so that few are in memory."""
+def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:
+    """The server's audit of recorded updates; they are read some times, so that few are in memory."""
     scores = update_scores_of_trace(trace, engine)
-    return audit_server(scores, trace.rounds(), trace.preferences, attacks=attacks)
+    exact, omitted = list[ScoredUpdates](), dict[str, str]()
+    if spans:
+        known = trace.knowledge(engine)
+        exact, omitted = spans_of_updates(trace.rounds(), trace.records, scores.clients, engine, known)
+    audit = audit_server(scores, trace.rounds(), trace.preferences, attacks=[*exact, *attacks])
+    return replace(audit, omitted={**audit.omitted, **omitted})
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.audit.audit import parse_gates
@@ -89,7 +90,9 @@ def audit_run(
     model = simulation.setup.model
     make_directory(out)
     with locked(home), logged(home / "run.log"), config.engine.engine(model) as engine:
-        recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
+        recorded = None
+        if simulation.record_updates:
+            recorded = replace(trace_of(run, simulation.federation, model), simulation=simulation)
         spent = {"seconds.train": round(progress.seconds["train"], 3)}
         about = AboutAudited(title, stated, spent, gates=limits, run=run, rounds=config.algorithm.rounds)
         files = audit_members(

@@ -6,7 +6,7 @@ docs/trace.md has the format of another framework's. A round's updates are in me
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_tensors
 from torch import Tensor, nn
 
-from shoal.attacks import OwnedRecords, UpdateScores, update_scores
+from shoal.attacks import Knowledge, OwnedRecords, UpdateScores, update_scores
 from shoal.attacks.updates.update_scores import NOBODY, check_updates
 from shoal.config.build import build
 from shoal.config.kinds import load
@@ -33,13 +33,14 @@ from shoal.data import Federation
 from shoal.data.content import fingerprint
 from shoal.data.names import require_unambiguous
 from shoal.data.user.arrays import require_finite, tensors_of
-from shoal.engine import Engine, RoundUpdates
+from shoal.engine import Engine, LocalSGD, RoundUpdates
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.models.validation import require_fits
+from shoal.replay.span_scores import knowledge_of
 from shoal.runs.directory import is_finished
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.updates import FOLDER, read_updates, round_files, round_of
-from shoal.simulation.simulation import with_features
+from shoal.simulation.simulation import Simulation, with_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,8 @@ class Trace:
         files: of the recorded rounds, in order.
         read: gives the updates in one of them.
         preferences: threshold and beta of each client, by its id; None: unknown.
+        local: the clients' local training, as far as the server knows it; None: unknown.
+        simulation: of a run of Shoal, by which the server knows how clients train; None: another framework's.
     """
 
     model: Model
@@ -59,7 +62,16 @@ class Trace:
     files: tuple[Path, ...]
     read: Callable[[Path], RoundUpdates]
     preferences: Mapping[int, tuple[float, float]] | None = None
+    local: LocalSGD | None = None
+    simulation: Simulation | None = None
     __repr__ = one_line
+
+    def knowledge(self, engine: Engine) -> Knowledge:
+        """What the server knows of training."""
+        if self.simulation is None:
+            return Knowledge(self.local)
+        training = self.simulation.on(engine)
+        return knowledge_of(training, training.start())
 
     def rounds(self) -> Iterator[RoundUpdates]:
         """The rounds' updates, one after another.
@@ -100,7 +112,8 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
         _, simulation = build(config, data_dir)
         require_same_examples(folder, fingerprint(simulation.federation))
         simulation = with_features(simulation)
-        return trace_of(folder, simulation.federation, simulation.setup.model, every=simulation.record_updates or None)
+        trace = trace_of(folder, simulation.federation, simulation.setup.model, every=simulation.record_updates or None)
+        return replace(trace, simulation=simulation)
     path = folder / "trace.toml"
     require(
         path.exists(),
@@ -113,7 +126,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
     records = read_records(folder / "records.npz", about, model)
     files = round_files(folder, ".npz", ".safetensors")
     _require_no_gaps(files, about.every)
-    return Trace(model, records, tuple(files), partial(read_round, model=model, network=network))
+    return Trace(model, records, tuple(files), partial(read_round, model=model, network=network), local=about.local)
 
 
 def trace_of(out: str | Path, federation: Federation, model: Model, every: int | None = None) -> Trace:
@@ -155,6 +168,7 @@ class TraceSettings:
         loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns the
             loss of each example (B,).
         every: rounds from one recorded round to the next; None: rounds may be left out.
+        local: the clients' local training, as in a run's configuration, as far as the server knows it.
     """
 
     model: Network
@@ -163,6 +177,7 @@ class TraceSettings:
     vocabulary: Positive | None = None
     loss: str = "cross-entropy"
     every: Positive | None = None
+    local: LocalSGD | None = None
 
     def __post_init__(self) -> None:
         one = (self.shape is None) != (self.vocabulary is None)

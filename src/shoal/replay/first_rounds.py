@@ -1,0 +1,62 @@
+"""The first rounds of a run, trained again: what a client and the server see of them, which no file of the run keeps.
+
+A client is sent the models of all clusters in every round; the server also receives each client's update. Both are
+collected while a federation trains, so that the attacks on them cost a few rounds of the attacked run, and nothing in
+reference federations, which are trained anyway.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from shoal.core.representation import one_line
+from shoal.engine import RoundReport, RoundUpdates, State, Training
+
+ROUNDS = 5
+"""Rounds, at most, whose moves are kept."""
+
+MOST_BYTES = 1_000_000_000
+"""Memory, at most, of the updates that are kept; rounds whose updates do not fit are seen without them."""
+
+
+@dataclass(eq=False)
+class FirstRounds:
+    """The moves of the first T rounds of a federation, filled while it trains.
+
+    Args:
+        first: the number of the first of them.
+        models: (K, P) before the first and after each round, T + 1 of them.
+        updates: of each round, as the server received them: after the client's defences. Fewer rounds where their
+            updates are large; see `MOST_BYTES`.
+        senders: (m,) int64, the ids of the clients that sent an update in these rounds.
+    """
+
+    first: int = 1
+    models: list[Tensor] = field(default_factory=list)
+    updates: list[RoundUpdates] = field(default_factory=list)
+    senders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    __repr__ = one_line
+
+    def watched(self, training: Training, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
+        """`Training.rounds`, whose first rounds are collected; no bit of training depends on it."""
+        self.first, last = state.round + 1, min(upto, state.round + ROUNDS)
+        self.models.append(state.models.cpu())
+        room, ids = MOST_BYTES, training.federation.ids
+        while state.round < last:
+            room -= 4 * len(training.cohort(state.round + 1)) * training.engine.model.layout.size
+            state, report = replace(training, record_every=int(room >= 0)).round(state)
+            self.models.append(state.models.cpu())
+            if report.updates is not None:
+                self.updates.append(report.updates)
+            for local in report.plan.trainings:
+                if local.weights is not None:
+                    self.senders = torch.cat([self.senders, ids[report.cohort[local.participants()]]]).unique()
+            yield state, replace(report, updates=None)
+        yield from replace(training, record_every=0).rounds(state, upto)
+
+    def moves(self) -> Tensor:
+        """(T + 1, K, P), the models before the first and after each of the rounds after which their number is K."""
+        return torch.stack([*takewhile(lambda models: models.shape == self.models[0].shape, self.models)])

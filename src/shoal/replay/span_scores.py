@@ -1,0 +1,211 @@
+"""The span attacks on the first rounds of a federation: of the server on updates, of a client on the models' moves."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms import MRMTL, FedOpt, FedSoft, Scaffold
+from shoal.algorithms.wrapper import with_bases
+from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
+from shoal.attacks.reference_scores import Floats, Ints
+from shoal.attacks.updates.update_scores import NOBODY
+from shoal.audit.reference_records import AttackScores
+from shoal.audit.update_audit import ScoredUpdates
+from shoal.core.errors import InputError, require
+from shoal.core.representation import one_line
+from shoal.defenses import LaplaceNoise
+from shoal.engine import Engine, RoundUpdates, State, Training
+from shoal.replay.first_rounds import MOST_BYTES, ROUNDS, FirstRounds
+
+SPANS = (ModelSpan(), UpdateSpan())
+"""The span attacks that an audit asks."""
+
+TOO_LARGE = f"the updates of one round take more than {MOST_BYTES / 1e6:,.0f} MB of memory"
+"""Why an attack on updates is left out."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskedRecords:
+    """M records whose membership is asked, and Z of which the attacker knows that nobody trained on them.
+
+    Args:
+        x: (M, ...) inputs.
+        client: (M,) int64, the id of the client that each belongs or would belong to.
+        label: (M,) int64; 0 in a regression.
+        known: (Z, ...) inputs of the others; None: there are none.
+        known_label: (Z,) int64.
+    """
+
+    x: Tensor
+    client: Tensor
+    label: Tensor
+    known: Tensor | None = None
+    known_label: Tensor | None = None
+    __repr__ = one_line
+
+
+def span_scores(
+    seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge
+) -> tuple[dict[str, AttackScores], dict[str, str]]:
+    """The scores (M,) of each of `SPANS` that can be asked, by its name, and why others cannot.
+
+    A record is asked of its own client's updates, and of the moves of every cluster's model, as whoever does not know
+    its cluster would. It has no score (NaN) where its client sent nothing in these rounds.
+    """
+    scores, omitted = dict[str, AttackScores](), dict[str, str]()
+    attacks: tuple[Callable[[], AttackScores], ...] = (
+        lambda: _of_models(seen, asked, engine, knowledge),
+        lambda: _of_updates(seen, asked, engine, knowledge),
+    )
+    for attack, score in zip(SPANS, attacks, strict=True):
+        if not bool(torch.isin(asked.client, seen.senders).any()):
+            omitted[attack.name] = "no client of an attacked record sent an update in the first rounds"
+        elif attack.view == "server" and not seen.updates:
+            omitted[attack.name] = TOO_LARGE
+        else:
+            try:
+                scores[attack.name] = score()
+            except InputError as error:
+                omitted[attack.name] = str(error)
+    return scores, omitted
+
+
+def _of_updates(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
+    clients = torch.cat([updates.clients for updates in seen.updates]).unique()
+    sent = torch.isin(asked.client, clients)
+    row = torch.where(sent, torch.searchsorted(clients, asked.client), -1)
+    candidates = Candidates(asked.x, asked.known, asked.label, asked.known_label, row)
+    found = UpdateSpan().score(seen.updates, candidates, engine, knowledge)
+    columns = np.arange(len(row))
+    score, threshold = (np.where(sent, values[row, columns], np.nan) for values in (found.score, found.threshold))
+    return AttackScores(UpdateSpan.view, score, threshold)
+
+
+def _of_models(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
+    # Known non-members are asked too: by their scores those of different clusters can be compared.
+    x, label, known = asked.x, asked.label, slice(None)
+    if asked.known is not None and asked.known_label is not None:
+        x, label, known = torch.cat([x, asked.known]), torch.cat([label, asked.known_label]), slice(len(x), None)
+    candidates = Candidates(x, asked.known, label, asked.known_label)
+    found = ModelSpan().score(seen.moves(), candidates, engine, knowledge, seen.first)
+    score, threshold = largest(found, slice(len(asked.x)), known)
+    unseen = ~torch.isin(asked.client, seen.senders).numpy()
+    score[unseen], threshold[unseen] = np.nan, np.nan
+    return AttackScores(ModelSpan.view, score, threshold)
+
+
+def spans_of_updates(
+    rounds: Iterable[RoundUpdates], records: OwnedRecords, clients: Ints, engine: Engine, knowledge: Knowledge
+) -> tuple[list[ScoredUpdates], dict[str, str]]:
+    """The span attacks on recorded rounds, each record asked of every client, and why one cannot be asked.
+
+    Of the records that nobody trained on every second one is known to the attacker and sets thresholds; it has no score
+    (NaN). Of each client the first `ROUNDS` updates are read, as far as they fit into memory. The moves of models are
+    those of the first rounds that follow each other.
+
+    Args:
+        rounds: recorded updates, in order.
+        records: M records.
+        clients: (N,) their ids, of `UpdateScores`.
+        engine: of the model that was trained.
+        knowledge: of training.
+    """
+    kept, models, first = _kept(rounds)
+    nobody = torch.nonzero(records.client == NOBODY).flatten()
+    kind = records.group[nobody] * (int(records.label.max()) + 1) + records.label[nobody]
+    known = nobody[torch.argsort(kind, stable=True)[1::2]]
+    asked = Candidates(records.x, records.x[known.to(records.x.device)], records.label, records.label[known])
+
+    def of_models() -> tuple[Ints, Floats, Floats]:
+        require(len(models) > 1, "needs the models of rounds that follow each other")
+        found = ModelSpan().score(torch.stack(models), asked, engine, knowledge, first)
+        values = largest(found, slice(None), known.numpy())
+        return clients, *(np.broadcast_to(table, (len(clients), len(records))).copy() for table in values)
+
+    def of_updates() -> tuple[Ints, Floats, Floats]:
+        require(bool(kept), TOO_LARGE)
+        found = UpdateSpan().score(kept, asked, engine, knowledge)
+        return torch.cat([updates.clients for updates in kept]).unique().numpy(), found.score, found.threshold
+
+    scored, omitted = list[ScoredUpdates](), dict[str, str]()
+    for attack, score in zip(SPANS, (of_models, of_updates), strict=True):
+        try:
+            senders, *tables = score()
+        except InputError as error:
+            omitted[attack.name] = str(error)
+            continue
+        values, threshold = np.full((2, len(clients), len(records)), np.nan)
+        for whole, table in zip((values, threshold), tables, strict=True):
+            whole[np.searchsorted(clients, senders)] = table
+            whole[:, known.numpy()] = np.nan
+        scored.append(ScoredUpdates(attack.name, attack.title, attack.view, values, threshold))
+    return scored, omitted
+
+
+def _kept(rounds: Iterable[RoundUpdates]) -> tuple[list[RoundUpdates], list[Tensor], int]:
+    """The rounds with the first updates of each client, and the models before the first rounds that follow each other,
+    with the number of the first of these.
+    """
+    room, times = MOST_BYTES, Counter[int]()
+    kept, models, first = list[RoundUpdates](), list[Tensor](), 1
+    for updates in rounds:
+        if not models:
+            first = updates.round
+        if updates.round == first + len(models) <= first + ROUNDS and (
+            not models or updates.models.shape == models[0].shape
+        ):
+            models.append(updates.models)
+        times.update(updates.clients.tolist())
+        early = torch.tensor([times[client] <= ROUNDS for client in updates.clients.tolist()], dtype=torch.bool)
+        room -= 4 * int(early.sum()) * updates.updates.shape[1]
+        if room >= 0 and bool(early.any()):
+            of_early = {name: getattr(updates, name)[early] for name in ("clients", "assignment", "updates")}
+            kept.append(replace(updates, **of_early))
+    return kept, models, first
+
+
+def largest(found: SpanScores, asked: slice, known: slice | Ints) -> tuple[np.ndarray, np.ndarray]:
+    """The largest of each record's scores by K models, and its threshold, (M,) each.
+
+    Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
+    of residuals it is their number of digits that is compared, since exact ones have five more than others.
+    """
+    of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
+    values, cuts = found.score[of_model], found.threshold[of_model]
+    if not found.noisy:
+        values, cuts = (-np.log10(np.maximum(-table, 1e-8)) for table in (values, cuts))
+    centre, width = values[:, known].mean(axis=1, keepdims=True), values[:, known].std(axis=1, keepdims=True)
+    values, cuts = ((table[:, asked] - centre) / np.maximum(width, 1e-12) for table in (values, cuts))
+    best, columns = values.argmax(axis=0), np.arange(values.shape[1])
+    return values[best, columns], cuts[best, columns]
+
+
+def knowledge_of(training: Training, state: State) -> Knowledge:
+    """What everybody in a federation knows of how it trains from ``state`` on.
+
+    Under a coordinator, whose directives differ between clusters and rounds, it is the first model's directives then.
+    """
+    sizes, parts = training.federation.clients.sizes.unique(), [*with_bases(training.algorithm)]
+    optimizer = next((part for part in parts if isinstance(part, FedOpt)), None)
+    noise = training.client_filter if isinstance(training.client_filter, LaplaceNoise) else LaplaceNoise(0.0)
+    return Knowledge(
+        local=training.local_of(replace(state, round=0), 0),
+        examples=int(sizes) if len(sizes) == 1 else None,
+        clients=len(training.federation),
+        noise=0.0 if noise.epsilon is None else training.engine.model.layout.size**0.5 / noise.epsilon,
+        relative_noise=noise.noise_multiplier or 0.0,
+        server=None
+        if optimizer is None
+        else ServerOptimizer(
+            optimizer.optimizer, optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.tau
+        ),
+        control_variates=any(isinstance(part, Scaffold) for part in parts),
+        continued=any(
+            isinstance(part, MRMTL) or (isinstance(part, FedSoft) and part.start == "personal") for part in parts
+        ),
+        dtype=training.engine.dtype,
+    )

@@ -1,0 +1,134 @@
+"""The span attacks on the first rounds of a run and of its reference federations."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from every_algorithm import ALGORITHMS
+from shoal.attacks import Gap, SpanScores
+from shoal.audit import AuditRecords, RedTeam
+from shoal.audit.records import measure
+from shoal.config.build import build
+from shoal.data.preferences import VIEWS
+from shoal.engine import Engine, LocalSGD
+from shoal.replay import first_rounds
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.reference_store import reference_scores, view_scores
+from shoal.replay.run_records import records_of_run
+from shoal.replay.span_scores import largest
+from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
+
+
+def attacked_run(simulation: Simulation, engine: Engine) -> AttackedRun:
+    simulation = move_to_engine(simulation, engine)
+    now = initial_state(simulation, engine)
+    for after, _ in run_rounds(simulation, engine, now):
+        now = after
+    return AttackedRun.from_run(simulation, now.state, now.rows, engine)
+
+
+@pytest.fixture(scope="module")
+def dense(toy_config):
+    """A run whose clients have few images and whose first layer is wide, and its engine."""
+    config = toy_config(data__examples_per_client=6, model__hidden=40, algorithm__name="ifca", data__test_examples=80)
+    _, simulation = build(config)
+    with Engine(simulation.setup.model, threads=1) as engine:
+        yield attacked_run(simulation, engine), engine
+
+
+def audited(attacked: AttackedRun, engine: Engine) -> AuditRecords:
+    records = records_of_run(attacked, attacked.scores(engine), [], engine)
+    return replace(records, further=attacked.spans(engine)[0])
+
+
+def test_the_server_recognises_every_record_and_members_at_random_are_at_chance(dense):
+    records = audited(*dense)
+    found = measure(records.answers("span-updates", records.further["span-updates"]))
+    assert found.auc == 1.0
+    assert found.accuracy > 0.95
+    coins = (np.random.default_rng(0).random(len(records) // 2) < 0.5)[records.pair]
+    member = records.scores.member ^ coins
+    swapped = replace(records, scores=replace(records.scores, member=member))
+    for name in ("span-updates", "span-models"):
+        null = measure(swapped.answers(name, swapped.further[name]))
+        assert null.auc_low < 0.5 < null.auc_high
+
+
+def test_a_view_has_the_attacks_of_those_that_see_less(dense):
+    attacked, engine = dense
+    target = attacked.scores(engine)
+    names = {view: [*view_scores(attacked, target, [], engine, view=view)[0]] for view in VIEWS}
+    assert names == {"outsider": [], "client": ["span-models"], "server": ["span-models", "span-updates"]}
+
+
+def test_records_of_clients_that_were_not_seen_have_no_score(toy_config, monkeypatch):
+    monkeypatch.setattr(first_rounds, "ROUNDS", 1)
+    _, simulation = build(toy_config(algorithm__participation=0.5, algorithm__name="ifca"))
+    with Engine(simulation.setup.model, threads=1) as engine:
+        attacked = attacked_run(simulation, engine)
+        seen, _ = attacked.first_rounds(engine)
+        assert seen is not None
+        records = audited(attacked, engine)
+    sent = torch.isin(simulation.federation.ids[attacked.records.client], seen.updates[0].clients).numpy()
+    assert 0 < sent.sum() < len(sent)
+    for name in ("span-models", "span-updates"):
+        assert np.array_equal(~np.isnan(records.further[name].score), sent)
+        assert len(records.answers(name, records.further[name])) == sent.sum()
+
+
+def test_references_keep_their_scores_and_an_interruption_loses_none(dense, tmp_path, monkeypatch):
+    attacked, engine = dense
+    target = attacked.scores(engine)
+    whole = reference_scores(attacked, target, 2, engine, folder=tmp_path / "whole")
+    for scores in whole:
+        member = scores.member.numpy()
+        assert scores.span_updates.numpy()[member].min() > scores.span_updates.numpy()[~member].max()
+    reference_scores(attacked, target, 1, engine, folder=tmp_path / "part")
+    again = reference_scores(attacked, target, 2, engine, folder=tmp_path / "part")
+    monkeypatch.setattr(AttackedRun, "train_reference", lambda *_: pytest.fail("it is in the folder"))
+    read = reference_scores(attacked, target, 2, engine, folder=tmp_path / "part")
+    for one, two, three in zip(whole, again, read, strict=True):
+        for name in ("span_updates", "span_models"):
+            assert torch.equal(getattr(one, name), getattr(two, name))
+            assert torch.equal(getattr(one, name), getattr(three, name))
+
+
+def test_updates_that_do_not_fit_into_memory_are_left_out(dense, monkeypatch):
+    attacked, engine = dense
+    monkeypatch.setattr(first_rounds, "MOST_BYTES", 1000)
+    scores, omitted = attacked.spans(engine)
+    assert [*scores] == ["span-models"]
+    assert "of memory" in omitted["span-updates"]
+
+
+def test_a_run_that_cannot_be_repeated_says_so(dense):
+    attacked, engine = dense
+    other = replace(attacked, rows=tuple({**row, "clients": 0} for row in attacked.rows))
+    scores, omitted = other.spans(engine)
+    assert not scores
+    assert {*omitted} == {"span-models", "span-updates"}
+
+
+def test_models_are_compared_by_their_known_non_members():
+    score = np.array([[-1e-9, -0.5, -0.4, -0.6, -0.5], [-0.02, -0.021, -0.02, -0.019, -0.021]])
+    threshold, one = np.array([[-1e-3] * 5, [-0.015] * 5]), np.ones(2, dtype=np.int64)
+    found = SpanScores(score, threshold, one > 0, one, "hidden", 5, direct=True, noisy=False)
+    largest_score, cut = largest(found, slice(2), slice(2, None))
+    assert largest_score[0] > cut[0]
+    assert largest_score[1] < cut[1]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_every_algorithm_is_attacked_or_says_why_not(algorithm, build, mlp):
+    local, team = LocalSGD(epochs=2, batch_size=4), RedTeam(every=2, attack=Gap())
+    simulation = Simulation(build(), mlp, algorithm, local, rounds=2, seed=1, red_team=team)
+    with Engine(mlp, threads=1) as engine:
+        attacked = attacked_run(simulation, engine)
+        scores, omitted = attacked.spans(engine)
+        assert {*scores} | {*omitted} == {"span-models", "span-updates"}
+        for found in scores.values():
+            assert np.isfinite(found.score).any()
+        reference = attacked.train_reference(0, engine)
+        assert reference.span_updates.shape == reference.score.shape
