@@ -36,6 +36,12 @@ class Rung:
         name: in tables.
         words: what it changes, as the rest of a sentence after "the federation with".
         changes: values by dotted key.
+
+    Example:
+        >>> from shoal.protection import Rung
+        >>> shorter = Rung("5 rounds", "5 rounds instead of 15", {"algorithm.rounds": 5})
+        >>> shorter.applied({"algorithm": {"name": "ifca", "rounds": 15}})
+        {'algorithm': {'name': 'ifca', 'rounds': 5}}
     """
 
     name: str

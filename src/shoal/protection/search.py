@@ -125,18 +125,19 @@ def protect(
     require(config.property_attack is None, "'property_attack' cannot be protected against here; leave it out")
     _check_directory(out)
     data = load_data(config.data, data_dir)
-    federation = resolve(config, data).simulation().federation
-    steps = ladder(config, tuple(federation.clients.x.shape[1:]), len(federation.shadow))
-    rungs = [UNPROTECTED, *possible_rungs(config, data, steps)]
-    groups = [federation.groups[g] for g in federation.groups_with_clients]
-    watched = {"workers": workers, "data_dir": data_dir, "on_start": on_start, "on_run_end": on_run_end}
     evaluation = replace(
         config.evaluation,
         every=config.algorithm.rounds,
         reference_federations=demand.references,
         view=demand.view,
     )
-    table, first = replace(config, evaluation=evaluation).table(), config.seed
+    measured = replace(config, evaluation=evaluation)
+    federation = resolve(measured, data).simulation().federation
+    steps = ladder(config, tuple(federation.clients.x.shape[1:]), len(federation.shadow))
+    rungs = [UNPROTECTED, *possible_rungs(measured, data, steps)]
+    groups = [federation.groups[g] for g in federation.groups_with_clients]
+    watched = {"workers": workers, "data_dir": data_dir, "on_start": on_start, "on_run_end": on_run_end}
+    table, first = measured.table(), config.seed
     seeds = range(first, first + demand.choosing)
     figures = _swept(out / "choosing", table, rungs, seeds, watched)
     by_name, judges = {rung.name: rung for rung in rungs}, range(seeds.stop, seeds.stop + demand.judging)
@@ -152,16 +153,30 @@ def protect(
     write_text(out / "protected.toml", tomli_w.dumps(by_name[best.rung].applied(config.table())))
     shown = {key: None if isinstance(value, float) and isnan(value) else value for key, value in asdict(best).items()}
     write_text(out / "protection.json", json.dumps({**shown, **asdict(demand)}, indent=2) + "\n")
-    page = protection_page(front, best.rung, sentences(best, demand), asdict(demand), str(out / "protected.toml"))
+    page = protection_page(front, asdict(best), sentences(best, demand), asdict(demand), str(out / "protected.toml"))
     write_text(out / "protection.html", page)
     return best
 
 
 def sentences(best: Protection, demand: Demand) -> list[str]:
-    """What to change, what it costs and what it does not cover, in plain words."""
+    """What to change, what it costs and what it does not cover, in plain words.
+
+    Example:
+        >>> from math import nan
+        >>> from shoal.protection import Demand, Protection, sentences
+        >>> exposure = {"exposure": 0.52, "exposure_low": 0.5, "exposure_high": 0.54, "before": 0.61}
+        >>> accuracy = {"accuracy": 0.80, "accuracy_before": 0.79}
+        >>> rest = {"outcome": "met", "group": "north", "epsilon": nan, "more_seeds": 0}
+        >>> best = Protection(rung="a", words="5 rounds instead of 15", **exposure, **accuracy, **rest)
+        >>> for sentence in sentences(best, Demand(limit=0.55))[:3:2]:
+        ...     print(sentence)
+        ...
+        Train the federation with 5 rounds instead of 15.
+        Accuracy over all clients goes from 0.790 to 0.800 (+0.010), within the price of 0.02.
+    """
     kept = {"met": "is within", "not met": "is above", "open": "may or may not be within"}[best.outcome]
     interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f}"
-    more = f"; {best.more_seeds} more judging seeds may decide it" if best.more_seeds else ""
+    more = f"; --judging {demand.judging + best.more_seeds} may decide it" if best.more_seeds else ""
     judges = f"95 % interval over {demand.judging} seeds that chose nothing"
     stands = f"{best.exposure:.3f} ({interval}, {judges}), which {kept} the limit of {demand.limit:g}{more}."
     attacks = f"the strongest attack of the {demand.view}'s view with {demand.references} reference federations"
@@ -173,10 +188,12 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     promise = "a measurement, not a promise" if isnan(best.epsilon) else f"beside the epsilon of {best.epsilon:.2f}"
     what = f"This is {promise}, by {attacks}; stronger attacks may find more. {covers}"
     if best.rung == UNPROTECTED.name:
+        within = best.exposure <= demand.limit
+        helps = "the federation is within the limit as it is" if within else "nothing tried helps at this price"
         return [
-            "Change nothing: no protection that was tried lowers exposure at this price.",
+            f"Change nothing: {helps}.",
             f"The exposure of {best.group}, the most exposed group, is {stands}",
-            f"Accuracy over all clients is {best.accuracy:.3f}. A larger --max-cost allows stronger protections.",
+            f"Accuracy over all clients is {best.accuracy:.3f}.",
             what,
         ]
     cost = best.accuracy - best.accuracy_before
