@@ -8,6 +8,10 @@
     done
     python experiments/audit/per_record.py docs/results/audit runs/bar-0 runs/bar-1 runs/bar-2
 
+With ``--queries RUN...`` further runs of which queries alone are compared, audited with 8 references without and with
+copies, such as two whose models were trained with such copies: ``--set defenses.augmentation.rotation=0.0``,
+``defenses.augmentation.shift=4.0`` and ``defenses.augmentation.flip=true``.
+
 Written: OUT/per-record-calibration.csv (a row for each run, group and attack: TPR at 1 % FPR with one threshold and one
 for each record, and the rank by each) and OUT/queries.csv (a row for each run, group, attack and number
 of queries, with the first eight references).
@@ -65,9 +69,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--queries", type=Path, nargs="*", default=[], help="further runs, of which only queries count")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    for name, table in (("per-record-calibration", calibration(asked.runs)), ("queries", queries(asked.runs))):
+    for name, table in (
+        ("per-record-calibration", calibration(asked.runs)),
+        ("queries", queries([*asked.runs, *asked.queries])),
+    ):
         write_text(asked.out / f"{name}.csv", table.to_csv(index=False, float_format="%.4f"))
         keys = [key for key in ("group", "attack", "queries") if key in table]
         print(table.groupby(keys, sort=False).mean(numeric_only=True).round(3).to_string())

@@ -12,13 +12,19 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from made_up_scores import made_up, made_up_pairs
-from shoal.attacks import LiRA, LossScore, Stack
+from shoal.attacks import DifficultyCalibration, LiRA, LossScore, Stack
 from shoal.attacks.scores.record_levels import record_levels
 from shoal.audit import leave_one_out_scores
 from shoal.audit.records import measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS, AttackScores, attack_records
+from shoal.config.build import build
 from shoal.core.errors import InputError
+from shoal.engine import Engine
 from shoal.metrics import roc_auc
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.reference_store import reference_scores, view_scores
+from shoal.replay.run_records import records_of_run
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 
 def two_scores(shift: float = 1.0, records: int = 600, references: int = 8, seed: int = 0):
@@ -167,7 +173,7 @@ def attack_records_of(score, reference, trained, member):
     """The attacks on these scores."""
     records = made_up_pairs(len(score) // 2, reference.shape[1], groups=1)
     matrix = replace(records.scores, score=score, reference=reference, reference_member=trained, member=member)
-    return attack_records(replace(records, scores=matrix, pair=None))
+    return attack_records(replace(records, scores=matrix, pair=None), [DifficultyCalibration()])
 
 
 def test_a_level_is_the_upper_tail_of_student_s_t():
@@ -191,3 +197,25 @@ def test_without_references_enough_or_scores_that_vary_there_is_no_rate_for_each
     assert np.isnan(measure(few).tpr_at_1_percent_fpr_per_record)
     with pytest.raises(InputError, match="scores of a record differ"):
         record_levels(np.zeros(9), np.zeros((9, 6)), np.arange(6) % 2 == np.zeros((9, 1)))
+
+
+def test_the_views_of_a_run_are_stacked_with_span_and_trajectory(toy_config):
+    _, simulation = build(toy_config(algorithm__name="ifca", model={"name": "mlp", "hidden": 16}))
+    with Engine(simulation.setup.model, threads=1) as engine:
+        moved = move_to_engine(simulation, engine)
+        now = initial_state(moved, engine)
+        for after, _ in run_rounds(moved, engine, now):
+            now = after
+        run = AttackedRun.from_run(moved, now.state, now.rows, engine)
+        target = run.scores(engine)
+        references = reference_scores(run, target, 8, engine, folder=None)
+        scores, _ = view_scores(run, target, references, engine)
+        for name, found in scores.items():
+            assert found.reference is not None, name
+            assert found.reference.shape == (len(target.score), 8)
+        records = records_of_run(run, target, references, engine)
+        attacked = attack_records(replace(records, further={**records.further, **scores}))
+    assert attacked.views["stack-client"] == "client"
+    assert attacked.views["stack-server"] == "server"
+    server = measure(attacked.attacks["stack-server"])
+    assert server.auc > 0.95, "25 examples of a client are recognised by its updates"

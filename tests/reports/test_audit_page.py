@@ -316,7 +316,7 @@ def test_the_page_begins_with_a_line_for_each_view() -> None:
             [("rmia", 0.51, 0.2)],
             "recognises 20.0 % of the records at 1 % false alarms, though on average it is at chance",
         ),
-        ([("rmia", 0.6, 0.012)], "tells the records from others better than by chance, balanced accuracy 0.600 (RMIA;"),
+        ([("rmia", 0.6, 0.012)], "is right about the records in 60.0 % of cases, where chance is 50 % (RMIA; AUC"),
         (
             [("rmia", 0.6, 0.012, 0.5)],
             "may or may not recognise, by so few, the records: RMIA has balanced accuracy 0.600",

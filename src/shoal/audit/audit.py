@@ -164,7 +164,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
     here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
     rows = {str(row["attack"]): row for row in attacks[here].to_dict("records")}
-    needed = {attack: row["view"] for attack, row in rows.items()}
+    needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: -VIEWS.index(needed[a]))
@@ -290,7 +290,7 @@ def scope_rows(
     The first of ``metrics`` is of the attack that was chosen beforehand; ``order`` is `AttackedRecords.order`.
     """
     decisive, _ = strongest(metrics)
-    measured = {attack: views[attack] for attack, found in metrics.items() if not np.isnan(found.accuracy)}
+    measured: dict[str, View] = {name: views[name] for name, found in metrics.items() if not np.isnan(found.accuracy)}
     first = (attacks_of_view(view, measured, order)[:1] for view in VIEWS)
     chosen = {attack for attacks in first for attack in attacks} or {decisive}
     return [

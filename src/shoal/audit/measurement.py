@@ -127,8 +127,8 @@ class FinishedTraining:
     def exposures(self) -> dict[View, pd.DataFrame]:
         """The columns of `exposure_of_clients`, and ``mia``, of all clients by view: the run's, and those of limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
-        views = dict.fromkeys((self.attacks.view, *federation.preferences.views(self.attacks.view)))
-        by_model = {view: self.attacks.of_models(view) for view in views}
+        views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
+        by_model: dict[View, list[ByAttack]] = {view: self.attacks.of_models(view) for view in dict.fromkeys(views)}
         return {
             view: pd.DataFrame(exposure_of_clients(attacks, trainers, federation)).assign(
                 mia=self._accuracy_of_models(view, attacks)[model]

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -258,7 +259,8 @@ def audit_server(
     )
     groups = [None, *(scores.groups[g] for g in np.unique(scores.group[owned]))]
     by_attack = {attack.name: _audits(attack, scores, groups) for attack in attacks}
-    rows, views = [], {attack.name: attack.view for attack in attacks}
+    rows: list[dict[str, Any]] = []
+    views: dict[str, View] = {attack.name: attack.view for attack in attacks}
     for i, group in enumerate(groups):
         place = ("all", "all") if group is None else ("group", group)
         against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in by_attack.items()}, views)

@@ -16,6 +16,7 @@ from rich.text import Text
 from shoal.audit.audit import Audit
 from shoal.core.formats import decimal, format_duration, percent
 from shoal.data.sources.catalog import Availability
+from shoal.reports.attack_titles import BY
 from shoal.reports.estimate import at_chance
 from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
@@ -50,8 +51,9 @@ def format_audit(audit: Audit) -> str:
             continue
         interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
         chosen = "chosen beforehand" if row["chosen"] else "certain to find more than the attack chosen beforehand"
-        line = f"{name}: {row['attack']}, {chosen}, has balanced accuracy {decimal(row['accuracy'])} ({interval}; "
-        line += f"{at_chance(row['accuracy.null_high'])}), AUC {decimal(row['auc'])}"
+        line = f"{name}: {row['attack']} by {BY[row['view']]}, {chosen}, has balanced accuracy "
+        line += f"{decimal(row['accuracy'])} ({interval}; {at_chance(row['accuracy.null_high'])}), "
+        line += f"AUC {decimal(row['auc'])}"
         if isnan(row["tpr_at_fpr_0.01"]):
             line += f"; too few non-members ({row['non_members']}) for a rate at 1 % false positives"
         else:

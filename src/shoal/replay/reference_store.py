@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from shoal.attacks import LossTrajectory
+from shoal.attacks.reference_scores import Floats
 from shoal.audit.records import OUTSIDER, SERVER, views_within
 from shoal.audit.reference_records import AttackedRecords, AttackScores, attack_records
 from shoal.audit.update_audit import all_attacks
@@ -161,7 +163,8 @@ def view_scores(
         view: the view.
         folder: where the scores of the run repeated are kept; None: they are not.
     """
-    scores, omitted = attacked.spans(engine)
+    spans, omitted = attacked.spans(engine)
+    scores = {name: replace(found, reference=_of_references(name, references)) for name, found in spans.items()}
     replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
     over_rounds = None if replayed is None else trajectory_attack(replayed, references)
     if over_rounds is not None:
@@ -175,6 +178,12 @@ def view_scores(
     else:
         omitted[LossTrajectory.name] = "needs the same number of models in every round"
     return {name: found for name, found in scores.items() if found.view in views_within(view)}, omitted
+
+
+def _of_references(span: str, references: Sequence[FederationScores]) -> Floats | None:
+    """The scores (2 Q, R) of a span attack on the reference federations; None without any."""
+    columns = [getattr(federation, span.replace("-", "_")).numpy() for federation in references]
+    return np.stack(columns, axis=1) if columns else None
 
 
 def replayed_scores(

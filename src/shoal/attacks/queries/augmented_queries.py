@@ -1,7 +1,8 @@
 """Queries with copies of an image: itself and its mirror image, each as it is and shifted to eight sides.
 
-Source: Carlini et al. 2022, arXiv:2112.03570, section VI-C; with these 18 copies, of which the scores are averaged, as
-in Aerni, Zhang, Tramer 2024, arXiv:2404.17399.
+Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); these 18 copies are those of Aerni, Zhang
+and Tramer 2024, arXiv:2404.17399. Every attack reads the mean of the copies' scores, which is ours; LiRA could also
+weigh the copies, with a likelihood ratio of each.
 """
 
 from collections.abc import Sequence

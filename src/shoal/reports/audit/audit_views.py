@@ -63,7 +63,7 @@ def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str])
         average = ", though on average it is at chance" if accuracy.outcome == "chance" else ""
         return f"recognises {percent(rate.value)} of {records} at 1 % false alarms{average} {by}."
     if accuracy.outcome == "exposed":
-        return f"tells {records} from others better than by chance, balanced accuracy {accuracy.text} {by}."
+        return f"is right about {records} in {accuracy.percent} of cases, where chance is 50 % {by}."
     what = "is not shown to recognise" if accuracy.outcome == "chance" else "may or may not recognise, by so few,"
     interval = accuracy.with_interval(at_chance(worst.null_high))
     return f"{what} {records}: {worst.title} has balanced accuracy {interval}."
@@ -71,7 +71,7 @@ def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str])
 
 def by_view(found: Headlines) -> plot.Figure | None:
     """AUC by view and group, with intervals; None where nothing was measured."""
-    measured = {view: groups for view, groups in found.items() if groups}
+    measured: dict[View, Mapping[str, Finding]] = {view: groups for view, groups in found.items() if groups}
     names = [*dict.fromkeys(name for groups in measured.values() for name in groups)]
     if not names:
         return None
@@ -85,7 +85,9 @@ def by_view(found: Headlines) -> plot.Figure | None:
         axes.axvline(0.5, **plot.CHANCE_LINE)
         beside = np.linspace(0.22, -0.22, len(shown)) if len(shown) > 1 else np.zeros(1)
         for g, name in enumerate(shown):
-            here = [(view, groups[name]) for view, groups in measured.items() if name in groups]
+            here: list[tuple[View, Finding]] = [
+                (view, groups[name]) for view, groups in measured.items() if name in groups
+            ]
             value, low, high = np.array([(f.auc.value, f.auc.low, f.auc.high) for _, f in here]).T
             reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
             places = np.array([rows.index(view) for view, _ in here]) + beside[g]
