@@ -1,0 +1,65 @@
+"""A matched filter: how much of a record's own gradient is in a move, where noise or too many records hide the span.
+
+A move of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. Records that nobody trained on say what the other
+records' part looks like: inputs with second moments A, errors with second moments H. With the noise's deviation nu, D
+without the record has covariance ``p H x A + nu^2 I``, where p follows from the length of D. So the best linear test
+for the record's own term, of known error e and inputs a, weighs every element by that covariance's inverse:
+
+    score(x) = -<e a', C^-1 D> / sqrt(<e a', C^-1 e a'>)
+
+Ours, after the matched filter of signal detection; `GradCosine` is it with C = I.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_RIDGE = 1e-3
+"""Added to the covariance, in means of its diagonal: moments of few records have directions of no variance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clutter:
+    """Eigenvectors and eigenvalues of the second moments of a layer's inputs (d) and errors (h).
+
+    Args:
+        inputs, of_inputs: (d, d) float64, eigenvectors as columns, and (d,).
+        errors, of_errors: (h, h) and (h,).
+    """
+
+    inputs: Tensor
+    of_inputs: Tensor
+    errors: Tensor
+    of_errors: Tensor
+
+    @staticmethod
+    def of_records(inputs: Tensor, errors: Tensor) -> "Clutter":
+        """Those of records' inputs (Z, d) or (Z, L, d) and errors (Z, h) or (Z, L, h)."""
+        decomposed = [_second_moments(values) for values in (inputs, errors)]
+        return Clutter(decomposed[0][1], decomposed[0][0], decomposed[1][1], decomposed[1][0])
+
+    def scores(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> Tensor:
+        """The scores (M,) of records with these inputs (M, d) and errors (M, h) by a move D (h, d), the noise's nu."""
+        strength = (float(move.square().sum()) - deviation**2 * move.numel()) / float(
+            (self.of_inputs.sum() * self.of_errors.sum()).clamp(min=1e-300)
+        )
+        covariance = max(strength, 0.0) * self.of_errors[:, None] * self.of_inputs
+        ridge = _RIDGE * float(covariance.mean())
+        weights = 1 / (covariance + deviation**2 + ridge + 1e-300)
+        filtered = (self.errors.T @ move.double() @ self.inputs) * weights
+        right, left = _places(inputs) @ self.inputs, _places(errors) @ self.errors
+        found = ((left @ filtered) * right).sum(dim=(1, 2))
+        # |sum_l e_l a_l'|_C^2, for one place (e^2) C^-1 (a^2).
+        own = ((left.square() @ weights) * right.square()).sum(dim=(1, 2))
+        return -found / own.clamp(min=1e-300).sqrt()
+
+
+def _places(values: Tensor) -> Tensor:
+    return values.double().unflatten(0, (-1, 1)) if values.dim() == 2 else values.double()
+
+
+def _second_moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    rows = values.double().flatten(0, -2)
+    eigenvalues, vectors = torch.linalg.eigh(rows.T @ rows / max(1, len(rows)))
+    return eigenvalues.clamp(min=0), vectors
