@@ -38,6 +38,7 @@ class AskedRecords:
         label: (M,) int64; 0 in a regression.
         known: (Z, ...) inputs of the others; None: there are none.
         known_label: (Z,) int64.
+        y, known_y: (M, ...) and (Z, ...), labels or targets.
     """
 
     x: Tensor
@@ -45,6 +46,8 @@ class AskedRecords:
     label: Tensor
     known: Tensor | None = None
     known_label: Tensor | None = None
+    y: Tensor | None = None
+    known_y: Tensor | None = None
     __repr__ = one_line
 
 
@@ -78,7 +81,7 @@ def _of_updates(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledg
     clients = torch.cat([updates.clients for updates in seen.updates]).unique()
     sent = torch.isin(asked.client, clients)
     row = torch.where(sent, torch.searchsorted(clients, asked.client), -1)
-    candidates = Candidates(asked.x, asked.known, asked.label, asked.known_label, row)
+    candidates = Candidates(asked.x, asked.known, asked.label, asked.known_label, row, y=asked.y, known_y=asked.known_y)
     found = UpdateSpan().score(seen.updates, candidates, engine, knowledge)
     columns = np.arange(len(row))
     score, threshold = (np.where(sent, values[row, columns], np.nan) for values in (found.score, found.threshold))
@@ -87,10 +90,11 @@ def _of_updates(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledg
 
 def _of_models(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
     # Known non-members are asked too: by their scores those of different clusters can be compared.
-    x, label, known = asked.x, asked.label, slice(None)
+    x, label, y, known = asked.x, asked.label, asked.y, slice(None)
     if asked.known is not None and asked.known_label is not None:
         x, label, known = torch.cat([x, asked.known]), torch.cat([label, asked.known_label]), slice(len(x), None)
-    candidates = Candidates(x, asked.known, label, asked.known_label)
+        y = None if y is None or asked.known_y is None else torch.cat([y, asked.known_y])
+    candidates = Candidates(x, asked.known, label, asked.known_label, y=y, known_y=asked.known_y)
     found = ModelSpan().score(seen.moves(), candidates, engine, knowledge, seen.first)
     score, threshold = largest(found, slice(len(asked.x)), known)
     unseen = ~torch.isin(asked.client, seen.senders).numpy()
@@ -118,7 +122,8 @@ def spans_of_updates(
     nobody = torch.nonzero(records.client == NOBODY).flatten()
     kind = records.group[nobody] * (int(records.label.max()) + 1) + records.label[nobody]
     known = nobody[torch.argsort(kind, stable=True)[1::2]]
-    asked = Candidates(records.x, records.x[known.to(records.x.device)], records.label, records.label[known])
+    x, y = records.x[known.to(records.x.device)], records.y[known.to(records.y.device)]
+    asked = Candidates(records.x, x, records.label, records.label[known], y=records.y, known_y=y)
 
     def of_models() -> tuple[Ints, Floats, Floats]:
         require(len(models) > 1, "needs the models of rounds that follow each other")

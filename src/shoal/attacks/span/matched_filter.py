@@ -47,16 +47,20 @@ class Clutter:
         covariance = max(strength, 0.0) * self.of_errors[:, None] * self.of_inputs
         ridge = _RIDGE * float(covariance.mean())
         weights = 1 / (covariance + deviation**2 + ridge + 1e-300)
-        filtered = (self.errors.T @ move.double() @ self.inputs) * weights
-        right, left = _places(inputs) @ self.inputs, _places(errors) @ self.errors
-        found = ((left @ filtered) * right).sum(dim=(1, 2))
+        # The score has no scale; that of weights would leave float32, in which records are scored.
+        weights = weights / weights.max()
+        moved = self.errors.T @ move.double() @ self.inputs
+        filtered = (moved / moved.abs().max().clamp(min=1e-300) * weights).float()
+        right, left = _places(inputs) @ self.inputs.float(), _places(errors) @ self.errors.float()
+        left = left / left.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+        found = ((left @ filtered) * right).double().sum(dim=(1, 2))
         # |sum_l e_l a_l'|_C^2, for one place (e^2) C^-1 (a^2).
-        own = ((left.square() @ weights) * right.square()).sum(dim=(1, 2))
+        own = ((left.square() @ weights.float()) * right.square()).double().sum(dim=(1, 2))
         return -found / own.clamp(min=1e-300).sqrt()
 
 
 def _places(values: Tensor) -> Tensor:
-    return values.double().unflatten(0, (-1, 1)) if values.dim() == 2 else values.double()
+    return values.float().unflatten(0, (-1, 1)) if values.dim() == 2 else values.float()
 
 
 def _second_moments(values: Tensor) -> tuple[Tensor, Tensor]:
