@@ -199,7 +199,9 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     cost = best.accuracy - best.accuracy_before
     price = "more than" if -cost > demand.max_cost else "within"
     return [
-        f"Train the federation with {best.words}.",
+        f"Train the federation with {best.words}."
+        if best.outcome == "met"
+        else f"Nothing tried is shown to keep the limit. The best that was judged: {best.words}.",
         f"The exposure of {best.group}, the most exposed group, goes from {best.before:.3f} to {stands}",
         f"Accuracy over all clients goes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f}), "
         f"{price} the price of {demand.max_cost:g}.",
