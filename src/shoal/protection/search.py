@@ -176,7 +176,7 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     """
     kept = {"met": "is within", "not met": "is above", "open": "may or may not be within"}[best.outcome]
     interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f}"
-    more = f"; --judging {demand.judging + best.more_seeds} may decide it" if best.more_seeds else ""
+    more = f"; {demand.judging + best.more_seeds} judging seeds may decide it" if best.more_seeds else ""
     judges = f"95 % interval over {demand.judging} seeds that chose nothing"
     stands = f"{best.exposure:.3f} ({interval}, {judges}), which {kept} the limit of {demand.limit:g}{more}."
     attacks = f"the strongest attack of the {demand.view}'s view with {demand.references} reference federations"
