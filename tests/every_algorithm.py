@@ -34,6 +34,7 @@ from shoal.algorithms import (
     RiskAwareChoice,
     RRCluster,
     Scaffold,
+    ServerOnly,
     SharedBody,
 )
 from shoal.engine import LocalSGD
@@ -70,6 +71,7 @@ ALGORITHMS = [
     MetricPrivacy(IFCA(2), 0.5),
     RDPCFL(2, 6, 1),
     PrivateMeans(2, noise_multiplier=0.5),
+    ServerOnly(epochs=1),
     FineTuning(IFCA(2)),
     FedRep(),
     APFL(),

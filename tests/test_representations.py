@@ -126,6 +126,7 @@ VALUES = {
     "EarlyStopping": lambda: shoal.EarlyStopping(shoal.IFCA(clusters=9), 12),
     "GroupPrivacy": lambda: shoal.GroupPrivacy(9, 12),
     "MetricPrivacy": lambda: shoal.MetricPrivacy(shoal.IFCA(clusters=9), 0.123),
+    "ServerOnly": lambda: shoal.ServerOnly(epochs=123),
     "PrivateMeans": lambda: shoal.PrivateMeans(9, 1.23, 0.456),
     "Distillation": lambda: shoal.Distillation(steps=1234),
     "Features": lambda: shoal.Features(("pca",), dimension=12),

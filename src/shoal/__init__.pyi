@@ -35,6 +35,7 @@ from .algorithms import (
     RiskAwareChoice as RiskAwareChoice,
     RRCluster as RRCluster,
     Scaffold as Scaffold,
+    ServerOnly as ServerOnly,
     SharedBody as SharedBody,
 )
 from .attacks import (

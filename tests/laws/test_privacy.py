@@ -35,6 +35,7 @@ from shoal.algorithms import (
     HypCluster,
     PerFedAvg,
     Scaffold,
+    ServerOnly,
 )
 from shoal.algorithms.wrapper import with_bases
 from shoal.core.errors import InputError
@@ -319,11 +320,11 @@ def test_epsilon_counts_every_private_step_on_a_client_s_examples(algorithm, bui
     cohorts = [training.cohort(number) for number in (1, 2, 3)]
     stated = accounting.federation_epsilons(training.federation, cohorts, trainings, RULE)
     spent = [composed((1.0, *part) for part in each.items()) for each in taken]
-    if isinstance(algorithm, EarlyStopping):
+    if isinstance(algorithm, EarlyStopping | ServerOnly):
         assert all(one >= other for one, other in zip(stated.tolist(), spent, strict=True))
     else:
         assert stated.tolist() == pytest.approx(spent, rel=1e-9)
-    assert max(spent) > 0
+    assert max(spent) > 0 or isinstance(algorithm, ServerOnly)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_models_are_compared_by_their_known_non_members():
     score = np.array([[-1e-9, -0.5, -0.4, -0.6, -0.5], [-0.02, -0.021, -0.02, -0.019, -0.021]])
     threshold, one = np.array([[-1e-3] * 5, [-0.015] * 5]), np.ones(2, dtype=np.int64)
     found = SpanScores(score, threshold, one > 0, one, "hidden", 5, direct=True, noisy=False)
-    largest_score, cut = largest(found, slice(2), slice(2, None))
+    largest_score, cut = largest(found, np.arange(2), np.arange(2, 5))
     assert largest_score[0] > cut[0]
     assert largest_score[1] < cut[1]
 

@@ -480,7 +480,8 @@ def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_pa
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
     alone = audit_trace(recorded, out=tmp_path / "trace")
     for key, value in alone.flat.items():
-        if key.startswith(("attacks.", "source", "group", "reconstruction")):
+        # The exact attacks are asked of the run's own pairs, whose first rounds are trained again.
+        if key.startswith(("attacks.", "source", "group", "reconstruction")) and "span" not in key:
             assert found.flat[key] == value, key
 
 

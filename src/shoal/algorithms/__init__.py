@@ -17,6 +17,7 @@ from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.one_model.fedopt import FedOpt
 from shoal.algorithms.one_model.fedprox import FedProx
 from shoal.algorithms.one_model.scaffold import Scaffold
+from shoal.algorithms.one_model.server_only import ServerOnly
 from shoal.algorithms.personal.apfl import APFL
 from shoal.algorithms.personal.ditto import Ditto
 from shoal.algorithms.personal.fedrep import FedRep
@@ -40,7 +41,7 @@ Algorithms = (
     FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
     | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
     | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
-    | FedRep | APFL | PerFedAvg | PrivateMeans
+    | FedRep | APFL | PerFedAvg | PrivateMeans | ServerOnly
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
@@ -49,5 +50,5 @@ __all__ = [
     "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning",
     "GroupPrivacy", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "OneShotClustering", "OneShotStart",
     "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold",
-    "SharedBody", "Wrapper",
+    "ServerOnly", "SharedBody", "Wrapper",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command line: ``shoal init``, ``data``, ``preflight``, ``run``, ``audit``, ``compare``, ``report``, ``sweep``.
+"""The command line: ``shoal init``, ``data``, ``preflight``, ``run``, ``audit``, ``protect``, ``sweep`` and others.
 
 Exit codes: 0 done; 2 bad input, one sentence on stderr; 3 an audit's gate is broken; 1 failed; 130 interrupted.
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from errno import ENAMETOOLONG
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -155,6 +155,55 @@ def sweep(
     typer.echo(f"Report: {outcome.report}")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+@app.command(epilog=_example("protect run.toml --limit 0.55 --max-cost 0.02 --jobs 2"))
+def protect(
+    config: Annotated[Path, typer.Argument(help="The TOML file of the run to protect.")],
+    *,
+    limit: Annotated[float, typer.Option("--limit", help="Exposure that no group may have, 0.5 (chance) to 1.")] = 0.55,
+    max_cost: Annotated[float, typer.Option("--max-cost", help="Accuracy that may be lost, as a share.")] = 0.02,
+    view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
+    references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
+    choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,
+    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory; runs/protect-NAME of the file by default.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="ADDRESS", help=escape("As of sweep (shoal[ray])."))
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find the cheapest protection that keeps a limit: protected.toml and a page; resumes where it was interrupted."""
+    from shoal.cli.displays import SweepDisplay
+    from shoal.config.schema import read_config
+    from shoal.protection import Demand, protect as search, sentences
+    from shoal.sweeps import Workers
+
+    end_soon_after_interrupt()
+    directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
+    settings = read_config(config, changes or [])
+    demand = Demand(limit, max_cost, cast(Literal["outsider", "client", "server"], view), references, choosing, judging)
+    with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
+        protection = search(
+            settings,
+            directory,
+            demand,
+            workers=Workers(jobs, cluster),
+            data_dir=data_dir,
+            on_start=display.started,
+            on_run_end=display.run_ended,
+        )
+    for sentence in sentences(protection, demand):
+        typer.echo(sentence)
+    typer.echo(f"Configuration: {directory / 'protected.toml'}")
+    typer.echo(f"Report: {directory / 'protection.html'}")
 
 
 @app.command(epilog=_example('audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"'))

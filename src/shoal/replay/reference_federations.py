@@ -244,17 +244,13 @@ class AttackedRun:
         if not len(others) and self.records.source == "test":
             unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)
             others = federation.test.take(torch.nonzero(unpaired).flatten()[:POPULATION].to(device))
-        y = torch.cat([self.records.labels, others.y.cpu()])
-        label = torch.zeros(len(y), dtype=torch.int64) if federation.classes is None else y
-        count = 2 * len(self.records)
+        everyone = self.records.rows_on_device(torch.arange(2 * len(self.records)))
         return AskedRecords(
-            x=gather(self.records.federation.clients.x, self.records.rows_on_device(torch.arange(count))),
             client=federation.ids[self.records.client],
-            label=label[:count],
-            known=others.x if len(others) else None,
-            known_label=label[count:] if len(others) else None,
-            y=y[:count],
-            known_y=y[count:] if len(others) else None,
+            x=gather(self.records.federation.clients.x, everyone),
+            y=self.records.labels,
+            known=others.x,
+            known_y=others.y.cpu(),
         )
 
     def _spans(self, seen: FirstRounds, engine: Engine, known: Knowledge) -> dict[str, Tensor]:

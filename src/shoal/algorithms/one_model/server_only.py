@@ -1,0 +1,67 @@
+"""The server's labelled shadow set alone: a baseline without any client."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, settings
+from shoal.data import Federation
+from shoal.data.shards import Shards
+from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
+
+
+@settings
+class ServerOnly(Derived):
+    """One model, trained on the shadow set and its labels before the first round; no client trains or sends anything.
+
+    A protection that does worse than this is worse than not to ask clients. Its exposure is at chance.
+
+    Args:
+        epochs: passes over the shadow set, in batches and at the rate of local training.
+
+    Example:
+        >>> import shoal
+        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 20, [0, 1] * 20)
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one, shadow=shadow)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> result = shoal.simulate(federation, model, shoal.ServerOnly(), shoal.LocalSGD(), rounds=1)
+        >>> result.summary.overall["accuracy.overall"]
+        1.0
+    """
+
+    epochs: Positive = 20
+    name: ClassVar[str] = "server-only"
+    title: ClassVar[str] = "Shadow set alone"
+
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg, whose one model every client uses."""
+        return FedAvg()
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The trained model.
+
+        Raises:
+            InputError: no shadow set.
+        """
+        shadow, state = federation.shadow, super().init(engine, federation, local, stream)
+        require(len(shadow) > 0, "'server-only' trains on the shadow set; give shadow examples")
+        owner, drawn = torch.zeros(1, dtype=torch.int64), stream("server")
+        shards = Shards.from_contiguous(shadow.x, shadow.y, torch.tensor([len(shadow)]))
+        passes = replace(local, epochs=self.epochs, steps=None, decay=1.0)
+        randomness = passes.randomness(shards, owner, drawn)
+        trained = engine.train_other_model(engine.model, state.models[0], shards, randomness, passes)
+        return replace(state, models=trained[None])
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Nobody trains."""
+        return RoundPlan(torch.zeros(len(cohort), dtype=torch.int64), ())
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """Nothing moves."""
+        return state
