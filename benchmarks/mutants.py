@@ -5,7 +5,8 @@
 
 The faults are cosmic-ray's, put into clones of the last commit, never into the working tree. A fault is drawn in two
 steps, first a place (file, position, kind of operator), then one of the place's variants, so that arithmetic, which has
-eleven variants, does not crowd out the rest. Removed decorators and `|` (nearly always a type) are not drawn.
+eleven variants, does not crowd out the rest. Removed decorators and `|` (nearly always a type) are not drawn; what is
+no Python is left out of the draw.
 
 A fault meets the tests of its room that execute its statement (by coverage), the shortest first, up to the first that
 fails. What survives meets those of the rest of the suite. ``faults.csv`` has one row per fault, with the test that
@@ -40,7 +41,7 @@ ELSEWHERE = ("docs", "benchmarks", "deployment")
 """Folders of tests of other things than the rooms, or on processes that coverage does not see."""
 SECONDS = 120.0
 """Of tests for one fault in its room, and again in the rest of the suite; without a fault, under coverage."""
-COLUMNS = ["file", "line", "fault", "caught by", "test", "change"]
+COLUMNS = ["seed", "file", "line", "fault", "caught by", "test", "change"]
 
 
 class Fault(NamedTuple):
@@ -58,6 +59,14 @@ class Fault(NamedTuple):
         from cosmic_ray.plugins import get_operator  # noqa: PLC0415 (of an extra)
 
         return mutate_code(source, get_operator(self.operator)(), self.occurrence)
+
+    def is_python(self, source: str) -> bool:
+        """Whether the source with the fault has Python's syntax: the `*` before keywords is taken for an operator."""
+        try:
+            ast.parse(self.changed(source))
+        except SyntaxError:
+            return False
+        return True
 
 
 def all_faults(clone: Path, rooms: Sequence[str]) -> Iterator[Fault]:
@@ -248,7 +257,9 @@ def main() -> None:
     drawn = out / f"faults-{arguments.seed}.json"
     if not drawn.exists():
         faults = draw_faults(all_faults(clones[0], arguments.rooms), arguments.count, arguments.seed)
-        drawn.write_text(json.dumps(faults))
+        drawn.write_text(
+            json.dumps([fault for fault in faults if fault.is_python((clones[0] / fault.file).read_text())])
+        )
     faults = [Fault(*fault) for fault in json.loads(drawn.read_text())]
     before: set[int] = set()
     for stage in stages:
@@ -311,7 +322,7 @@ def summary(faults: Sequence[Fault], clone: Path, out: Path, seed: int, stages: 
         total[room] += 1
         counts[room, by] += 1
         what = "" if by else change(fault, (clone / fault.file).read_text())
-        rows.append([fault.file, fault.line, fault.operator.removeprefix("core/"), by or "survived"])
+        rows.append([seed, fault.file, fault.line, fault.operator.removeprefix("core/"), by or "none"])
         rows[-1] += [by_suite[by][number] if by else "", what]
     with (out / f"faults-{seed}.csv").open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])

@@ -1,4 +1,4 @@
-"""Whether the settings of bar.toml take the bar of protection: `protected` and `promised` against IFCA-MIR, seed by seed.
+"""Whether the settings of bar.toml take the bar of protection: two of them against IFCA-MIR, seed by seed.
 
     shoal sweep experiments/protection/bar.toml --jobs 2
     python experiments/protection/bar.py runs/bar docs/results/protection/bar

@@ -130,6 +130,11 @@ def test_canary_clients_pass_the_servers_filter_and_are_found(mlp, build):
     torch.testing.assert_close(moved, 0.6 * directions.sum(dim=0) / 6, atol=1e-6, rtol=0)
     expected = torch.cosine_similarity(directions, directions.sum(dim=0), dim=1).double().numpy()
     np.testing.assert_allclose(canary_cosines(directions, before.models[0], after.models[0]), expected, atol=1e-4)
+    # A canary in no cluster has none that moved.
+    after = replace(after, assignment=torch.tensor([0, 0, 0, 0, 0, -1]))
+    observed, _ = clients.observe(before, after, None, {"start": before.models}, training)
+    assert observed["cluster"].tolist() == [0, -1]
+    np.testing.assert_allclose(observed["cosine"].numpy(), [expected[0], math.nan], atol=1e-4)
 
 
 def test_a_run_measures_its_canary_clients(mlp, build):

@@ -204,6 +204,8 @@ def test_away_is_opposite_to_what_was_found():
 
 
 def test_wrong_inputs_are_one_sentence():
+    with pytest.raises(InputError, match="'replies'"):
+        ModelAcquisition(())
     with pytest.raises(InputError, match=r"^needs sybils after the 4 clients of the state; got none$"):
         attacked(ONE, ModelAcquisition(), sybils=0)
     with pytest.raises(InputError, match=r"^'rounds' and 'every' must be at least 1; got 9 and 0$"):

@@ -1,10 +1,19 @@
 """The exposure of single records, and its lower end."""
 
 import numpy as np
+import pytest
 from scipy.stats import norm
 
 import shoal
-from shoal.audit.record_exposure import _distances, _redrawn, record_exposure
+from shoal.audit.record_exposure import _distances, _opposites, _redrawn, record_exposure
+
+
+@pytest.mark.parametrize(("references", "blocks"), [(2, [0, 1, 1]), (3, [0, 1, 1, 3]), (5, [0, 1, 1, 3, 4, 5])])
+def test_one_coin_draws_two_reference_models_of_which_always_one_trained(references, blocks):
+    """The attacked model has its own coin, as models without their opposite and an odd last one have."""
+    inside = np.random.default_rng(0).random((20, 1 + references)) < 0.5
+    inside[:, 2] = ~inside[:, 1]
+    assert _opposites(inside).tolist() == blocks
 
 
 def test_lower_ends_are_below_exposures_by_what_chance_alone_rarely_exceeds():

@@ -49,6 +49,11 @@ def test_a_gate_that_holds(config, capsys):
     printed = capsys.readouterr().out
     assert "What DP-SGD promises" in printed
     assert "Gate auc <= 0.6: holds" in printed
+    assert main(["preflight", config, "--set", "model.name=logistic", "--gate", "auc <= 0.6"]) == 3
+    assert (
+        "Gate auc <= 0.6: broken by views.server.minority.auc, whose upper end is 1.000, and by"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

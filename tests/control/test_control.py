@@ -72,6 +72,13 @@ def test_a_knob_that_reduces_no_risk_stays_off():
     assert allocate(1.0, torch.tensor([0.0, 0.1]), torch.tensor([0.0, 0.1]), 1.0).tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("cost", [0.0, -0.3])
+def test_a_knob_that_costs_nothing_is_raised_first_and_without_a_budget(cost):
+    relief, costs = torch.tensor([0.04, 0.04]), torch.tensor([0.02, cost])
+    assert allocate(0.05, relief, costs, 0.005).tolist() == pytest.approx([0.25, 1.0])
+    assert allocate(0.05, relief, costs, 0.0).tolist() == [0.0, 1.0]
+
+
 def sensitivity(prior: list[float], ratio: float = 1.0) -> Sensitivity:
     count = len(prior)
     return Sensitivity(

@@ -273,3 +273,16 @@ def test_newcomers_have_the_first_state_and_others_keep_theirs(mlp, build):
     assert torch.equal(joined.personal["ditto"].tensor()[4:], first.personal["ditto"].tensor()[4:])
     assert torch.equal(joined.models, before.models)
     assert (after.trained == after.round).all()
+
+
+def test_losses_after_the_last_round_are_of_the_models_that_are_asked_for(mlp, build):
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(build()), IFCA(2), LocalSGD(), engine, Stream(0))
+        state = training.start()
+        other = replace(state, models=2 * state.models)
+        found, expected = (
+            [training.final_cohort(at(asked)).losses(asked.models) for asked in (state, other)]
+            for at in (lambda _: state, lambda asked: asked)
+        )
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+    assert not torch.equal(*found)

@@ -11,7 +11,8 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Engine, LinearTerm, LocalSGD, TorchOptimizer
+from shoal.defenses import DPSGD
+from shoal.engine import Engine, LinearTerm, LocalSGD, TorchOptimizer, require_plain_sgd
 from shoal.engine.backends import vmap_backend, vmap_gradients
 from shoal.engine.backends.gram_backend import GramTrainer
 from shoal.engine.backends.loop_backend import LoopBackend
@@ -447,6 +448,26 @@ def test_a_number_of_local_training_is_no_text_and_no_truth_value(name):
     for wrong in ("0.5", True):
         with pytest.raises(InputError, match=f"'{name}'"):
             LocalSGD(**{name: wrong})
+    for share in (0.0, -0.5, 1.5):
+        with pytest.raises(InputError, match="'share'"):
+            LocalSGD(share=share)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"momentum": 0.5},
+        {"clip_norm": 1.0},
+        {"optimizer": TorchOptimizer("SGD", {"momentum": 0.5})},
+        {"tensors": frozenset({"output.bias"})},
+        {"gradient_privacy": DPSGD(1.0, 1.0)},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_plain_sgd_has_no_momentum_clipping_optimizer_subset_or_noise(more):
+    require_plain_sgd(LocalSGD(weight_decay=0.1, decay=0.5), "it")
+    with pytest.raises(InputError, match=r"^it needs plain SGD in local training"):
+        require_plain_sgd(LocalSGD(**more), "it")
 
 
 def test_bad_engines_are_refused(mlp):

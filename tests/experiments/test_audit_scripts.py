@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from experiment_scripts import experiment_script
+from shoal.config.schema import parse_config
 from shoal.runs.audits.audit_run import audit_run
 from shoal.sweeps import Workers, read_sweep, run_sweep
 from unrendered import unrendered_figures
@@ -116,3 +117,66 @@ def test_null_runs_call_a_verdict_silent_just_if_it_says_nothing_of_exposure(tmp
     assert (audits["said"] == exposed).all()
     assert set(pd.read_csv(tmp_path / "null.csv")["null"]) == {"swapped", "noise"}
     assert "**Audits**" in (tmp_path / "null.md").read_text()
+
+
+def test_the_rule_of_preflight_is_judged_by_the_attack(tmp_path, monkeypatch):
+    rule = script("preflight_rule")
+    # A sum of few clients, one of very many examples, and one of which nothing is said.
+    cells = [
+        rule.Cell("digits", "mlp", 5, 2, hidden=32),
+        rule.Cell("digits", "logistic", 200, 2),
+        rule.Cell("digits", "logistic", 20),
+    ]
+    monkeypatch.setattr(rule, "CELLS", cells)
+    monkeypatch.setattr(sys, "argv", ["preflight_rule.py", str(tmp_path), "--seeds", "0", "1"])
+    rule.main()
+    table = pd.read_csv(tmp_path / "preflight-rule.csv", keep_default_na=False)
+    assert table["predicted"].tolist() == ["recognised", "hidden", "between"]
+    assert table["right"].tolist() == ["yes", "yes", ""]
+    assert "2 of 2 predictions are right" in (tmp_path / "preflight-rule.md").read_text()
+    assert [rule.judged("recognised", 0.9, 1.0), rule.judged("hidden", 0.4, 0.6)] == ["NO", "NO"]
+
+
+def test_every_defence_of_the_views_is_a_configuration_and_a_view_has_the_attacks_of_those_within(tmp_path):
+    views = script("views")
+    for setting in views.SETTINGS:
+        assert parse_config(views.configuration(setting, 3), setting).seed == 3
+    found = {"outsider": 0.6, "client": 0.9, "server": 0.5}
+    rows = pd.DataFrame(
+        {
+            "setting": "none", "seed": 0, "view": view, "group": group, "attack": "loss", "auc": auc,
+            "accuracy": 0.5, "tpr_at_fpr_0.01": 0.0, "test accuracy": 0.7, "of the group": 0.7, "epsilon": np.nan,
+        }
+        for view, auc in found.items()
+        for group in views.GROUPS
+    )  # fmt: skip
+    summary = views.summary_of(rows)
+    within = summary[summary["group"] == "minority"].set_index("view")["auc.within"]
+    assert within.to_dict() == {"outsider": 0.6, "client": 0.9, "server": 0.9}
+    assert b"</svg>" in views.views_figure(summary)
+
+
+def test_null_views_ask_of_pairs_that_nobody_trained_on(tmp_path, monkeypatch):
+    null = script("null_views")
+    small = {"source": "digits", "clients": 4, "shadow_examples": 50, "test_examples": 300}
+    whole, asked = null.configuration, []
+
+    def configuration(seed):
+        table = whole(seed)
+        return table | {"data": table["data"] | small, "algorithm": table["algorithm"] | {"rounds": 1}}
+
+    def unseen(attacked, random):
+        other = null_unseen(attacked, random)
+        trained = attacked.records.federation.clients.indices
+        asked.append(not np.isin(other.records.rows.numpy(), trained.numpy()).any())
+        assert len(set(other.records.rows.tolist())) == 2 * len(other.records)
+        return other
+
+    null_unseen = null.unseen
+    monkeypatch.setattr(null, "configuration", configuration)
+    monkeypatch.setattr(null, "unseen", unseen)
+    null.main([str(tmp_path), "--seeds", "1"])
+    table = pd.read_csv(tmp_path / "null-views.csv").set_index(["kind", "view"])
+    assert asked == [True]
+    assert table.loc[("members", "server"), "mean auc"] > 0.9
+    assert table.loc[("unseen", "server"), "mean auc"] < 0.7

@@ -16,6 +16,7 @@ from shoal.metrics import (
     mean_rate_interval,
     median_interval,
 )
+from shoal.metrics.intervals import auc_design_effect
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
@@ -143,6 +144,16 @@ def test_the_auc_interval_solves_its_formula(auc):
     assert (low == 0, high == 1) == (auc == 0, auc == 1)
     mirrored = auc_interval(1 - auc, 40, 25)
     assert (1 - mirrored[1], 1 - mirrored[0]) == (pytest.approx(low), pytest.approx(high))
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 10, 50])
+def test_the_design_effect_of_pairs_is_that_of_obuchowski_by_loops(pairs):
+    members, others = np.random.default_rng(pairs).normal(size=(2, pairs))
+    above = [np.mean([(m > o) + (m == o) / 2 for o in others]) for m in members]
+    below = [np.mean([(m > o) + (m == o) / 2 for m in members]) for o in others]
+    ratio = max(np.var(np.add(above, below)) / (np.var(above) + np.var(below)), 1 / pairs)
+    student = scipy_t.ppf(0.975, pairs - 1) / NormalDist().inv_cdf(0.975)
+    assert auc_design_effect(members, others) == pytest.approx(ratio * student**2)
 
 
 def test_the_auc_variance_at_chance_is_that_of_mann_and_whitney():

@@ -287,7 +287,7 @@ def lines(page: Page) -> list[str]:
 
 
 def test_the_page_begins_with_a_line_for_each_view() -> None:
-    spans = {"span-models": ("minority", 0.97, 0.98), "span-updates": ("majority", 0.99, 1.0)}
+    spans = {"span-models": ("minority", 0.97, 0.98), "span": ("majority", 0.99, 1.0)}
     made = [
         attack_row("rmia", "group", name, value, chosen=True) for name, value in (("minority", 0.6), ("majority", 0.55))
     ]
@@ -316,7 +316,7 @@ def test_the_page_begins_with_a_line_for_each_view() -> None:
             [("rmia", 0.51, 0.2)],
             "recognises 20.0 % of the records at 1 % false alarms, though on average it is at chance",
         ),
-        ([("rmia", 0.6, 0.012)], "tells the records from others better than by chance, balanced accuracy 0.600 (RMIA;"),
+        ([("rmia", 0.6, 0.012)], "is right about the records in 60.0 % of cases, where chance is 50 % (RMIA; AUC"),
         (
             [("rmia", 0.6, 0.012, 0.5)],
             "may or may not recognise, by so few, the records: RMIA has balanced accuracy 0.600",

@@ -26,6 +26,10 @@ def simulation_of(federation=None, *, hidden=16, rounds=4, **changes):
     return shoal.Simulation(federation or federation_of(), model, rounds=rounds, **settings)
 
 
+def report_model():
+    return shoal.create_model("mlp", shoal.VectorShape(inputs=40, classes=3), hidden=16)
+
+
 def verdicts(report):
     return dict(zip(report.views["view"], report.views["verdict"], strict=True))
 
@@ -77,8 +81,8 @@ def test_noise_and_optimizers_end_the_exact_attack():
     assert verdicts(simulation_of(defenses=[shoal.DPSGD(noise_multiplier=0.01)]).preflight())["server"] == "between"
     private = simulation_of(defenses=[shoal.DPSGD(noise_multiplier=50.0)]).preflight()
     assert set(private.views["verdict"]) == {"hidden"}
-    assert private.flat()["epsilon"] == pytest.approx(private.epsilon)
-    assert 0 < private.epsilon < 1
+    assert 0 < private.flat()["epsilon"] < 1
+    assert private.flat()["delta"] == 1e-5
     assert "no attack on a record has a balanced accuracy above 0." in str(private)
     assert "under noise" in private.sentences["server"][0]
     adam = shoal.LocalSGD(optimizer=shoal.TorchOptimizer("Adam"))
@@ -88,6 +92,21 @@ def test_noise_and_optimizers_end_the_exact_attack():
     assert verdicts(clipped)["server"] == "recognised"
     laplace = simulation_of(defenses=[shoal.LaplaceNoise(epsilon=1.0)]).preflight()
     assert verdicts(laplace)["server"] == "between"
+
+
+def test_noise_in_the_sum_hides_more_from_clients_than_from_the_server():
+    rule = shoal.DPSGD(noise_multiplier=8.0, noise="sum", min_clients=4)
+    local = shoal.LocalSGD(steps=1, batch_size="all")
+    report = simulation_of(local=local, defenses=[rule], rounds=1).preflight()
+    flat = report.flat()
+    assert flat["epsilon.outsider"] < flat["epsilon.client"] < flat["epsilon.server"]
+    result = shoal.simulate(federation_of(), report_model(), shoal.FedAvg(), local, rounds=1, defenses=[rule])
+    for view in ("outsider", "client", "server"):
+        assert result.summary.overall[f"epsilon.{view}"] == pytest.approx(flat[f"epsilon.{view}"])
+    # Four shares of noise 4 are a noise of 8 in the sum.
+    less = replace(rule, noise_multiplier=2.0)
+    noisy = {"server": "between", "client": "hidden", "outsider": "hidden"}
+    assert verdicts(simulation_of(local=local, defenses=[less], rounds=1, hidden=4).preflight()) == noisy
 
 
 def test_part_of_the_clients_in_a_round():

@@ -78,22 +78,39 @@ class Augmentation(Scaled):
         >>> Augmentation().augmented(images, torch.Generator().manual_seed(0)).shape
         torch.Size([2, 1, 4, 4])
         """
-        count, _, height, width = images.shape
         # As many draws whatever is set, so that one setting does not change what another draws.
-        uniform = torch.rand(count, 7, generator=generator)
+        return self.transformed(images, torch.rand(len(images), 7, generator=generator))
+
+    @property
+    def varied(self) -> tuple[int, ...]:
+        """The columns of `transformed`'s draws that change something."""
+        angle, flip, shifts, crop = (self.rotation, [0]), (self.flip, [2]), (self.shift, [3, 4]), (self.crop, [1, 5, 6])
+        used = (columns for size, columns in (angle, crop, flip, shifts) if size and self.strength)
+        return tuple(sorted(column for columns in used for column in columns))
+
+    def transformed(self, images: Tensor, uniform: Tensor) -> Tensor:
+        """Copies of images (B, C, H, W) as draws (B, 7) from the uniform distribution on [0, 1] say.
+
+        The columns: angle, share cut off, mirror, shift across and down, place of the crop across and down.
+        """
+        height, width = images.shape[2:]
         signed = self.strength * (2 * uniform - 1)
         angle = math.radians(self.rotation) * signed[:, 0]
         kept = 1 - self.strength * self.crop * uniform[:, 1]
         across = kept * torch.where(uniform[:, 2] < self.strength * self.flip / 2, -1.0, 1.0)
         cos, sin = angle.cos(), angle.sin()
         # Where each output pixel comes from, in units of half the width and half the height, about the centre.
-        theta = torch.empty(count, 2, 3)
+        theta = torch.empty(len(images), 2, 3)
         theta[:, 0, 0], theta[:, 0, 1] = cos * across, sin * kept * (-height / width)
         theta[:, 1, 0], theta[:, 1, 1] = sin * across * (width / height), cos * kept
         theta[:, :, 2] = signed[:, 3:5] * torch.tensor([2 * self.shift / width, 2 * self.shift / height])
         theta[:, :, 2] += (1 - kept)[:, None] * (2 * uniform[:, 5:7] - 1)
         # One product for the batch; `torch.nn.functional.affine_grid` makes one an image and takes ten times as long.
-        grid = (theta.view(2 * count, 3) @ _pixels(height, width)).view(count, 2, height, width).permute(0, 2, 3, 1)
+        grid = (
+            (theta.view(2 * len(images), 3) @ _pixels(height, width))
+            .view(len(images), 2, height, width)
+            .permute(0, 2, 3, 1)
+        )
         moved = functional.grid_sample(images.float(), grid.to(images.device), align_corners=False)
         return moved.to(images.dtype)
 

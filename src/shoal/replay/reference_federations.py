@@ -77,7 +77,7 @@ class FederationScores:
     population: Tensor
     trajectory: Tensor
     span_models: Tensor
-    span_updates: Tensor
+    span: Tensor
     seconds: float = 0.0
 
     @property
@@ -244,15 +244,13 @@ class AttackedRun:
         if not len(others) and self.records.source == "test":
             unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)
             others = federation.test.take(torch.nonzero(unpaired).flatten()[:POPULATION].to(device))
-        label = torch.cat([self.records.labels, others.y.cpu()])
-        label = torch.zeros(len(label), dtype=torch.int64) if federation.classes is None else label
-        count = 2 * len(self.records)
+        everyone = self.records.rows_on_device(torch.arange(2 * len(self.records)))
         return AskedRecords(
-            x=gather(self.records.federation.clients.x, self.records.rows_on_device(torch.arange(count))),
             client=federation.ids[self.records.client],
-            label=label[:count],
-            known=others.x if len(others) else None,
-            known_label=label[count:] if len(others) else None,
+            x=gather(self.records.federation.clients.x, everyone),
+            y=self.records.labels,
+            known=others.x,
+            known_y=others.y.cpu(),
         )
 
     def _spans(self, seen: FirstRounds, engine: Engine, known: Knowledge) -> dict[str, Tensor]:
@@ -329,7 +327,7 @@ class AttackedRun:
             population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
             span_models=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
-            span_updates=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
+            span=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
         )
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:

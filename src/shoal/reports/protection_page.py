@@ -1,67 +1,92 @@
 """The page of a search for a protection: the answer, the front of accuracy and exposure, and every rung."""
 
 from collections.abc import Mapping, Sequence
+from math import isnan
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
-from shoal.core.formats import decimal
+from shoal.core.formats import DASH, decimal, number
 from shoal.reports.page import Section, render
 from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend
-from shoal.reports.table import Table, heads, row
+from shoal.reports.svg import name_points
+from shoal.reports.table import Row, Table, heads, row
+
+_COLUMNS = (*heads(["setting"], ["accuracy", "exposure"]), *heads(["of"], ["epsilon"]))
+
+_OTHERS: Any = {"color": WITHIN, "marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": "white"}
+_FIRST: Any = {"color": "black", "marker": "s", "markersize": 7, "linestyle": ""}
+_CHOSEN: Any = {"color": WITHIN, "marker": "D", "markersize": 7, "linestyle": ""}
+_JUDGED: Any = {"color": OVER, "marker": "X", "markersize": 7, "linestyle": ""}
+_LABEL: Any = {"textcoords": "offset points", "ha": "right", "bbox": {"color": "white", "alpha": 0.7, "pad": 1.0}}
+_LIMIT: Any = {"color": OVER, "linestyle": "--", "linewidth": 1.2}
 
 
 def protection_page(
-    front: pd.DataFrame, chosen: str, sentences: Sequence[str], demand: Mapping[str, object], path: str
+    front: pd.DataFrame, best: Mapping[str, Any], sentences: Sequence[str], demand: Mapping[str, Any], path: str
 ) -> str:
     """The page.
 
     Args:
-        front: by setting, ``accuracy``, ``exposure`` of the most exposed group, and its name, ``group``: means over the
-            choosing seeds.
-        chosen: the setting that was judged best.
+        front: by setting, ``accuracy``, ``exposure`` of the most exposed group, its name, ``group``, and ``epsilon``:
+            means over the choosing seeds.
+        best: "rung", the setting that was judged best, and on the judging seeds "accuracy", "exposure", and the ends of
+            its interval, "exposure_low" and "exposure_high".
         sentences: the answer, the first one first.
         demand: "limit", "max_cost", "view", "choosing", "judging" and "references".
         path: of the configuration with the protection.
     """
-    first = str(front.index[0])
-    price = float(front.loc[first, "accuracy"]) - float(str(demand["max_cost"]))
-    limit = float(str(demand["limit"]))
+    first, chosen, limit = str(front.index[0]), str(best["rung"]), float(demand["limit"])
+    price = float(front.loc[first, "accuracy"]) - float(demand["max_cost"])
+    kept = (front["accuracy"] >= price) & (front["exposure"] <= limit)
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
-        axes.axvspan(price, max(1.0, price), ymax=1, color="#EEEEEE", zorder=0)
-        axes.axhline(limit, color=OVER, linestyle="--", linewidth=1.2)
-        for name, values in front.iterrows():
-            style = {"marker": "D" if name == chosen else "s" if name == first else "o", "color": WITHIN}
-            axes.plot(values["accuracy"], values["exposure"], markersize=8 if name in (chosen, first) else 5, **style)
-        for name in dict.fromkeys((first, chosen)):
-            point = front.loc[name]
-            axes.annotate(name, (point["accuracy"], point["exposure"]), (6, 5), textcoords="offset points")
-        pad = 0.02 + 0.1 * float(front["accuracy"].max() - front["accuracy"].min())
-        axes.set_xlim(front["accuracy"].min() - pad, front["accuracy"].max() + 2 * pad)
-        axes.set_xlabel("accuracy over all clients, on test examples")
-        axes.set_ylabel(f"exposure of the most exposed group\n({demand['view']}, balanced accuracy)")
-        handles = [
-            key("as it is", marker="s", color=WITHIN, linestyle=""),
-            key("chosen", marker="D", color=WITHIN, linestyle=""),
-            key("limit", color=OVER, linestyle="--"),
-        ]
-        legend(figure, handles)
+        wide = 0.02 + 0.1 * float(front["accuracy"].max() - front["accuracy"].min())
+        right = min(1.0, max(*front["accuracy"], float(best["accuracy"])) + wide)
+        axes.axvspan(price, right, color="#EEEEEE", zorder=0)
+        axes.axhline(limit, **_LIMIT)
+        (points,) = axes.plot(front["accuracy"], front["exposure"], **_OTHERS)
+        name_points(points, [str(name) for name in front.index])
+        at = front.loc[first]
+        axes.plot([at["accuracy"]], [at["exposure"]], **_FIRST)
+        axes.annotate(first, (at["accuracy"], at["exposure"]), (-8, 5), **_LABEL)
+        if chosen != first:
+            at = front.loc[chosen]
+            axes.plot([at["accuracy"]], [at["exposure"]], **_CHOSEN)
+            axes.annotate(chosen, (at["accuracy"], at["exposure"]), (-8, -11), **_LABEL)
+        ends = [[best["exposure"] - best["exposure_low"]], [best["exposure_high"] - best["exposure"]]]
+        axes.errorbar([best["accuracy"]], [best["exposure"]], ends, capsize=3, linewidth=1.2, **_JUDGED)
+        axes.set_xlim(float(front["accuracy"].min()) - wide, right)
+        axes.set_xlabel("accuracy over all clients")
+        axes.set_ylabel("exposure of the most exposed group")
+        styles = {
+            "as it is": _FIRST,
+            "other settings": _OTHERS,
+            "chosen, on other seeds (95 %)": _JUDGED,
+            "limit": _LIMIT,
+        }
+        styles |= {} if chosen == first else {"chosen": _CHOSEN}
+        legend(figure, [key(name, **style) for name, style in styles.items()], columns=2)
 
-    rows = (
-        row(str(name), decimal(values["accuracy"]), decimal(values["exposure"]), str(values["group"]))
-        for name, values in front.iterrows()
-    )
-    columns = heads(["setting"], ["accuracy", "exposure", "of"])
+    def line(name: str, values: pd.Series) -> Row:
+        epsilon = DASH if isnan(values["epsilon"]) else number(values["epsilon"])
+        figures = (decimal(values["accuracy"]), decimal(values["exposure"]), str(values["group"]), epsilon)
+        return row(name, *figures, style="strong" if name == chosen else "")
+
+    rows = tuple(line(str(name), values) for name, values in front.iterrows())
     note = f"Means over the {demand['choosing']} seeds that chose; {demand['judging']} other seeds judged."
-    better = float(front.loc[chosen, "exposure"]) < float(front.loc[first, "exposure"])
-    title = f"{chosen} is less exposed than the federation as it is" if better else "Nothing is less exposed"
-    caption = "In grey: within the price. Below the dashed line: within the limit."
-    alt = f"{len(front)} settings by accuracy and exposure; {chosen} was chosen"
+    title = f"{int(kept.iloc[1:].sum())} of {len(front) - 1} protections keep limit and price on the seeds that chose"
+    caption = (
+        f"By the {demand['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. Below "
+        "the dashed line: within the limit. Points are means over the seeds that chose, the interval is of those that "
+        "judged the chosen one."
+    )
+    alt = f"{len(front)} settings by accuracy and exposure; '{chosen}' was chosen"
     sections = (
-        Section("front", "The front", figures=[draw_figure("front", title, caption, alt, draw)]),
-        Section("rungs", "Every setting", table=Table(columns, tuple(rows), note=note)),
+        Section("front", "Accuracy against exposure", figures=[draw_figure("front", title, caption, alt, draw)]),
+        Section("rungs", "Every setting", table=Table(_COLUMNS, rows, note=note)),
         Section("next", "What to do next", code=f"shoal run {path}\nshoal audit runs/protected --references 16"),
     )
     lead = [("verdict", " ".join(sentences[:2])), *(("", sentence) for sentence in sentences[2:])]

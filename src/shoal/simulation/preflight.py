@@ -1,7 +1,7 @@
 """What a simulation will show of its records, by the rule of exposure, before its first round."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, exp, inf, isfinite, nan, sqrt
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from shoal.core.formats import count, decimal, number
 from shoal.core.representation import one_line
 from shoal.defenses import Augmentation, LaplaceNoise, accounting
 from shoal.engine import State, client_trainings
+from shoal.simulation.coordination import choice_noise
 
 if TYPE_CHECKING:
     from shoal.simulation.simulation import Simulation
@@ -65,26 +66,29 @@ class Preflight:
         sentences: on each view, a sentence a group.
         changes: what would change it, for the groups that show most.
         assumptions: of the rule, and the sizes of clusters.
-        epsilon: of a record, after all rounds, with DP-SGD; None: there is none.
-        delta: of that epsilon.
+        epsilons: of a record after all rounds, with DP-SGD: for every view, "", or by view, with noise in the sum.
+        delta: of these.
+        choice: whether they cover a client's choice of model.
     """
 
     views: pd.DataFrame
     sentences: Mapping[str, Sequence[str]]
     changes: Sequence[str]
     assumptions: Sequence[str]
-    epsilon: float | None = None
-    delta: float | None = None
+    epsilons: Mapping[str, float] = field(default_factory=dict)
+    delta: float = 0.0
+    choice: bool = False
     __repr__ = one_line
 
     def flat(self) -> dict[str, float | str]:
-        """The keys and values of ``shoal preflight --json``; ``views.<view>.<group>.auc.high`` is what gates limit."""
+        """The keys and values of ``shoal preflight --json``; of these gates limit ``views.<view>.<group>.auc.high``."""
         flat: dict[str, float | str] = {}
         for row in self.views.to_dict("records"):
             key = f"views.{row['view']}.{row['group']}"
             flat |= {f"{key}.{name}": row[name] for name in COLUMNS[2:]}
-        if self.epsilon is not None and self.delta is not None and isfinite(self.epsilon):
-            flat |= {"epsilon": self.epsilon, "epsilon.delta": self.delta}
+        known = {view: epsilon for view, epsilon in self.epsilons.items() if isfinite(epsilon)}
+        flat |= {f"epsilon.{view}".removesuffix("."): epsilon for view, epsilon in known.items()}
+        flat |= {"delta": self.delta} if known else {}
         return flat
 
     def __str__(self) -> str:
@@ -93,8 +97,9 @@ class Preflight:
     def parts(self) -> Iterator[tuple[str, Sequence[str]]]:
         """Titles and their sentences."""
         yield from ((_ATTACKER[view], said) for view, said in self.sentences.items())
-        if self.epsilon is not None and self.delta is not None:
-            yield "What DP-SGD promises", [_promise(self.epsilon, self.delta)]
+        if self.epsilons:
+            said = [_promise(view, epsilon, self.delta) for view, epsilon in self.epsilons.items()]
+            yield "What DP-SGD promises", said if self.choice else [*said, "A client's choice of model is not covered."]
         last = (("What would change it", self.changes), ("What this assumes", self.assumptions))
         yield from ((title, said) for title, said in last if said)
 
@@ -124,8 +129,9 @@ def preflight(simulation: "Simulation") -> Preflight:
         if view != OUTSIDER:
             worst = max(found, key=lambda one: (one.exposure.auc[0], one.exposure.auc[1]))
             changes += plan.changes(worst)
-    epsilon, delta = plan.promise()
-    return Preflight(pd.DataFrame(rows, columns=[*COLUMNS]), said, changes, plan.assumptions(), epsilon, delta)
+    views, choice = pd.DataFrame(rows, columns=[*COLUMNS]), choice_noise(simulation.algorithm)
+    epsilons, delta = plan.promise(choice)
+    return Preflight(views, said, changes, plan.assumptions(), epsilons, delta, choice is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +303,7 @@ class _Plan:
 
     def _noise(self, steps: int, passes: int, clients: float) -> float:
         """The noise of a move in units of what one example adds at most."""
-        rule, filtered = accounting.private_rule(self.local), self.simulation.setup.client_filter
+        rule, filtered = self.local.gradient_privacy, self.simulation.setup.client_filter
         noise = 0.0 if rule is None else rule.noise_multiplier * sqrt(steps * clients) / passes
         if isinstance(filtered, LaplaceNoise) and filtered.noise_multiplier is not None:
             # Of the update's own length, which no example exceeds.
@@ -388,17 +394,22 @@ class _Plan:
             if parts:
                 yield f"{worst.group}, {worst.view}: {what}: {', '.join(parts)}."
 
-    def promise(self) -> tuple[float | None, float | None]:
-        """The epsilon of a record at its delta, the largest of all clients; None without DP-SGD."""
+    def promise(self, choice: float | None) -> tuple[dict[str, float], float]:
+        """The epsilons of a record, the largest of all clients, and their delta; none without DP-SGD."""
         simulation, rule = self.simulation, accounting.private_rule(self.local)
         if rule is None:
-            return None, None
+            return {}, 0.0
+        rounds, everybody = (
+            max(1, round(simulation.participation * simulation.rounds)),
+            torch.arange(len(self.federation)),
+        )
+        if rule.noise == "sum":
+            by_view = accounting.epsilons_by_view(rule, torch.full_like(everybody, rounds), choice)
+            return {view: float(epsilons.max()) for view, epsilons in by_view.items()}, rule.delta
         local = client_trainings(simulation.algorithm, simulation.setup.local)
         local = local.changed(lambda local: replace(simulation.setup, local=local).first_local())
-        everybody = torch.arange(len(self.federation))
-        rounds = [everybody] * max(1, round(simulation.participation * simulation.rounds))
-        epsilons = accounting.federation_epsilons(self.federation, rounds, local, rule, simulation.first_round)
-        return float(epsilons.max()), rule.delta
+        count = self.federation, [everybody] * rounds, local, rule, simulation.first_round
+        return {"": float(accounting.federation_epsilons(*count, choice).max())}, rule.delta
 
     def assumptions(self) -> list[str]:
         """What the rule takes for granted of this simulation."""
@@ -437,7 +448,7 @@ def _first(holds: Callable[[int], bool], most: int) -> int | None:
     return high
 
 
-def _promise(epsilon: float, delta: float) -> str:
+def _promise(view: str, epsilon: float, delta: float) -> str:
     """What an epsilon says of membership, in words."""
     # The largest difference of true and false positive rates of any test under (epsilon, delta)-differential privacy.
     ratio = exp(-epsilon)
@@ -445,7 +456,5 @@ def _promise(epsilon: float, delta: float) -> str:
     bound = f"no attack on a record has a balanced accuracy above {decimal(accuracy)}"
     if accuracy > 0.995:
         bound = "that bounds no attack noticeably"
-    return (
-        f"epsilon {number(epsilon)} of a record at delta {number(delta)}, after all rounds, for every view: {bound}; "
-        "a client's choice of model is not covered."
-    )
+    whose = f"of view '{view}'" if view else "of every view"
+    return f"Epsilon {number(epsilon)} of a record at delta {number(delta)} after all rounds, {whose}: {bound}."

@@ -1,4 +1,10 @@
-"""The dense layers of a network: their places in the flat vector, and what comes into them."""
+"""The dense layers of a network: their places in the flat vector, and what comes into them.
+
+Others are not attacked. The rows of a convolution's gradient are combinations of patches: a kernel of 3 x 3 on c
+channels has 9 c inputs and hundreds of patches an image, so its span is all of its inputs as soon as it has rows
+enough. A recurrent layer's are combinations of words' embeddings, which many texts share; and an embedding's own
+gradient names the words of a batch, and no text.
+"""
 
 from dataclasses import dataclass
 
@@ -70,21 +76,43 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
     return named
 
 
-def layer_inputs(model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).
+def layer_inputs(
+    model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors.
+
+    Args:
+        model: of the network.
+        row: its parameters.
+        layer: of the network.
+        x: inputs of the network.
+        dtype: in which it computes.
+        y: labels (M,) or targets, for errors.
 
     Returns:
-        (M, d) float32, in ``dtype``'s precision; (M, L, d) of a layer that sees L vectors of each example. With a bias
-        one more column, of 1.
+        Inputs (M, d) float32, with a bias one more column, of 1; and the errors (M, h), each example's gradient of the
+        loss by the layer's outputs; (M, 0) without ``y``. Of a layer that sees L vectors of each example, (M, L, d) and
+        (M, L, h).
     """
     network = model.network()
     network.load_state_dict(model.layout.views(row.cpu()), strict=False)
-    network.eval().to(dtype)
-    seen = list[Tensor]()
-    network.get_submodule(layer.name).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().float()))
-    with torch.no_grad():
-        for part in x.cpu().split(_BATCH):
-            network(part.to(dtype) if part.is_floating_point() else part)
-    inputs = torch.cat(seen)
-    inputs = inputs if inputs.dim() == 2 else inputs.flatten(1, -2)
-    return torch.cat([inputs, inputs.new_ones(*inputs.shape[:-1], 1)], dim=-1) if layer.bias else inputs
+    network.eval().requires_grad_(requires_grad=False).to(dtype)
+    seen, outputs = list[Tensor](), list[Tensor]()
+
+    def watched(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        seen.append(given[0].detach().float())
+        outputs[:] = [made.detach().requires_grad_()]
+        return outputs[0]
+
+    network.get_submodule(layer.name).register_forward_hook(watched)
+    errors = [torch.empty(len(x), 0)] if y is None else []
+    for begin in range(0, len(x), _BATCH):
+        part = x[begin : begin + _BATCH].cpu()
+        result = network(part.to(dtype) if part.is_floating_point() else part)
+        if y is not None:
+            loss = model.loss(result.float(), y[begin : begin + _BATCH].cpu()).sum()
+            errors += [gradient.float() for gradient in torch.autograd.grad(loss, outputs)]
+    inputs, found = torch.cat(seen), torch.cat(errors)
+    if inputs.dim() > 2:
+        inputs, found = inputs.flatten(1, -2), found.flatten(1, -2) if found.dim() > 2 else found
+    return torch.cat([inputs, inputs.new_ones(*inputs.shape[:-1], 1)], dim=-1) if layer.bias else inputs, found

@@ -31,6 +31,7 @@ class Knowledge:
         clients: N, of the federation; None: those that are seen.
         noise: standard deviation of the noise that a client adds to each number of its update, beside DP-SGD's.
         relative_noise: the length of a client's noise in lengths of its update (nu of `LaplaceNoise`).
+        proximal: mu of FedProx.
         server: the server's optimizer; None: models move by the mean update.
         control_variates: whether clients correct their steps as SCAFFOLD does.
         continued: whether clients go on from what they sent last, and not from a cluster's model (FedSoft).
@@ -49,6 +50,7 @@ class Knowledge:
     clients: int | None = None
     noise: float = 0.0
     relative_noise: float = 0.0
+    proximal: float = 0.0
     server: ServerOptimizer | None = None
     control_variates: bool = False
     continued: bool = False
@@ -78,14 +80,14 @@ class Knowledge:
     def decay_multiple(self, number: int) -> float | None:
         """The kappa of a client's update in round ``number``: its update is ``kappa w`` and a combination of gradients.
 
-        By the recursion of SGD on weights alone, ``v <- momentum v + weight_decay theta``, ``theta <- theta - rate v``,
-        from theta = 1; None where the number of steps is unknown.
+        By the recursion of SGD on weights alone, ``v <- momentum v + weight_decay theta + mu (theta - 1)``, ``theta <-
+        theta - rate v``, from theta = 1; None where the number of steps is unknown.
         """
         if self.local is None or self.steps is None:
             return None
         local, theta, velocity = self.local.at_round(number), 1.0, 0.0
         for _ in range(self.steps):
-            velocity = local.momentum * velocity + local.weight_decay * theta
+            velocity = local.momentum * velocity + local.weight_decay * theta + self.proximal * (theta - 1)
             theta -= local.learning_rate * velocity
         return theta - 1.0
 
@@ -149,3 +151,63 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
         server = server + change.sum(dim=0) / total
         moves.append(-own[senders])
     return moves
+
+
+def mean_updates(models: Tensor, server: ServerOptimizer | None) -> tuple[Tensor, Tensor]:
+    """The mean updates (T, K, P) of models (T + 1, K, P), which a server's optimizer turned into their moves.
+
+    The optimizer is inverted number by number, from moments that are those before the first round. With s the step,
+    ``s (sqrt(v) + tau) = m`` has the moments ``m = a + c delta``, ``v = p + q delta^2``, so delta is a root of
+
+        (c^2 - s^2 q) delta^2 + 2 c b delta + b^2 - s^2 p = 0,   b = a - s tau,   (b + c delta) s >= 0
+
+    and, where two fit, the smaller one. Yogi's v has q of either sign, by whether delta^2 is below the v before.
+
+    Returns:
+        The updates in float64, and by how much the inversion makes rounding larger, (T, K).
+    """
+    moves = models.double().diff(dim=0)
+    factors = torch.ones(moves.shape[:2], dtype=torch.float64)
+    if server is None:
+        return moves, factors
+    first, second = torch.zeros_like(moves[0]), torch.full_like(moves[0], server.tau**2)
+    updates = torch.zeros_like(moves)
+    for t, move in enumerate(moves):
+        moved = move.nan_to_num().ne(0).any(dim=1, keepdim=True)
+        step = move / server.learning_rate
+        if server.optimizer == "sgd":
+            delta, m, v = step - server.beta1 * first, step, second
+            scale = torch.ones_like(step)
+        else:
+            delta, v = _adaptive_root(step, first, second, server)
+            m = server.beta1 * first + (1 - server.beta1) * delta
+            scale = (v.sqrt() + server.tau) / (1 - server.beta1)
+        updates[t] = torch.where(moved, delta, 0.0)
+        first, second = torch.where(moved, m, first), torch.where(moved, v, second)
+        factors[t] = scale.nan_to_num().square().mean(dim=1).sqrt() / server.learning_rate
+    return updates, factors
+
+
+def _adaptive_root(step: Tensor, first: Tensor, second: Tensor, server: ServerOptimizer) -> tuple[Tensor, Tensor]:
+    """The delta of `mean_updates` and the second moment after it."""
+    a, c, rest = server.beta1 * first, 1 - server.beta1, 1 - server.beta2
+    b = a - step * server.tau
+    if server.optimizer == "adam":
+        branches = [(server.beta2 * second, rest, None)]
+    else:
+        branches = [(second, -rest, True), (second, rest, False)]
+    best, moment = torch.full_like(step, torch.inf), second
+    for p, q, below in branches:
+        square, half = c**2 - step**2 * q, c * b
+        root = (half**2 - square * (b**2 - step**2 * p)).clamp(min=0).sqrt()
+        # The stable pair of roots: one by division.
+        large = -(half + torch.where(half >= 0, root, -root))
+        constant = b**2 - step**2 * p
+        for delta in (large / square, constant / large):
+            fits = torch.isfinite(delta) & ((b + c * delta) * step >= -1e-12 * step.abs())
+            if below is not None:
+                fits &= (delta**2 <= second) if below else (delta**2 >= second)
+            better = fits & (delta.abs() < best.abs())
+            best, moment = torch.where(better, delta, best), torch.where(better, p + q * delta**2, moment)
+    none = ~torch.isfinite(best)
+    return torch.where(none, 0.0, best), moment

@@ -18,7 +18,7 @@ steps and rounds, sums over clients, and thresholds.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -29,8 +29,11 @@ from torch import Tensor
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.span.dense_layers import DenseLayer, dense_layers, layer_inputs
-from shoal.attacks.span.knowledge import Knowledge, fitted_decay
-from shoal.attacks.span.row_space import ROUNDING, RowSpace, joined, row_spaces
+from shoal.attacks.span.knowledge import Knowledge, mean_updates
+from shoal.attacks.span.layer_moves import LayerMove, Move, layer_moves, moves_of_updates, worth
+from shoal.attacks.span.matched_filter import Clutter
+from shoal.attacks.span.row_space import joined
+from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
 from shoal.attacks.updates.update_scores import check_updates
 from shoal.core.errors import require
 from shoal.core.representation import one_line
@@ -39,6 +42,9 @@ from shoal.engine import Engine, RoundUpdates
 
 _LEAST_KNOWN = 20
 """Known non-members of a stratum, at least, for a threshold of its own."""
+
+_SEARCHED = 20
+"""Known non-members, at most, that are searched for by transforms."""
 
 _FLOORS = 20.0
 """A residual below so many times what rounding leaves counts as 0."""
@@ -53,6 +59,8 @@ class Candidates:
         known: inputs (Z, ...) of records that surely nobody trained on, for thresholds; None: none.
         stratum, known_stratum: (M,) and (Z,) int64, such as labels: a threshold is of known non-members of the record's
             stratum, if it has twenty. None: all are of one.
+        y, known_y: labels (M,) and (Z,), or targets; with them the model's error on each record is used where the span
+            does not decide alone. None: it is not.
         row: (M,) int64, the one client or cluster of which each record is asked, by its place in the scores; -1: none.
             None: all are asked of all.
 
@@ -65,19 +73,20 @@ class Candidates:
     stratum: Tensor | None = None
     known_stratum: Tensor | None = None
     row: Tensor | None = None
+    y: Tensor | None = None
+    known_y: Tensor | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
         require(len(self.x) > 0, "there are no records to attack")
-        for name, count in (("stratum", len(self.x)), ("row", len(self.x)), ("known_stratum", self.known_count)):
+        known = 0 if self.known is None else len(self.known)
+        for name, count in (("stratum", len(self.x)), ("row", len(self.x)), ("known_stratum", known)):
             column: Tensor | None = getattr(self, name)
             fits = column is None or tuple(column.shape) == (count,)
             require(fits, f"'{name}' must have shape ({count},); got {() if column is None else tuple(column.shape)}")
-
-    @property
-    def known_count(self) -> int:
-        """Z."""
-        return 0 if self.known is None else len(self.known)
+        for name, count in (("y", len(self.x)), ("known_y", known)):
+            labels: Tensor | None = getattr(self, name)
+            require(labels is None or len(labels) == count, f"'{name}' must have {count} labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +94,16 @@ class SpanScores:
     """The scores of N clients or clusters and M records.
 
     Args:
-        score: (N, M) float64, in [-1, 0], with noise in [0, 1]: higher for members; NaN where a client or cluster sent
-            no move, or a record was not asked of it.
+        score: (N, M) float64, higher for members: minus the residual, where the span does not decide alone as many
+            digits smaller as the matched filter says; with noise the filter's score, or without labels the leverage.
+            NaN where a client or cluster sent no move, or a record was not asked of it.
         threshold: (N, M) float64, the largest score of a non-member; NaN like ``score``.
         exact: (N,) bool, whether some records lie in the span up to rounding, which no known non-member does by chance.
         rank: (N,) int64, the dimensions of the span; 0 without a move.
         layer: the dense layer's name in the network.
         inputs: its inputs, with the bias as one of them.
         direct: whether its inputs are the same in all rounds, as those of a first layer are.
-        noisy: whether scores are leverages, since noise hides the span.
+        noisy: whether noise hides the span, so that scores are no residuals.
     """
 
     score: NDArray[np.float64]
@@ -146,7 +156,7 @@ class UpdateSpan(_SpanAttack):
         ([4, 4, 4, 4, 4], [True, True, True, True, True])
     """
 
-    name: ClassVar[str] = "span-updates"
+    name: ClassVar[str] = "span"
     title: ClassVar[str] = "span of updates"
     view: ClassVar[View] = "server"
 
@@ -169,7 +179,7 @@ class UpdateSpan(_SpanAttack):
         for updates in recorded:
             check_updates(updates, engine.model.layout.size)
         clients, known = torch.cat([updates.clients for updates in recorded]).unique(), knowledge or Knowledge()
-        moves = _of_updates(recorded, clients, continued=known.continued)
+        moves = moves_of_updates(recorded, clients, continued=known.continued)
         return _scores(self, moves, len(clients), candidates, engine, known)
 
 
@@ -230,183 +240,166 @@ class ModelSpan(_SpanAttack):
         fits = stacked.dim() == 3 and len(stacked) >= 2 and stacked.shape[2] == size
         require(fits, f"'models' must have shape (rounds + 1, K, {size}), with a round; got {tuple(stacked.shape)}")
         known = knowledge or Knowledge()
+        updates, amplified = mean_updates(stacked.cpu(), None if first > 1 else known.server)
+        summed = max(1, (known.clients or 1) // stacked.shape[1])
         moves = [
-            _Move(k, first + t, stacked[t, k].cpu(), (stacked[t + 1, k] - stacked[t, k]).cpu(), known.clients or 1)
+            Move(k, first + t, stacked[t, k].cpu(), updates[t, k], summed, float(amplified[t, k]))
             for k in range(stacked.shape[1])
-            for t in range(len(stacked) - 1)
+            for t in range(len(updates))
         ]
         return _scores(self, moves, stacked.shape[1], candidates, engine, known)
 
 
-@dataclass(eq=False)
-class _Move:
-    """A move of ``row``'s parameters in round ``number`` from ``start`` (P,), the mean of ``summed`` updates."""
-
-    row: int
-    number: int
-    start: Tensor
-    move: Tensor
-    summed: int = 1
-
-
-_Spaces = list[tuple[_Move, RowSpace]]
-
-
-def _of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, continued: bool) -> list[_Move]:
-    """The moves of clients, from a cluster's model or from what each sent last."""
-    moves, last = list[_Move](), dict[int, Tensor]()
-    for updates in recorded:
-        rows = torch.searchsorted(clients, updates.clients).tolist()
-        for row, cluster, update in zip(rows, updates.assignment.tolist(), updates.updates, strict=True):
-            start = updates.models[cluster]
-            sent = start + update
-            if not continued:
-                moves.append(_Move(row, updates.round, start, update))
-            elif row in last:
-                moves.append(_Move(row, updates.round, last[row], sent - last[row]))
-            last[row] = sent
-    return moves
-
-
 def _scores(
-    attack: _SpanAttack, moves: list[_Move], count: int, candidates: Candidates, engine: Engine, knowledge: Knowledge
+    attack: _SpanAttack, moves: list[Move], count: int, candidates: Candidates, engine: Engine, knowledge: Knowledge
 ) -> SpanScores:
     """The scores of ``count`` rows by the layer that tells most."""
     layers = dense_layers(engine.model, attack.layer)
-    layer, spaces = max(
-        ((layer, _spaces(layer, moves, engine, knowledge)) for layer in layers), key=lambda pair: _worth(*pair)
-    )
-    features = _Features(layer, candidates, engine, knowledge)
-    direct = features.direct([move.start for move, _ in spaces])
-    of_row: dict[int, _Spaces] = defaultdict(list)
-    for move, space in spaces:
-        of_row[move.row].append((move, space))
+    pairs = ((layer, layer_moves(layer, moves, engine, knowledge)) for layer in layers)
+    layer, parts = max(pairs, key=lambda pair: worth(*pair, noisy=knowledge.noisy))
+    seen = _Seen(layer, candidates, engine, knowledge, parts)
+    of_row: dict[int, list[LayerMove]] = defaultdict(list)
+    for part in parts:
+        of_row[part.move.row].append(part)
     score, threshold = np.full((2, count, len(candidates.x)), np.nan)
     exact, rank = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
-    for row, parts in of_row.items():
-        used = [(parts[0][0], joined([space for _, space in parts]))] if direct else parts
-        rank[row] = max(space.rank for _, space in used)
+    for row, own in of_row.items():
         asked = torch.arange(len(candidates.x))
         if candidates.row is not None:
             asked = torch.nonzero(candidates.row == row).flatten()
+        if seen.family is not None:
+            # Every pass has other transforms, so more rounds have more inputs, not more of the same.
+            used = [min(own, key=lambda part: part.space.rank)]
+        elif seen.direct:
+            used = [replace(own[0], space=joined([part.space for part in own]))]
+        else:
+            used = own
+        rank[row] = max(part.space.rank for part in used)
         if len(asked):
-            values, cut, exact[row] = _judged(attack, features, used, asked)
+            values, cut, exact[row] = _judged(attack, seen, own, used, asked)
             score[row, asked], threshold[row, asked] = values, cut
-    return SpanScores(score, threshold, exact, rank, layer.name, layer.width, direct=direct, noisy=knowledge.noisy)
+    return SpanScores(score, threshold, exact, rank, layer.name, layer.width, direct=seen.direct, noisy=knowledge.noisy)
 
 
-def _spaces(layer: DenseLayer, moves: Sequence[_Move], engine: Engine, knowledge: Knowledge) -> _Spaces:
-    """The row space of each move in a layer, without what is no gradient; zero moves and unsent ones are left out."""
-    matrices = [layer.matrices(engine.model, move.move) for move in moves]
-    sent = [i for i, matrix in enumerate(matrices) if bool(torch.isfinite(matrix).all()) and bool(matrix.any())]
-    cleaned, deviations = list[Tensor](), list[float]()
-    for i in sent:
-        move, matrix = moves[i], matrices[i].double()
-        weight = layer.matrices(engine.model, move.start).double()
-        # Rounding of the parameters by each step, and of gradients by what they are computed in.
-        steps = (knowledge.steps or 1) ** 0.5
-        computed = float(torch.finfo(knowledge.dtype).eps) / 6 * float(matrix.square().mean().sqrt())
-        rounding = ROUNDING * float(weight.square().mean().sqrt()) * max(1.0, steps / 4) + computed
-        noise = knowledge.deviation(move.number, move.move.norm(), len(move.move)) / move.summed**0.5
-        deviations.append((rounding**2 + noise**2) ** 0.5)
-        if knowledge.decays:
-            multiple = knowledge.decay_multiple(move.number)
-            matrix = matrix - (fitted_decay(matrix, weight) if multiple is None else multiple) * weight
-        cleaned.append(matrix)
-    spaces = row_spaces(cleaned, deviations, above=1.0 if knowledge.noisy else 2.0)
-    return [(moves[i], space) for i, space in zip(sent, spaces, strict=True)]
+class _Seen:
+    """What a layer sees of candidates and of known non-members, by the model that a move started from."""
 
-
-def _worth(layer: DenseLayer, spaces: _Spaces) -> tuple[bool, float]:
-    """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
-    has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is.
-
-    Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
-    """
-    if not spaces:
-        return False, -1.0
-    of_row: dict[int, list[RowSpace]] = defaultdict(list)
-    for move, space in spaces:
-        of_row[move.row].append(space)
-    ranks = np.array([min(sum(space.rank for space in parts), layer.width) for parts in of_row.values()])
-    capacity = np.array([min(len(parts) * max(1, layer.outputs - 1), layer.width) for parts in of_row.values()])
-    ended = bool(np.median(capacity - ranks) > 0)
-    return ended, float(np.median(1 - ranks / layer.width)) if ended else float(np.median(capacity))
-
-
-@dataclass(eq=False)
-class _Features:
-    """What comes into a layer of candidates and known non-members, by the model that a move started from."""
-
-    layer: DenseLayer
-    candidates: Candidates
-    engine: Engine
-    knowledge: Knowledge
-
-    def __post_init__(self) -> None:
-        self._of: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(
+        self,
+        layer: DenseLayer,
+        candidates: Candidates,
+        engine: Engine,
+        knowledge: Knowledge,
+        parts: Sequence[LayerMove],
+    ) -> None:
+        self.layer, self.candidates, self.engine, self.knowledge = layer, candidates, engine, knowledge
+        self.filters = (
+            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _LEAST_KNOWN
+        )
+        self.known = candidates.x[:0] if candidates.known is None else candidates.known
+        self.family: TransformFamily | None = None
+        self._of: dict[int, tuple[Tensor, Tensor, Tensor, Clutter | None]] = {}
         self._kept: list[Tensor] = []
+        self.direct = not parts or self._is_direct(parts[0].move.start)
 
-    def direct(self, starts: Sequence[Tensor]) -> bool:
-        """Whether a few records' inputs of the layer are the same of all models: of two, if they can differ at all."""
-        few, first = self.candidates.x[:4], starts[0] if starts else None
-        if first is None:
-            return True
-        other = first + torch.linspace(-0.1, 0.1, len(first))
-        pair = [self._inputs(torch.nan_to_num(row), few) for row in (first, other)]
-        return pair[0].equal(pair[1])
+    def _is_direct(self, start: Tensor) -> bool:
+        """Whether a few records' inputs of the layer are the same of another model, and which transforms to search."""
+        few, start = self.candidates.x[:4], torch.nan_to_num(start)
+        here, there = (
+            layer_inputs(self.engine.model, row, self.layer, few, self.knowledge.dtype)[0]
+            for row in (start, start + torch.linspace(-0.1, 0.1, len(start)))
+        )
+        transforms = None if self.knowledge.local is None else self.knowledge.local.augmentation
+        if few.is_floating_point() and isinstance(transforms, TransformFamily) and transforms.varied:
+            pixels = few.cpu().to(self.knowledge.dtype).float().flatten(1)
+            as_they_are = here.dim() == 2 and here[:, : self.layer.inputs].equal(pixels)
+            self.family = transforms if as_they_are and not self.knowledge.noisy else None
+        return here.equal(there)
 
-    def both(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the M candidates and of the Z known non-members; models are kept, so moves of one share them."""
-        if start.data_ptr() not in self._of:
+    def of(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor, Clutter | None]:
+        """Inputs and errors of the M candidates and then Z known non-members, and the moments of them all.
+
+        All, so that a candidate that is no member is treated as a known one is. Models are kept, so moves from one
+        share them. Without labels there are no errors and no moments.
+        """
+        key = start.data_ptr()
+        if key not in self._of:
             self._kept.append(start)
-            row, none = torch.nan_to_num(start), self.candidates.x[:0]
-            known = none if self.candidates.known is None else self.candidates.known
-            self._of[start.data_ptr()] = self._inputs(row, self.candidates.x), self._inputs(row, known)
-        return self._of[start.data_ptr()]
+            row, labels = torch.nan_to_num(start), None
+            if self.candidates.y is not None and self.candidates.known_y is not None:
+                labels = torch.cat([self.candidates.y.cpu(), self.candidates.known_y.cpu()])
+            x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
+            inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
+            count = len(self.candidates.x)
+            clutter = Clutter.of_records(inputs, errors) if self.filters else None
+            self._of[key] = inputs, errors, torch.arange(count, len(x)), clutter
+        return self._of[key]
 
-    def _inputs(self, row: Tensor, x: Tensor) -> Tensor:
-        if not len(x):
-            return torch.empty(0, self.layer.width)
-        return layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype)
+    def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Residuals, their floors, and soft ones or under noise leverages: of candidates and of known non-members."""
+        if self.family is not None:
+            images = torch.cat([self.candidates.x.cpu()[asked], self.known[:_SEARCHED].cpu()])
+            outside, floor = searched_residuals(
+                part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
+            )[:2]
+            return outside, floor, outside
+        inputs, _, known, _ = self.of(part.move.start)
+        chosen = inputs[torch.cat([asked, known])]
+        weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
+        return *part.space.residuals(chosen), weighted(chosen)
+
+    def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> NDArray[np.float64] | None:
+        """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
+        if not self.filters or self.family is not None:
+            return None
+        total = torch.zeros(len(asked) + len(self.known), dtype=torch.float64)
+        for part in parts:
+            inputs, errors, known, clutter = self.of(part.move.start)
+            assert clutter is not None
+            chosen = torch.cat([asked, known])
+            total += clutter.scores(part.matrix, part.space.deviation, inputs[chosen], errors[chosen])
+        others = total[len(asked) :]
+        return ((total - others.mean()) / others.std().clamp(min=1e-300)).numpy()
 
 
 def _judged(
-    attack: _SpanAttack, features: _Features, used: _Spaces, asked: Tensor
+    attack: _SpanAttack, seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
-    """Scores and thresholds of the records ``asked`` (m,) of one row, and whether its span is exact."""
-    candidates, noisy = features.candidates, features.knowledge.noisy
-    scores, floors = list[Tensor](), list[Tensor]()
-    for move, space in used:
-        inputs, known = features.both(move.start)
-        both = torch.cat([inputs[asked], known]) if len(known) else inputs[asked]
-        outside, floor = space.residuals(both)
-        scores.append(space.leverages(both) if noisy else -outside)
-        floors.append(floor)
-    score, floor = torch.stack(scores).mean(dim=0).numpy(), torch.stack(floors).mean(dim=0).numpy()
-    count = len(asked)
-    others = score[count:]
-    exact, level = False, 0.0
-    if not noisy:
-        inside = -score < _FLOORS * floor
+    """Scores and thresholds (m,) of the records ``asked`` of one row, and whether its span is exact."""
+    candidates, count = seen.candidates, len(asked)
+    columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
+    residual, floor, weighted = (torch.stack(column).mean(dim=0).numpy() for column in columns)
+    if seen.knowledge.noisy:
+        filtered = seen.filtered(own, asked)
+        score = weighted if filtered is None else filtered
+    else:
+        inside = residual < _FLOORS * floor
         # Without known non-members, records outside stand for them.
-        ordinary = others if len(others) else score[~inside]
-        level = float(np.quantile(ordinary, 0.99)) if len(ordinary) else 0.0
+        ordinary = residual[count:] if len(residual) > count else residual[~inside]
+        level = float(np.quantile(ordinary, 0.01)) if len(ordinary) else 0.0
         # Of the records that lie further inside than others do, beyond the few in a hundred that do by chance, most
         # must lie inside up to rounding.
-        clear = int((score[:count] > level).sum()) - 0.02 * count
+        clear = int((residual[:count] < level).sum()) - 0.02 * count
         most = 2 * int(inside[:count].sum()) >= max(1.0, clear)
-        exact = most and -level > 3 * _FLOORS * float(np.median(floor))
-    if exact:
-        # Half way, in digits, from rounding to the residuals of others.
-        return score[:count], -np.sqrt(np.minimum(_FLOORS * floor[:count], -level) * -level), True
+        if most and level > 3 * _FLOORS * float(np.median(floor)):
+            # Half way, in digits, from rounding to the residuals of others.
+            return -residual[:count], -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
+        filtered, digits = seen.filtered(own, asked), np.log10(weighted.clip(min=1e-8))
+        if filtered is not None:
+            # Two kinds of evidence, each in standard units of known non-members.
+            digits = digits - filtered * digits[count:].std()
+        score = -(10**digits)
+    others = score[count:]
     if not len(others):
         return score[:count], np.full(count, np.quantile(score, 1 - attack.false_alarms)), False
     cut = np.full(count, np.quantile(others, 1 - attack.false_alarms))
     if candidates.stratum is not None and candidates.known_stratum is not None:
-        own, theirs = candidates.stratum[asked].numpy(), candidates.known_stratum.numpy()
-        for value in np.unique(own):
+        own_stratum, theirs = (
+            candidates.stratum[asked].numpy(),
+            candidates.known_stratum[: len(others)].numpy(),
+        )
+        for value in np.unique(own_stratum):
             same = others[theirs == value]
             if len(same) >= _LEAST_KNOWN:
-                cut[own == value] = np.quantile(same, 1 - attack.false_alarms)
+                cut[own_stratum == value] = np.quantile(same, 1 - attack.false_alarms)
     return score[:count], cut, False

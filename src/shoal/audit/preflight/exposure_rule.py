@@ -81,7 +81,8 @@ class Moves:
         share: of the examples that are behind one move, in (0, 1]; another random share in every round.
         copies: random copies of an example that are trained on at most, such as 2 by flips alone; 1: examples as they
             are; infinite: another one in every pass.
-        searched: whether the attacker searches the transform of copies; otherwise a record itself was never trained on.
+        searched: whether the attacker searches the transform of copies. Otherwise a record itself is behind a move with
+            some probability only, or never; how near it lies to its copies the rule does not know.
         noise: standard deviation of the noise in each number of one move, by the largest norm of what one example adds
             to it; 0: none.
         exact: whether moves are sums of (error x input) up to what the attacker can undo, and what noise there is. They
@@ -160,11 +161,11 @@ def exposure_rule(layer: LayerShape, moves: Moves) -> Exposure:
     for rounds in range(1, last + 1):
         capacity, each = min(layer.outputs * rounds, layer.inputs), moves.inputs_each(rounds, layer)
         distinct = moves.examples_seen(rounds) * each
-        if capacity > distinct and moves.exact and moves.noise == 0 and not _unlike(moves):
+        if capacity > distinct and moves.exact and moves.noise == 0 and (moves.searched or moves.copies == 1):
             return Exposure(layer, "recognised", rounds, capacity, distinct)
         # An example with several inputs is judged by all of them together.
         z = max(capacity, layer.inputs - capacity) * sqrt(capacity * each) / (2 * distinct)
-        z = 0.0 if _unlike(moves) else min(z, _z_in_noise(layer, moves))
+        z = min(z, _z_in_noise(layer, moves))
         if z > largest:
             verdict: Verdict = "between" if z > _Z else "hidden"
             most, largest = Exposure(layer, verdict, rounds, capacity, distinct), z
@@ -182,11 +183,6 @@ def _rank_of(one: Exposure) -> tuple[int, float, float]:
     """The order of exposures: what is recognised first, then what lacks least."""
     exact = one.verdict == "recognised"
     return ("recognised", "between", "hidden").index(one.verdict), one.rounds * exact, one.distinct / one.capacity
-
-
-def _unlike(moves: Moves) -> bool:
-    """Whether the attacker asks for records that were never trained on as they are."""
-    return moves.copies == inf and not moves.searched
 
 
 def _z_in_noise(layer: LayerShape, moves: Moves) -> float:

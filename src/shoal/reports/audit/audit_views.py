@@ -63,7 +63,7 @@ def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str])
         average = ", though on average it is at chance" if accuracy.outcome == "chance" else ""
         return f"recognises {percent(rate.value)} of {records} at 1 % false alarms{average} {by}."
     if accuracy.outcome == "exposed":
-        return f"tells {records} from others better than by chance, balanced accuracy {accuracy.text} {by}."
+        return f"is right about {records} in {accuracy.percent} of cases, where chance is 50 % {by}."
     what = "is not shown to recognise" if accuracy.outcome == "chance" else "may or may not recognise, by so few,"
     interval = accuracy.with_interval(at_chance(worst.null_high))
     return f"{what} {records}: {worst.title} has balanced accuracy {interval}."

@@ -1,0 +1,156 @@
+"""Audits of views where nothing is asked that was trained on: how often each view's interval holds chance.
+
+    python experiments/audit/null_views.py OUT [--seeds 40] [--references 2]
+
+For each seed a small federation on Fashion-MNIST is trained with IFCA, so that both span attacks apply, and audited by
+all views with reference federations, three times. "members": as it is, so that the attacks are known to find something.
+"swapped": fair coins say which record of each pair is called a member. "unseen": the federation is asked of pairs of
+which it trained on neither, while the reference federations trained on one of each.
+
+A seed whose file is in OUT/runs is not trained again. Written: OUT/null-views.csv, a row for each kind and view: in how
+many audits the 95 % interval of the AUC and of the balanced accuracy of the attack that decides, over all records, has
+0.5 in it, and lies above it; the mean AUC; and of how many records the span attack of the view says that they are
+members, of all audits.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from shoal.audit.audit import audit_records
+from shoal.audit.records import CHOSEN_OF_VIEW
+from shoal.audit.reference_records import AuditRecords
+from shoal.config.build import build
+from shoal.config.schema import parse_config
+from shoal.core.atomic_files import write_text
+from shoal.core.randomness import Stream
+from shoal.data.preferences import VIEWS
+from shoal.engine import Engine
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.reference_store import view_scores
+from shoal.replay.run_records import records_of_run
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "control"))
+from made_by import made_by
+from null_runs import swapped
+
+
+def configuration(seed: int) -> dict[str, Any]:
+    """12 clients with 15 images, upside up and upside down: fewer images a model than inputs and moves have."""
+    return {
+        "seed": seed,
+        "data": {
+            "source": "fashion-mnist", "clients": 12, "examples_per_client": 15, "shadow_examples": 300,
+            "test_examples": 1600,
+            "groups": {
+                "minority": {"share": 0.5, "rotation": [0, 0]}, "majority": {"share": 0.5, "rotation": [180, 180]},
+            },
+        },
+        "model": {"name": "mlp", "hidden": 100},
+        "algorithm": {"rounds": 8, "name": "ifca", "clusters": 2},
+        "local": {"epochs": 5, "batch_size": 15, "learning_rate": 0.1},
+        "red_team": {"every": 0, "attack": "loss-threshold"},
+        "engine": {"threads": 1},
+    }  # fmt: skip
+
+
+def unseen(attacked: AttackedRun, random: np.random.Generator) -> AttackedRun:
+    """The run asked of pairs of test examples of one label and group, in place of its members and their partners."""
+    records = attacked.records
+    federation, indices = records.federation, records.federation.clients.indices.clone()
+    labels, first = federation.clients.y.cpu(), records.first_test
+    spare = np.setdiff1d(np.arange(len(federation.test)), records.test.numpy())
+    spare = random.permutation(spare)
+    group, of_client = federation.test.group[spare].numpy(), federation.group[records.client[: len(records)]].numpy()
+    label, kept = labels[first + spare].numpy(), torch.zeros(len(records), dtype=torch.bool)
+    free = np.ones(len(spare), dtype=bool)
+    for pair in range(len(records)):
+        wanted = labels[first + records.test[pair]].item()
+        partners = np.flatnonzero(free & (group == of_client[pair]) & (label == wanted))
+        if len(partners):
+            free[partners[0]], kept[pair] = False, True
+            indices[records.entry[pair]] = first + int(spare[partners[0]])
+    other = replace(federation, clients=replace(federation.clients, indices=indices))
+    return replace(attacked, records=replace(records, federation=other).take(kept))
+
+
+def audited(seed: int, references: int) -> Iterator[dict[str, Any]]:
+    """A row for each kind and view of one federation."""
+    _, simulation = build(parse_config(configuration(seed), "null_views.py"))
+    with Engine(simulation.setup.model, threads=1) as engine:
+        simulation = move_to_engine(simulation, engine)
+        now = initial_state(simulation, engine)
+        for after, _ in run_rounds(simulation, engine, now):
+            now = after
+        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
+        random = Stream(seed)("null", "views").numpy()
+        members = records_of(attacked, references, engine)
+        of_unseen = records_of(unseen(attacked, random), references, engine)
+    kinds = {"members": members, "swapped": swapped(members, random), "unseen": of_unseen}
+    for kind, records in kinds.items():
+        found = audit_records(records, Stream(seed)("null", kind)).flat()
+        for view in VIEWS:
+            span = records.further.get(CHOSEN_OF_VIEW.get(view, ""))
+            called = np.nan if span is None else (span.score > span.threshold)[records.scores.member].mean()
+            others = np.nan if span is None else (span.score > span.threshold)[~records.scores.member].mean()
+            key = f"views.{view}.all"
+            figures = {f"{name}{end}": found[f"{key}.{name}{end}"] for name in ("auc", "accuracy") for end in ENDS}
+            known = {"kind": kind, "view": view, "attack": found[f"{key}.attack"], "pairs": len(records.scores) // 2}
+            yield {**known, **figures, "members called": called, "non-members called": others}
+
+
+ENDS = ("", ".low", ".high")
+
+
+def records_of(attacked: AttackedRun, references: int, engine: Engine) -> AuditRecords:
+    """The records of a run with the scores of every view."""
+    trained = [attacked.train_reference(i, engine) for i in range(references)]
+    target = attacked.scores(engine)
+    seen, _ = view_scores(attacked, target, trained, engine)
+    records = records_of_run(attacked, target, trained, engine)
+    return replace(records, further={**records.further, **seen})
+
+
+def table_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each kind and view."""
+    parts = []
+    for (kind, view), mine in rows.groupby(["kind", "view"], sort=False):
+        row: dict[str, Any] = {"kind": kind, "view": view, "audits": len(mine), "mean pairs": mine["pairs"].mean()}
+        for name in ("auc", "accuracy"):
+            low, high = mine[f"{name}.low"], mine[f"{name}.high"]
+            row |= {f"{name} holds 0.5": ((low <= 0.5) & (high >= 0.5)).sum(), f"{name} above": (low > 0.5).sum()}
+            row[f"mean {name}"] = mine[name].mean()
+        row |= {name: mine[name].mean() for name in ("members called", "non-members called")}
+        parts.append({**row, "attacks": " ".join(sorted(set(mine["attack"])))})
+    return pd.DataFrame(parts).round(4)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="where the table is written, and runs/ with each seed's figures")
+    parser.add_argument("--seeds", type=int, default=40, help="the number of federations")
+    parser.add_argument("--references", type=int, default=2)
+    given = parser.parse_args(arguments)
+    (given.out / "runs").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed in range(given.seeds):
+        path = given.out / "runs" / f"{seed}-{given.references}.csv"
+        if not path.exists():
+            write_text(path, pd.DataFrame(audited(seed, given.references)).to_csv(index=False))
+        rows.append(pd.read_csv(path))
+        print(f"{path.name}: done", file=sys.stderr, flush=True)
+    write_text(given.out / "null-views.csv", table_of(pd.concat(rows)).to_csv(index=False))
+    print(made_by("python experiments/audit/null_views.py OUT"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Moves of clients and of clusters' models, and what is left of them in one dense layer: sums of gradients."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.attacks.span.dense_layers import DenseLayer
+from shoal.attacks.span.knowledge import Knowledge, fitted_decay, without_variates
+from shoal.attacks.span.row_space import ROUNDING, RowSpace, row_spaces
+from shoal.engine import Engine, RoundUpdates
+
+
+@dataclass(eq=False)
+class Move:
+    """A move of ``row``'s parameters in round ``number`` from ``start`` (P,).
+
+    It is a client's update, or the mean of ``summed`` of them, whose rounding an inverted optimizer made ``amplified``
+    times as large.
+    """
+
+    row: int
+    number: int
+    start: Tensor
+    move: Tensor
+    summed: int = 0
+    amplified: float = 1.0
+
+
+@dataclass(eq=False)
+class LayerMove:
+    """A move in one layer.
+
+    Args:
+        move: of all parameters.
+        matrix: (h, d) float32, without what is no gradient.
+        space: of its rows.
+    """
+
+    move: Move
+    matrix: Tensor
+    space: RowSpace
+
+
+def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, continued: bool) -> list[Move]:
+    """The moves of clients, from a cluster's model or from what each sent last."""
+    moves, last = list[Move](), dict[int, Tensor]()
+    for updates in recorded:
+        rows = torch.searchsorted(clients, updates.clients).tolist()
+        for row, cluster, update in zip(rows, updates.assignment.tolist(), updates.updates, strict=True):
+            start = updates.models[cluster]
+            sent = start + update
+            if not continued:
+                moves.append(Move(row, updates.round, start, update))
+            elif row in last:
+                moves.append(Move(row, updates.round, last[row], sent - last[row]))
+            last[row] = sent
+    return moves
+
+
+def layer_moves(layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowledge: Knowledge) -> list[LayerMove]:
+    """The row space of each move in a layer, without what is no gradient; zero moves and unsent ones are left out."""
+    matrices = [layer.matrices(engine.model, move.move) for move in moves]
+    if knowledge.control_variates and moves and moves[0].summed == 0:
+        matrices = _without_variates(matrices, moves, knowledge)
+    sent = [i for i, matrix in enumerate(matrices) if bool(torch.isfinite(matrix).all()) and bool(matrix.any())]
+    cleaned, deviations = list[Tensor](), list[float]()
+    for i in sent:
+        move, matrix = moves[i], matrices[i].double()
+        weight = layer.matrices(engine.model, move.start).double()
+        # Rounding of the parameters by each step, and of gradients by what they are computed in.
+        steps = (knowledge.steps or 1) ** 0.5
+        computed = float(torch.finfo(knowledge.dtype).eps) / 6 * float(matrix.square().mean().sqrt())
+        rounding = ROUNDING * float(weight.square().mean().sqrt()) * max(1.0, steps / 4) * move.amplified + computed
+        noise = float(knowledge.deviation(move.number, move.move.nan_to_num().norm(), len(move.move)))
+        deviations.append((rounding**2 + noise**2 / max(1, move.summed)) ** 0.5)
+        if knowledge.decays:
+            multiple = knowledge.decay_multiple(move.number)
+            matrix = matrix - (fitted_decay(matrix, weight) if multiple is None else multiple) * weight
+        cleaned.append(matrix)
+    spaces = row_spaces(cleaned, deviations, above=1.0 if knowledge.noisy else 2.0)
+    return [
+        LayerMove(moves[i], *pair)
+        for i, *pair in zip(sent, (matrix.float() for matrix in cleaned), spaces, strict=True)
+    ]
+
+
+def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowledge: Knowledge) -> list[Tensor]:
+    """The matrices (h, d) of clients' moves of all rounds from the first, without SCAFFOLD's variates."""
+    of_round: dict[int, list[int]] = defaultdict(list)
+    for i, move in enumerate(moves):
+        of_round[move.number].append(i)
+    groups = [of_round[number] for number in sorted(of_round)]
+    flat = [torch.stack([matrices[i] for i in group]).flatten(1) for group in groups]
+    senders = [torch.tensor([moves[i].row for i in group]) for group in groups]
+    total = max(knowledge.clients or 0, 1 + max(move.row for move in moves))
+    rates = [1.0 if knowledge.local is None else knowledge.local.at_round(n).learning_rate for n in sorted(of_round)]
+    cleaned = list(matrices)
+    for group, part in zip(groups, without_variates(flat, senders, total, rates), strict=True):
+        for i, row in zip(group, part, strict=True):
+            cleaned[i] = row.view_as(matrices[i])
+    return cleaned
+
+
+def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tuple[bool, float]:
+    """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
+    has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is.
+
+    Under noise the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
+    """
+    if not moves:
+        return False, -1.0
+    if noisy:
+        return False, float(layer.outputs * layer.width)
+    of_row: dict[int, list[RowSpace]] = defaultdict(list)
+    for part in moves:
+        of_row[part.move.row].append(part.space)
+    ranks = np.array([min(sum(space.rank for space in parts), layer.width) for parts in of_row.values()])
+    capacity = np.array([min(len(parts) * max(1, layer.outputs - 1), layer.width) for parts in of_row.values()])
+    ended = bool(np.median(capacity - ranks) > 0)
+    return ended, float(np.median(1 - ranks / layer.width)) if ended else float(np.median(capacity))

@@ -1,0 +1,327 @@
+"""The span attack: laws of spans, whatever local training, algorithm and server do; and a plain SVD as reference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, UpdateSpan
+from shoal.core.errors import InputError
+from shoal.engine import Engine, LocalSGD, RoundUpdates, Training
+
+CLIENTS, EXAMPLES, INPUTS, CLASSES = 5, 6, 60, 3
+
+
+@pytest.fixture
+def federation():
+    draw = shoal.Stream(1).generator()
+    labels = torch.arange(EXAMPLES) % CLASSES
+    clients = [(torch.rand(EXAMPLES, INPUTS, generator=draw), labels) for _ in range(CLIENTS)]
+    test = torch.rand(200, INPUTS, generator=draw), torch.arange(200) % CLASSES
+    return shoal.Federation.from_tensors(clients, test=test)
+
+
+@pytest.fixture
+def mlp():
+    return shoal.create_model("mlp", shoal.VectorShape(inputs=INPUTS, classes=CLASSES), hidden=40)
+
+
+def seen(federation, model, algorithm=None, local=None, rounds=2, *, precision="fp32", defenses=()):
+    """The models (T + 1, K, P) and recorded updates of some rounds, the training, and its engine."""
+    with Engine(model, threads=1, precision=precision) as engine:
+        training = Training(
+            federation, algorithm or shoal.FedAvg(), local or LocalSGD(epochs=3, batch_size=3), engine,
+            shoal.Stream(0), defenses=defenses, record_every=1,
+        )  # fmt: skip
+        state = training.start()
+        models, updates = [state.models], []
+        for after, report in training.rounds(state, rounds):
+            models.append(after.models)
+            updates.append(report.updates)
+    return torch.stack(models), updates, engine
+
+
+def asked(federation, labels=False):
+    """All clients' records, then forty that nobody trained on; the rest of these are known."""
+    records = OwnedRecords.from_federation(federation)
+    x, y, count = records.x, records.y, CLIENTS * EXAMPLES
+    candidates = Candidates(x[: count + 40], known=x[count + 40 :])
+    if labels:
+        candidates = replace(candidates, y=y[: count + 40], known_y=y[count + 40 :])
+    return candidates, records.client[: count + 40].numpy()
+
+
+def assert_exact(found, owner):
+    """Every client's own records are members, and nothing else."""
+    assert found.exact.all()
+    assert (found.rank == EXAMPLES).all()
+    np.testing.assert_array_equal(found.score > found.threshold, owner == np.arange(CLIENTS)[:, None])
+
+
+def test_the_score_is_that_of_a_plain_singular_value_decomposition(federation):
+    model = shoal.Model(lambda: nn.Linear(INPUTS, 20))
+    _, updates, engine = seen(federation, model, rounds=1)
+    candidates, _ = asked(federation)
+    found = UpdateSpan().score(updates, candidates, engine)
+    x = torch.cat([candidates.x, torch.ones(len(candidates.x), 1)], dim=1).double().numpy()
+    for client, update in enumerate(updates[0].updates):
+        views = model.layout.views(update)
+        move = torch.cat([views["weight"], views["bias"][:, None]], dim=1).double().numpy()
+        basis = np.linalg.svd(move, full_matrices=False)[2][: found.rank[client]]
+        residual = np.linalg.norm(x - x @ basis.T @ basis, axis=1) / np.linalg.norm(x, axis=1)
+        np.testing.assert_allclose(found.score[client], -residual, atol=1e-6)
+
+
+LOCALS = {
+    "plain": LocalSGD(epochs=3, batch_size=3),
+    "momentum and decay of the rate": LocalSGD(epochs=3, batch_size=3, momentum=0.9, learning_rate=0.05, decay=0.9),
+    "clipping": LocalSGD(epochs=3, batch_size=3, clip_norm=0.1),
+    "weight decay": LocalSGD(epochs=3, batch_size=3, weight_decay=0.05),
+    "weight decay with momentum": LocalSGD(epochs=3, batch_size=3, weight_decay=0.05, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+@pytest.mark.parametrize("examples", [EXAMPLES, None], ids=["known steps", "unknown steps"])
+def test_the_server_recognises_every_record_of_every_client(federation, mlp, local, examples):
+    _, updates, engine = seen(federation, mlp, local=local)
+    candidates, owner = asked(federation)
+    found = UpdateSpan().score(updates, candidates, engine, Knowledge(local, examples=examples))
+    assert_exact(found, owner)
+    assert found.layer == "hidden"
+    assert found.direct
+    members = found.score[owner == np.arange(CLIENTS)[:, None]]
+    assert members.min() > -1e-4
+
+
+def test_without_subtraction_weight_decay_hides_the_span(federation, mlp):
+    _, updates, engine = seen(federation, mlp, local=LOCALS["weight decay"])
+    candidates, _ = asked(federation)
+    assert not UpdateSpan().score(updates, candidates, engine).exact.any()
+
+
+def test_in_bfloat16_records_are_recognised_up_to_its_rounding(federation, mlp):
+    _, updates, engine = seen(federation, mlp, precision="bf16")
+    candidates, owner = asked(federation)
+    assert_exact(UpdateSpan().score(updates, candidates, engine, Knowledge(dtype=torch.bfloat16)), owner)
+
+
+ALGORITHMS = {
+    "FedProx": (shoal.FedProx(mu=0.5), Knowledge(proximal=0.5)),
+    "SCAFFOLD": (shoal.Scaffold(), Knowledge(LOCALS["plain"], control_variates=True)),
+    "FedRep": (shoal.FedRep(), Knowledge()),
+    "server momentum": (shoal.FedOpt(optimizer="sgd", learning_rate=1.0), Knowledge()),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "knowledge"), ALGORITHMS.values(), ids=ALGORITHMS)
+def test_the_server_recognises_records_under_other_algorithms(federation, mlp, algorithm, knowledge):
+    _, updates, engine = seen(federation, mlp, algorithm, rounds=3)
+    candidates, owner = asked(federation)
+    assert_exact(UpdateSpan().score(updates, candidates, engine, knowledge), owner)
+
+
+def test_without_undoing_variates_a_span_has_everybodys_records(federation, mlp):
+    _, updates, engine = seen(federation, mlp, shoal.Scaffold(), rounds=3)
+    candidates, _ = asked(federation)
+    assert (UpdateSpan().score(updates, candidates, engine).rank > EXAMPLES).all()
+
+
+SERVERS = {
+    "mean": (shoal.FedAvg(), None),
+    "sgd": (shoal.FedOpt(optimizer="sgd", learning_rate=1.0), ServerOptimizer("sgd", 1.0, 0.9, 0.99, 1e-3)),
+    "adam": (shoal.FedOpt(), ServerOptimizer("adam", 0.01, 0.9, 0.99, 1e-3)),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "server"), SERVERS.values(), ids=SERVERS)
+def test_a_client_recognises_everybodys_records_by_the_models_moves(federation, mlp, algorithm, server):
+    models, _, engine = seen(federation, mlp, algorithm)
+    candidates, owner = asked(federation)
+    found = ModelSpan().score(models, candidates, engine, Knowledge(server=server))
+    assert found.exact.all()
+    np.testing.assert_array_equal(found.score[0] > found.threshold[0], owner >= 0)
+
+
+def test_an_adaptive_server_that_is_not_undone_raises_the_rank(federation, mlp):
+    models, _, engine = seen(federation, mlp, shoal.FedOpt())
+    candidates, _ = asked(federation)
+    assert ModelSpan().score(models, candidates, engine).rank[0] > CLIENTS * EXAMPLES
+
+
+def test_two_snapshots_are_one_move(federation, mlp):
+    models, _, engine = seen(federation, mlp)
+    candidates, owner = asked(federation)
+    found = ModelSpan().score(models[[0, -1]], candidates, engine)
+    np.testing.assert_array_equal(found.score[0] > found.threshold[0], owner >= 0)
+
+
+def test_numbers_that_are_not_sent_are_left_out(federation, mlp):
+    models, _, engine = seen(federation, mlp)
+    whole, head = models.clone(), mlp.layout.slices({"output.weight", "output.bias"})
+    for piece in head:
+        models[..., piece] = torch.nan
+    candidates, _ = asked(federation)
+    np.testing.assert_array_equal(
+        ModelSpan().score(models, candidates, engine).score, ModelSpan().score(whole, candidates, engine).score
+    )
+
+
+def test_scores_do_not_depend_on_the_order_of_records(federation, mlp):
+    _, updates, engine = seen(federation, mlp)
+    candidates, _ = asked(federation)
+    order = torch.randperm(len(candidates.x), generator=shoal.Stream(3).generator())
+    found = UpdateSpan().score(updates, candidates, engine)
+    mixed = UpdateSpan().score(updates, replace(candidates, x=candidates.x[order]), engine)
+    np.testing.assert_allclose(mixed.score, found.score[:, order], atol=1e-6)
+    np.testing.assert_array_equal(mixed.score > mixed.threshold, (found.score > found.threshold)[:, order])
+
+
+def test_records_asked_of_one_client_have_its_score_alone(federation, mlp):
+    _, updates, engine = seen(federation, mlp)
+    candidates, owner = asked(federation)
+    row = torch.from_numpy(owner)
+    found = UpdateSpan().score(updates, candidates, engine)
+    alone = UpdateSpan().score(updates, replace(candidates, row=row), engine)
+    of_owner = owner == np.arange(CLIENTS)[:, None]
+    np.testing.assert_array_equal(np.isnan(alone.score), ~of_owner)
+    np.testing.assert_allclose(alone.score[of_owner], found.score[of_owner], atol=1e-6)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_the_span_of_other_records_claims_none_of_those_asked(federation, mlp, labels):
+    _, updates, engine = seen(federation, mlp)
+    candidates, owner = asked(federation, labels)
+    others = torch.from_numpy(owner < 0)
+    absent = replace(candidates, x=candidates.x[others], y=candidates.y[others] if labels else None)
+    found = UpdateSpan().score(updates, absent, engine)
+    assert not found.exact.any()
+    # The threshold lets one known non-member in twenty pass.
+    assert (found.score > found.threshold).mean() < 0.2
+
+
+def test_a_layer_with_fewer_inputs_than_records_claims_no_span():
+    draw = shoal.Stream(2).generator()
+    labels = torch.arange(12) % CLASSES
+    clients = [(torch.rand(12, 8, generator=draw), labels) for _ in range(2)]
+    small = shoal.Federation.from_tensors(clients, test=(torch.rand(60, 8, generator=draw), torch.arange(60) % CLASSES))
+    model = shoal.create_model("logistic", shoal.VectorShape(inputs=8, classes=CLASSES))
+    _, updates, engine = seen(small, model, rounds=6)
+    records = OwnedRecords.from_federation(small)
+    found = UpdateSpan().score(updates, Candidates(records.x[:44], known=records.x[44:]), engine)
+    assert (found.rank == 9).all()
+    assert not found.exact.any()
+
+
+def test_more_records_than_rows_are_told_apart_by_the_filter():
+    draw = shoal.Stream(4).generator()
+    labels = torch.arange(40) % CLASSES
+    federation = shoal.Federation.from_tensors(
+        [(torch.rand(40, INPUTS, generator=draw), labels)],
+        test=(torch.rand(240, INPUTS, generator=draw), torch.arange(240) % CLASSES),
+    )
+    model = shoal.create_model("mlp", shoal.VectorShape(inputs=INPUTS, classes=CLASSES), hidden=16)
+    models, _, engine = seen(federation, model, local=LocalSGD(steps=1, batch_size="all"), rounds=1)
+    records, member = OwnedRecords.from_federation(federation), np.arange(80) < 40
+    candidates = Candidates(records.x[:80], known=records.x[80:])
+    blind = ModelSpan().score(models, candidates, engine)
+    labelled = ModelSpan().score(models, replace(candidates, y=records.y[:80], known_y=records.y[80:]), engine)
+    assert not blind.exact.any()
+    assert auc(labelled.score[0], member) > auc(blind.score[0], member) + 0.05
+    assert auc(labelled.score[0], member) > 0.9
+
+
+def test_noise_leaves_no_exact_span_and_the_filter_finds_more_than_leverages(federation, mlp):
+    private = shoal.DPSGD(max_grad_norm=1.0, noise_multiplier=0.05)
+    _, updates, engine = seen(federation, mlp, defenses=(private,))
+    local = replace(LOCALS["plain"], gradient_privacy=private)
+    means = []
+    for labels in (False, True):
+        candidates, owner = asked(federation, labels)
+        found = UpdateSpan().score(updates, candidates, engine, Knowledge(local, examples=EXAMPLES))
+        assert found.noisy
+        assert not found.exact.any()
+        rows = [
+            auc(found.score[i][(owner == i) | (owner < 0)], (owner == i)[(owner == i) | (owner < 0)])
+            for i in range(CLIENTS)
+        ]
+        means.append(np.mean(rows))
+    assert means[1] > max(0.8, means[0])
+
+
+def of_clients(found, owner):
+    return [(row, owner == i) for i, row in enumerate(found.score)]
+
+
+def auc(score, member):
+    above = score[member][:, None] - score[~member]
+    return float(((above > 0) + 0.5 * (above == 0)).mean())
+
+
+def test_a_deeper_layer_is_exact_after_one_step_by_the_features_of_the_rounds_start():
+    draw = shoal.Stream(5).generator()
+    labels = torch.arange(EXAMPLES) % CLASSES
+    images = [(torch.rand(EXAMPLES, 1, 8, 8, generator=draw), labels) for _ in range(CLIENTS)]
+    federation = shoal.Federation.from_tensors(
+        images, test=(torch.rand(80, 1, 8, 8, generator=draw), torch.arange(80) % CLASSES)
+    )
+    model = shoal.Model(lambda: shoal.models.DigitsCNN(classes=CLASSES))
+    _, updates, engine = seen(federation, model, local=LocalSGD(steps=1, batch_size="all"), rounds=2)
+    candidates, owner = asked(federation)
+    found = UpdateSpan().score(updates, candidates, engine)
+    assert (found.layer, found.direct) == ("hidden", False)
+    assert_exact(found, owner)
+
+
+def test_a_chosen_layer_is_attacked(federation, mlp):
+    _, updates, engine = seen(federation, mlp)
+    candidates, _ = asked(federation)
+    found = UpdateSpan(layer="output").score(updates, candidates, engine)
+    assert (found.layer, found.inputs, found.direct) == ("output", 41, False)
+    with pytest.raises(InputError, match="'layer' must be one of the network's dense layers, 'hidden', 'output'"):
+        UpdateSpan(layer="hiden").score(updates, candidates, engine)
+
+
+def test_a_network_without_dense_layers_is_refused_in_one_sentence(federation):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(CLASSES))
+
+        def forward(self, x):
+            return x[:, :CLASSES] * self.scale
+
+    models, updates, engine = seen(federation, shoal.Model(Scale), rounds=1)
+    candidates, _ = asked(federation)
+    for attack, what in ((UpdateSpan(), updates), (ModelSpan(), models)):
+        with pytest.raises(InputError, match="needs a dense layer"):
+            attack.score(what, candidates, engine)
+
+
+def test_wrong_input_is_refused_in_one_sentence(federation, mlp):
+    models, updates, engine = seen(federation, mlp, rounds=1)
+    candidates, _ = asked(federation)
+    with pytest.raises(InputError, match="no round's updates"):
+        UpdateSpan().score([], candidates, engine)
+    broken = replace(updates[0], updates=updates[0].updates * torch.nan)
+    with pytest.raises(InputError, match="must be finite"):
+        UpdateSpan().score([broken], candidates, engine)
+    with pytest.raises(InputError, match=r"'models' must have shape \(rounds \+ 1, K, \d+\)"):
+        ModelSpan().score(models[:1], candidates, engine)
+    with pytest.raises(InputError, match="'stratum' must have shape"):
+        replace(candidates, stratum=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(InputError, match="no records"):
+        Candidates(candidates.x[:0])
+
+
+def test_a_client_that_moved_nothing_has_no_score(federation, mlp):
+    _, updates, engine = seen(federation, mlp, rounds=1)
+    idle = RoundUpdates(1, updates[0].clients, updates[0].assignment, updates[0].models, updates[0].updates.clone())
+    idle.updates[2] = 0
+    candidates, _ = asked(federation)
+    found = UpdateSpan().score([idle], candidates, engine)
+    np.testing.assert_array_equal(np.isnan(found.score).all(axis=1), np.arange(CLIENTS) == 2)
+    assert found.rank[2] == 0
