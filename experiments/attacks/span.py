@@ -5,7 +5,8 @@
 
 Fashion-MNIST, MLP 784-200-10, 25 images a client, five epochs, batches of 25, rate 0.1, one model, where a cell says
 nothing else. Non-members are examples that nobody trained on; known ones give thresholds. Of the server the mean over
-clients is given. Written: OUT/cells.csv, a row for each cell, view and seed. While it runs it prints a dot a cell.
+clients is given. Written: OUT/cells.csv, a row for each cell, view and seed; what it has already is not measured again.
+While it runs it prints a dot a cell.
 """
 
 import argparse
@@ -226,14 +227,16 @@ def at_false_positives(score: np.ndarray, member: np.ndarray, rate: float) -> fl
 
 def main(out: Path, seeds: Sequence[int], chosen: str, report: Callable[[str], None]) -> None:
     """Measure all cells whose name contains ``chosen``."""
-    found = []
+    path = out / "cells.csv"
+    found = pd.read_csv(path).to_dict("records") if path.is_file() else []
+    done = {(row["cell"], row["seed"]) for row in found}
     for cell in CELLS:
         if chosen in cell.name:
             for seed in seeds:
-                found += rows(cell, seed)
+                found += [] if (cell.name, seed) in done else rows(cell, seed)
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(path, pd.DataFrame(found).to_csv(index=False))
             report(".")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "cells.csv", pd.DataFrame(found).to_csv(index=False))
     report("\n")
 
 

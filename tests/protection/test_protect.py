@@ -146,7 +146,7 @@ def test_the_ladder_fits_the_data(toy_config):
     config = toy_config()
     data = load_data(config.data)
     images = names_on(config, data)
-    assert {"2 rounds", "wavelets", "wavelets, student", "16 components", "student"} <= {*images}
+    assert {"2 rounds", "wavelets", "wavelets, student", "16 components, student", "student"} <= {*images}
     config = toy_config(data__shadow_examples=0, red_team={"every": 0, "attack": "gap"}, algorithm__name="ifca")
     assert names_on(config, data) == ["2 rounds", "wavelets"]
     config = toy_config(release={"distil": "end"}, algorithm__rounds=1)

@@ -22,7 +22,13 @@ COMPONENTS_RATE = 2.0
 """Learning rate of a linear head on components, which are of unit length."""
 
 WAVELETS_RATE = 0.1
-"""Learning rate of a linear head on all wavelets of an image, and of its student."""
+"""Learning rate of a linear head on all wavelets of an image."""
+
+STUDENT_RATE = 0.1
+"""Learning rate of a student. It is low: a student of the same features that is trained until it is its teacher would
+protect nobody."""
+
+_STUDENTS = ", and students of the models released in their place, trained on the shadow set"
 
 SMALLEST_IMAGE = 8
 """Pixels a side of which wavelets make features."""
@@ -87,14 +93,13 @@ def _features(images: bool, inputs: tuple[int, ...], rounds: int, public: int) -
     """A linear head on fixed features in place of the network."""
     most = min(rounds, FEATURE_ROUNDS)
     head = {"model.name": "logistic", "algorithm.rounds": most}
+    release = {"release.distil": "end", "release.learning_rate": STUDENT_RATE}
     if images:
         words = f"a linear classifier on wavelet features in place of its network, {most} rounds"
         wavelets = {**head, "local.learning_rate": WAVELETS_RATE, "model.features.maps": ["scattering"]}
         yield Rung("wavelets", words, wavelets)
         if public > 0:
-            release = {"release.distil": "end", "release.learning_rate": WAVELETS_RATE}
-            words += ", and students of the models released in their place, trained on the shadow set"
-            yield Rung("wavelets, student", words, {**wavelets, **release})
+            yield Rung("wavelets, student", words + _STUDENTS, {**wavelets, **release})
     for dimension in DIMENSIONS[images]:
         if dimension >= min(prod(inputs), public):
             continue
@@ -107,6 +112,8 @@ def _features(images: bool, inputs: tuple[int, ...], rounds: int, public: int) -
             "model.features.dimension": dimension,
         }
         yield Rung(f"{dimension} components", f"{words}, {most} rounds", components)
-        if dimension == DIMENSIONS[images][-1] and (few := max(1, round(most / 3))) < most:
-            quick = {**components, "algorithm.rounds": few}
-            yield Rung(f"{dimension} components, {few} rounds", f"{words}, {few} rounds", quick)
+        name, few = f"{dimension} components, student", max(1, round(most / 3))
+        yield Rung(name, f"{words}, {most} rounds{_STUDENTS}", {**components, **release})
+        if dimension == DIMENSIONS[images][0] and few < most:
+            quick = {**components, **release, "algorithm.rounds": few}
+            yield Rung(f"{name}, {few} rounds", f"{words}, {few} rounds{_STUDENTS}", quick)

@@ -176,7 +176,7 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     """
     kept = {"met": "is within", "not met": "is above", "open": "may or may not be within"}[best.outcome]
     interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f}"
-    more = f"; --judging {demand.judging + best.more_seeds} may decide it" if best.more_seeds else ""
+    more = f"; {demand.judging + best.more_seeds} judging seeds may decide it" if best.more_seeds else ""
     judges = f"95 % interval over {demand.judging} seeds that chose nothing"
     stands = f"{best.exposure:.3f} ({interval}, {judges}), which {kept} the limit of {demand.limit:g}{more}."
     attacks = f"the strongest attack of the {demand.view}'s view with {demand.references} reference federations"
@@ -199,7 +199,9 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     cost = best.accuracy - best.accuracy_before
     price = "more than" if -cost > demand.max_cost else "within"
     return [
-        f"Train the federation with {best.words}.",
+        f"Train the federation with {best.words}."
+        if best.outcome == "met"
+        else f"Nothing tried is shown to keep the limit. The best that was judged: {best.words}.",
         f"The exposure of {best.group}, the most exposed group, goes from {best.before:.3f} to {stands}",
         f"Accuracy over all clients goes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f}), "
         f"{price} the price of {demand.max_cost:g}.",

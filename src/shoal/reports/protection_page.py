@@ -77,7 +77,7 @@ def protection_page(
 
     rows = tuple(line(str(name), values) for name, values in front.iterrows())
     note = f"Means over the {demand['choosing']} seeds that chose; {demand['judging']} other seeds judged."
-    title = f"{int(kept.iloc[1:].sum())} of {len(front) - 1} protections keep the limit at this price"
+    title = f"{int(kept.iloc[1:].sum())} of {len(front) - 1} protections keep limit and price on the seeds that chose"
     caption = (
         f"By the {demand['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. Below "
         "the dashed line: within the limit. Points are means over the seeds that chose, the interval is of those that "

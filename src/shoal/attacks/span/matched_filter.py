@@ -1,7 +1,7 @@
 """A matched filter: how much of a record's own gradient is in a move, where noise or too many records hide the span.
 
-A move of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. Records that nobody trained on say what the other
-records' part looks like: inputs with second moments A, errors with second moments H. With the noise's deviation nu, D
+A move of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. Records of the same kind say what the other records'
+part looks like: inputs with second moments A, errors with second moments H. With the noise's deviation nu, D
 without the record has covariance ``p H x A + nu^2 I``, where p follows from the length of D. So the best linear test
 for the record's own term, of known error e and inputs a, weighs every element by that covariance's inverse:
 
@@ -12,8 +12,9 @@ Ours, after the matched filter of signal detection; `GradCosine` is it with C = 
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+
+from shoal.attacks.span.row_space import row_spaces
 
 _RIDGE = 1e-3
 """Added to the covariance, in means of its diagonal: moments of few records have directions of no variance."""
@@ -24,8 +25,8 @@ class Clutter:
     """Eigenvectors and eigenvalues of the second moments of a layer's inputs (d) and errors (h).
 
     Args:
-        inputs, of_inputs: (d, d) float64, eigenvectors as columns, and (d,).
-        errors, of_errors: (h, h) and (h,).
+        inputs, of_inputs: (d, r) float64, the eigenvectors of eigenvalues above 0 as columns, and (r,).
+        errors, of_errors: (h, s) and (s,).
     """
 
     inputs: Tensor
@@ -45,17 +46,20 @@ class Clutter:
             (self.of_inputs.sum() * self.of_errors.sum()).clamp(min=1e-300)
         )
         covariance = max(strength, 0.0) * self.of_errors[:, None] * self.of_inputs
-        ridge = _RIDGE * float(covariance.mean())
-        weights = 1 / (covariance + deviation**2 + ridge + 1e-300)
-        # The score has no scale; that of weights would leave float32, in which records are scored.
-        weights = weights / weights.max()
-        moved = self.errors.T @ move.double() @ self.inputs
-        filtered = (moved / moved.abs().max().clamp(min=1e-300) * weights).float()
-        right, left = _places(inputs) @ self.inputs.float(), _places(errors) @ self.errors.float()
-        left = left / left.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
-        found = ((left @ filtered) * right).double().sum(dim=(1, 2))
+        # What has no variance among the records has that of the noise.
+        least = deviation**2 + _RIDGE * float(covariance.sum()) / move.numel() + 1e-300
+        # The score has no scale; those of weights and moves would leave float32, in which records are scored. With
+        # weights of 1 outside of the eigenvectors, what remains is a correction inside of them.
+        weights = least / (covariance + least) - 1
+        moved = move.double() / move.abs().max().clamp(min=1e-300)
+        filtered = ((self.errors.T @ moved @ self.inputs) * weights).float()
+        whole, of_each = _places(inputs), _places(errors)
+        of_each = of_each / of_each.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+        right, left = whole @ self.inputs.float(), of_each @ self.errors.float()
+        found = _sums((of_each @ moved.float()) * whole) + _sums((left @ filtered) * right)
         # |sum_l e_l a_l'|_C^2, for one place (e^2) C^-1 (a^2).
-        own = ((left.square() @ weights.float()) * right.square()).double().sum(dim=(1, 2))
+        squares = of_each.square().sum(dim=2, keepdim=True) * whole.square().sum(dim=2, keepdim=True)
+        own = _sums(squares) + _sums((left.square() @ weights.float()) * right.square())
         return -found / own.clamp(min=1e-300).sqrt()
 
 
@@ -63,7 +67,12 @@ def _places(values: Tensor) -> Tensor:
     return values.float().unflatten(0, (-1, 1)) if values.dim() == 2 else values.float()
 
 
+def _sums(values: Tensor) -> Tensor:
+    return values.double().sum(dim=(1, 2))
+
+
 def _second_moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    rows = values.double().flatten(0, -2)
-    eigenvalues, vectors = torch.linalg.eigh(rows.T @ rows / max(1, len(rows)))
-    return eigenvalues.clamp(min=0), vectors
+    """Eigenvalues (r,) and eigenvectors (d, r) of the second moments of rows (Z, d)."""
+    rows = values.flatten(0, -2)
+    (space,) = row_spaces([rows], [0.0])
+    return space.singular.square() / max(1, len(rows)), space.basis

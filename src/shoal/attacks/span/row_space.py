@@ -70,6 +70,17 @@ class RowSpace:
         floor = (self.deviation**2 * self.inputs * combined / scale).sqrt() + 1e-8
         return torch.where(known, (outside / scale).sqrt(), 1.0), floor
 
+    def soft_residuals(self, records: Tensor) -> Tensor:
+        """The residuals (M,) where a direction of singular value s counts by ``l^2 / (s^2 + l^2)``, l = 4 `edge`.
+
+        Where there are more inputs than directions, those of small values are the ones that few inputs have.
+        """
+        vectors = records.double().unflatten(0, (-1, 1)) if records.dim() == 2 else records.double()
+        length, squares = vectors.square().sum(dim=(1, 2)), (vectors @ self.basis).square()
+        level = (4 * edge(self.rows, self.inputs, self.deviation)) ** 2
+        outside = (length - (squares * (self.singular**2 / (self.singular**2 + level))).sum(dim=(1, 2))).clamp(min=0)
+        return torch.where(length > 0, (outside / length.clamp(min=1e-300)).sqrt(), 1.0)
+
     def leverages(self, records: Tensor) -> Tensor:
         """``sum_i w_i (v_i'x)^2 / |x|^2`` (M,) with ``w = max(0, 1 - edge^2 / s^2)``, `edge` that of the noise alone.
 

@@ -43,9 +43,6 @@ from shoal.engine import Engine, RoundUpdates
 _LEAST_KNOWN = 20
 """Known non-members of a stratum, at least, for a threshold of its own."""
 
-_JUDGING = 4
-"""Of known non-members one in so many gives thresholds, where the others give the filter's moments."""
-
 _SEARCHED = 20
 """Known non-members, at most, that are searched for by transforms."""
 
@@ -159,7 +156,7 @@ class UpdateSpan(_SpanAttack):
         ([4, 4, 4, 4, 4], [True, True, True, True, True])
     """
 
-    name: ClassVar[str] = "span-updates"
+    name: ClassVar[str] = "span"
     title: ClassVar[str] = "span of updates"
     view: ClassVar[View] = "server"
 
@@ -300,10 +297,6 @@ class _Seen:
             candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _LEAST_KNOWN
         )
         self.known = candidates.x[:0] if candidates.known is None else candidates.known
-        every = torch.arange(len(self.known))
-        # Moments fit the records that they are of, whose scores would be too ordinary for a threshold.
-        self.judging = every % _JUDGING == _JUDGING - 1 if self.filters else every >= 0
-        self.ordinary = every[self.judging]
         self.family: TransformFamily | None = None
         self._of: dict[int, tuple[Tensor, Tensor, Tensor, Clutter | None]] = {}
         self._kept: list[Tensor] = []
@@ -324,10 +317,10 @@ class _Seen:
         return here.equal(there)
 
     def of(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor, Clutter | None]:
-        """Inputs and errors of the M candidates and then Z known non-members, where those are that thresholds are of,
-        and the moments of the others.
+        """Inputs and errors of the M candidates and then Z known non-members, and the moments of them all.
 
-        Models are kept, so moves from one share them. Without labels there are no errors and no moments.
+        All, so that a candidate that is no member is treated as a known one is. Models are kept, so moves from one
+        share them. Without labels there are no errors and no moments.
         """
         key = start.data_ptr()
         if key not in self._of:
@@ -338,29 +331,28 @@ class _Seen:
             x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
             inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
             count = len(self.candidates.x)
-            fitted = count + torch.nonzero(~self.judging).flatten()
-            clutter = Clutter.of_records(inputs[fitted], errors[fitted]) if self.filters else None
-            self._of[key] = inputs, errors, count + self.ordinary, clutter
+            clutter = Clutter.of_records(inputs, errors) if self.filters else None
+            self._of[key] = inputs, errors, torch.arange(count, len(x)), clutter
         return self._of[key]
 
     def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Residuals and their floors, and leverages, of the candidates ``asked`` (m,) and of known non-members."""
+        """Residuals, their floors, and soft ones or under noise leverages: of candidates and of known non-members."""
         if self.family is not None:
-            few = self.ordinary[:_SEARCHED]
-            images = torch.cat([self.candidates.x.cpu()[asked], self.known.cpu()[few]])
+            images = torch.cat([self.candidates.x.cpu()[asked], self.known[:_SEARCHED].cpu()])
             outside, floor = searched_residuals(
                 part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
             )[:2]
-            return outside, floor, 1 - outside
+            return outside, floor, outside
         inputs, _, known, _ = self.of(part.move.start)
         chosen = inputs[torch.cat([asked, known])]
-        return *part.space.residuals(chosen), part.space.leverages(chosen)
+        weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
+        return *part.space.residuals(chosen), weighted(chosen)
 
     def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> NDArray[np.float64] | None:
         """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
         if not self.filters or self.family is not None:
             return None
-        total = torch.zeros(len(asked) + len(self.ordinary), dtype=torch.float64)
+        total = torch.zeros(len(asked) + len(self.known), dtype=torch.float64)
         for part in parts:
             inputs, errors, known, clutter = self.of(part.move.start)
             assert clutter is not None
@@ -376,10 +368,10 @@ def _judged(
     """Scores and thresholds (m,) of the records ``asked`` of one row, and whether its span is exact."""
     candidates, count = seen.candidates, len(asked)
     columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
-    residual, floor, leverage = (torch.stack(column).mean(dim=0).numpy() for column in columns)
+    residual, floor, weighted = (torch.stack(column).mean(dim=0).numpy() for column in columns)
     if seen.knowledge.noisy:
         filtered = seen.filtered(own, asked)
-        score = leverage if filtered is None else filtered
+        score = weighted if filtered is None else filtered
     else:
         inside = residual < _FLOORS * floor
         # Without known non-members, records outside stand for them.
@@ -392,7 +384,7 @@ def _judged(
         if most and level > 3 * _FLOORS * float(np.median(floor)):
             # Half way, in digits, from rounding to the residuals of others.
             return -residual[:count], -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
-        filtered, digits = seen.filtered(own, asked), np.log10(residual.clip(min=1e-8))
+        filtered, digits = seen.filtered(own, asked), np.log10(weighted.clip(min=1e-8))
         if filtered is not None:
             # Two kinds of evidence, each in standard units of known non-members.
             digits = digits - filtered * digits[count:].std()
@@ -404,7 +396,7 @@ def _judged(
     if candidates.stratum is not None and candidates.known_stratum is not None:
         own_stratum, theirs = (
             candidates.stratum[asked].numpy(),
-            candidates.known_stratum[seen.ordinary[: len(others)]].numpy(),
+            candidates.known_stratum[: len(others)].numpy(),
         )
         for value in np.unique(own_stratum):
             same = others[theirs == value]
