@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,7 +169,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     # The tail bound of the privacy loss, whose mean is mu^2 / 2 and whose standard deviation is mu.
     most = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return 0.0 if excess(0.0) <= 0 else float(brentq(excess, 0.0, most))
+    if excess(0.0) <= 0:
+        return 0.0
+    solution: Any = brentq(excess, 0.0, most)
+    return float(solution)
 
 
 VIEWS_OF_SUM = ("outsider", "client", "server")

@@ -227,10 +227,10 @@ class Features:
 
     def width(self, inputs: Sequence[int]) -> int:
         """The number of features of inputs of a shape, for the model: ``features.width((1, 28, 28))``."""
-        shape: Sequence[int] = inputs
+        shape = tuple(inputs)
         for name in self.maps:
             if name == "pca":
-                shape = (self.dimension or 0,)
+                shape = (*[self.dimension or 0],)
             elif name == "scattering":
                 _require_images(shape)
                 side = 2**SCALE
@@ -241,8 +241,8 @@ class Features:
 
     def _module(self, name: str) -> nn.Module:
         require(name in self.modules, f"'modules' must have '{name}', which 'maps' names")
-        value = self.modules[name]
-        module = value if isinstance(value, nn.Module) or not callable(value) else value()
+        value: Any = self.modules[name]
+        module: Any = value if isinstance(value, nn.Module) or not callable(value) else value()
         require(isinstance(module, nn.Module), f"'{name}' must give a torch.nn.Module; got {module!r}")
         return module
 

@@ -310,7 +310,8 @@ def _exposures(figures: pd.DataFrame, groups: Sequence[str]) -> pd.DataFrame:
 def judged(rung: Rung, figures: pd.DataFrame, groups: Sequence[str], demand: Demand) -> Protection:
     """The judgement of a rung on the judging seeds, beside the unprotected federation there."""
     means = by_setting(figures, groups)
-    now, before = means.loc[rung.name], means.loc[UNPROTECTED.name]
+    now: dict[Any, Any] = means.loc[rung.name].to_dict()
+    before: dict[Any, Any] = means.loc[UNPROTECTED.name].to_dict()
     seeds = _exposures(figures, groups)[f"exposure.{now['group']}"][figures["setting"] == rung.name].to_numpy()
     low, high = mean_interval(seeds)
     outcome = "met" if high <= demand.limit else "not met" if low > demand.limit else "open"

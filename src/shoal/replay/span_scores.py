@@ -140,8 +140,11 @@ def spans_of_updates(
     def of_models() -> tuple[Ints, Floats, Floats]:
         require(len(models) > 1, "needs the models of rounds that follow each other")
         found = ModelSpan().score(torch.stack(models), candidates, engine, knowledge, first)
-        values = largest(found, np.arange(len(records)), known.numpy())
-        return clients, *(np.broadcast_to(table, (len(clients), len(records))).copy() for table in values)
+        score, threshold = (
+            np.broadcast_to(table, (len(clients), len(records))).copy()
+            for table in largest(found, np.arange(len(records)), known.numpy())
+        )
+        return clients, score, threshold
 
     def of_updates() -> tuple[Ints, Floats, Floats]:
         require(bool(kept), TOO_LARGE)

@@ -38,7 +38,7 @@ def protection_page(
         path: of the configuration with the protection.
     """
     first, chosen, limit = str(front.index[0]), str(best["rung"]), float(demand["limit"])
-    price = float(front.loc[first, "accuracy"]) - float(demand["max_cost"])
+    price = float(front["accuracy"].to_dict()[first]) - float(demand["max_cost"])
     kept = (front["accuracy"] >= price) & (front["exposure"] <= limit)
 
     def draw(figure: MplFigure) -> None:

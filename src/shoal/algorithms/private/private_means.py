@@ -1,7 +1,7 @@
 """Clusters from noisy means of the clients' inputs, sent once; the choice of a cluster has an epsilon."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -108,7 +108,9 @@ class PrivateMeans(Derived):
         # In the order of ids, so that the draws are the same whatever the order of clients.
         order = torch.argsort(ids)
         seed = int(torch.randint(2**31, (), generator=stream.generator()))
-        labels = KMeans(self.clusters, n_init=20, random_state=seed).fit(means[order].numpy()).labels_
+        # Its annotations know "auto" alone.
+        starts: Any = 20
+        labels = KMeans(self.clusters, n_init=starts, random_state=seed).fit(means[order].numpy()).labels_
         cluster = torch.empty(len(means), dtype=torch.int64)
         cluster[order] = canonical_labels(torch.from_numpy(labels))
         return cluster

@@ -82,10 +82,7 @@ def layer_moves(layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowle
             matrix = matrix - (fitted_decay(matrix, weight) if multiple is None else multiple) * weight
         cleaned.append(matrix)
     spaces = row_spaces(cleaned, deviations, above=1.0 if knowledge.noisy else 2.0)
-    return [
-        LayerMove(moves[i], *pair)
-        for i, *pair in zip(sent, (matrix.float() for matrix in cleaned), spaces, strict=True)
-    ]
+    return [LayerMove(moves[i], matrix.float(), space) for i, matrix, space in zip(sent, cleaned, spaces, strict=True)]
 
 
 def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowledge: Knowledge) -> list[Tensor]:

@@ -116,7 +116,7 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
         for begin in range(0, len(same), _TOGETHER):
             part = same[begin : begin + _TOGETHER]
             for i, (vectors, singular) in zip(part, _decomposed(torch.stack([moves[i] for i in part])), strict=True):
-                rank = _rank(singular, above * edge(*shape, deviations[i]))
+                rank = _rank(singular, above * edge(shape[0], shape[1], deviations[i]))
                 # Vectors of small values are orthogonal to a few digits alone.
                 basis = torch.linalg.qr(vectors[:, :rank]).Q
                 spaces[i] = RowSpace(basis, singular[:rank], shape[0], deviations[i])
