@@ -11,7 +11,7 @@ from shoal.audit.audit import ATTACK_COLUMNS, METRICS, RECORD_COLUMNS, Audit
 ACCURACY = {"lira": 0.72, "rmia": 0.70, "other-clusters": 0.61, "posterior": 0.55, "gap": 0.58, "my-attack": 0.52}
 """Balanced accuracy of each attack on the more exposed group."""
 
-VIEW = {"trajectory": "client", "span-models": "client", "fedmia-i": "server", "span-updates": "server"}
+VIEW = {"trajectory": "client", "span-models": "client", "fedmia-i": "server", "span": "server"}
 
 
 def attack_row(

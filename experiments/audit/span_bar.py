@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "control"))
 from made_by import made_by
 
 BASE = Path(__file__).resolve().parents[1] / "control" / "bar-base.toml"
-ATTACKS = ("loss", "other-clusters", "rmia", "span-models", "span-updates")
+ATTACKS = ("loss", "other-clusters", "rmia", "span-models", "span")
 FIGURES = ("members", "auc", "auc.low", "auc.high", "accuracy", "tpr_at_fpr_0.01")
 
 

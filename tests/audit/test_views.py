@@ -63,7 +63,7 @@ def test_a_larger_view_has_the_attacks_of_the_smaller_ones_too(records, plain):
     assert strong["views.client.few.accuracy"] > 0.95 > strong["views.outsider.few.accuracy"]
 
 
-@pytest.mark.parametrize(("view", "name"), [(CLIENT, "span-models"), (SERVER, "span-updates")])
+@pytest.mark.parametrize(("view", "name"), [(CLIENT, "span-models"), (SERVER, "span")])
 def test_the_exact_attack_of_a_view_is_chosen_beforehand_for_it(records, plain, view, name):
     """It decides where no other is certain to find more, and other views are as they were."""
     decides = plain.strongest()

@@ -300,6 +300,8 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
         wait_for(3)
         start(0)
         wait_until(lambda: has_returned(out, "partition-0"), SECONDS, "the node's return")
+        trained = lambda: Ledger.load(states[0] / "ledger.json").rounds > spent.rounds  # noqa: E731
+        wait_until(lambda: trained() or finished(out), SECONDS, "the returned node's next round")
         programs.kill("superlink")
         done = rounds_done(out)
         loopback.start_server()

@@ -355,7 +355,7 @@ def test_epsilon_is_shown_with_its_delta_and_what_it_is_of() -> None:
     )
     assert texts_of(private)[name] == ("9.230",)
     assert "delta = 1e-05" in meanings_of(private)[name]
-    assert "not of which model they choose" in meanings_of(private)[name]
+    assert "of which model they choose only with" in meanings_of(private)[name]
     assert texts_of(without_noise)[name] == (DASH,)
     assert "nothing is guaranteed" in meanings_of(without_noise)[name]
     assert name not in texts_of(plain)

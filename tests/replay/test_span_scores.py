@@ -45,13 +45,13 @@ def audited(attacked: AttackedRun, engine: Engine) -> AuditRecords:
 
 def test_the_server_recognises_every_record_and_members_at_random_are_at_chance(dense):
     records = audited(*dense)
-    found = measure(records.answers("span-updates", records.further["span-updates"]))
+    found = measure(records.answers("span", records.further["span"]))
     assert found.auc == 1.0
     assert found.accuracy > 0.95
     coins = (np.random.default_rng(0).random(len(records) // 2) < 0.5)[records.pair]
     member = records.scores.member ^ coins
     swapped = replace(records, scores=replace(records.scores, member=member))
-    for name in ("span-updates", "span-models"):
+    for name in ("span", "span-models"):
         null = measure(swapped.answers(name, swapped.further[name]))
         assert null.auc_low < 0.5 < null.auc_high
 
@@ -60,7 +60,7 @@ def test_a_view_has_the_attacks_of_those_that_see_less(dense):
     attacked, engine = dense
     target = attacked.scores(engine)
     names = {view: [*view_scores(attacked, target, [], engine, view=view)[0]] for view in VIEWS}
-    assert names == {"outsider": [], "client": ["span-models"], "server": ["span-models", "span-updates"]}
+    assert names == {"outsider": [], "client": ["span-models"], "server": ["span-models", "span"]}
 
 
 def test_records_of_clients_that_were_not_seen_have_no_score(toy_config, monkeypatch):
@@ -73,7 +73,7 @@ def test_records_of_clients_that_were_not_seen_have_no_score(toy_config, monkeyp
         records = audited(attacked, engine)
     sent = torch.isin(simulation.federation.ids[attacked.records.client], seen.updates[0].clients).numpy()
     assert 0 < sent.sum() < len(sent)
-    for name in ("span-models", "span-updates"):
+    for name in ("span-models", "span"):
         assert np.array_equal(~np.isnan(records.further[name].score), sent)
         assert len(records.answers(name, records.further[name])) == sent.sum()
 
@@ -84,13 +84,13 @@ def test_references_keep_their_scores_and_an_interruption_loses_none(dense, tmp_
     whole = reference_scores(attacked, target, 2, engine, folder=tmp_path / "whole")
     for scores in whole:
         member = scores.member.numpy()
-        assert scores.span_updates.numpy()[member].min() > scores.span_updates.numpy()[~member].max()
+        assert scores.span.numpy()[member].min() > scores.span.numpy()[~member].max()
     reference_scores(attacked, target, 1, engine, folder=tmp_path / "part")
     again = reference_scores(attacked, target, 2, engine, folder=tmp_path / "part")
     monkeypatch.setattr(AttackedRun, "train_reference", lambda *_: pytest.fail("it is in the folder"))
     read = reference_scores(attacked, target, 2, engine, folder=tmp_path / "part")
     for one, two, three in zip(whole, again, read, strict=True):
-        for name in ("span_updates", "span_models"):
+        for name in ("span", "span_models"):
             assert torch.equal(getattr(one, name), getattr(two, name))
             assert torch.equal(getattr(one, name), getattr(three, name))
 
@@ -100,7 +100,7 @@ def test_updates_that_do_not_fit_into_memory_are_left_out(dense, monkeypatch):
     monkeypatch.setattr(first_rounds, "MOST_BYTES", 1000)
     scores, omitted = attacked.spans(engine)
     assert [*scores] == ["span-models"]
-    assert "of memory" in omitted["span-updates"]
+    assert "of memory" in omitted["span"]
 
 
 def test_a_run_that_cannot_be_repeated_says_so(dense):
@@ -108,7 +108,7 @@ def test_a_run_that_cannot_be_repeated_says_so(dense):
     other = replace(attacked, rows=tuple({**row, "clients": 0} for row in attacked.rows))
     scores, omitted = other.spans(engine)
     assert not scores
-    assert {*omitted} == {"span-models", "span-updates"}
+    assert {*omitted} == {"span-models", "span"}
 
 
 def test_models_are_compared_by_their_known_non_members():
@@ -127,8 +127,8 @@ def test_every_algorithm_is_attacked_or_says_why_not(algorithm, build, mlp):
     with Engine(mlp, threads=1) as engine:
         attacked = attacked_run(simulation, engine)
         scores, omitted = attacked.spans(engine)
-        assert {*scores} | {*omitted} == {"span-models", "span-updates"}
+        assert {*scores} | {*omitted} == {"span-models", "span"}
         for found in scores.values():
             assert np.isfinite(found.score).any()
         reference = attacked.train_reference(0, engine)
-        assert reference.span_updates.shape == reference.score.shape
+        assert reference.span.shape == reference.score.shape

@@ -287,7 +287,7 @@ def lines(page: Page) -> list[str]:
 
 
 def test_the_page_begins_with_a_line_for_each_view() -> None:
-    spans = {"span-models": ("minority", 0.97, 0.98), "span-updates": ("majority", 0.99, 1.0)}
+    spans = {"span-models": ("minority", 0.97, 0.98), "span": ("majority", 0.99, 1.0)}
     made = [
         attack_row("rmia", "group", name, value, chosen=True) for name, value in (("minority", 0.6), ("majority", 0.55))
     ]

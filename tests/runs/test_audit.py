@@ -34,7 +34,7 @@ from shoal.runs.run import run, simulate
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
-    "other-clusters", "label-only", "boundary-distance", "trajectory", "span-models", "span-updates",
+    "other-clusters", "label-only", "boundary-distance", "trajectory", "span-models", "span",
 }  # fmt: skip
 PERSONAL = dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own")
 PARTS = (
@@ -216,7 +216,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
     found = audit_run(finished, references=0, out=tmp_path)
     attacks = set(found.audit.attacks["attack"])
     by_models = {"loss", "gap", "loss-threshold", "other-clusters", "label-only", "boundary-distance"}
-    assert attacks == by_models | {"span-models", "span-updates"}
+    assert attacks == by_models | {"span-models", "span"}
     for attack, least in (("lira", 3), ("trajectory", 1)):
         assert found.audit.omitted[attack] == f"needs {least} reference models; there are 0"
 
@@ -456,7 +456,7 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
     flat = read(tmp_path)
     names = {key.split(".")[1] for key in flat if key.startswith("attacks.")}
     own = {"fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff"}
-    own |= {"span-updates"}
+    own |= {"span"}
     assert names == own | {f"{name}-others" for name in own} | {"span-models"}
     assert set(found.audit.attacks["view"]) == {"client", "server"}
     assert 0 <= flat["source-inference.accuracy.low"] <= flat["source-inference.accuracy"] <= 1

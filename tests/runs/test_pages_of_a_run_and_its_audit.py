@@ -35,7 +35,7 @@ def audited(run: Path, out: Path, rounds: int = ROUNDS, *gates: str) -> str:
 
 def test_the_audit_has_the_first_word_on_the_page_of_its_run(run: Path) -> None:
     before = report_text(run)
-    assert "The configured attack tells members" in before
+    assert "With what an outsider sees, the configured attack tells members" in before
     assert "audit.html" not in before
     audited(run, run)
     after = report_text(run)
@@ -43,7 +43,7 @@ def test_the_audit_has_the_first_word_on_the_page_of_its_run(run: Path) -> None:
     assert verdict.index("the attack chosen beforehand, LiRA by an outsider, tells members") < verdict.index(
         "80.0 % test accuracy"
     )
-    assert "The configured attack" not in after
+    assert "the configured attack tells" not in after
     assert "limits of 1 of 6 clients" not in after
     assert '<a href="audit.html">' in after
     assert "audit, LiRA on minority" in after

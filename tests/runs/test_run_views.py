@@ -60,10 +60,10 @@ def test_the_figures_of_a_run_are_of_its_view(build, mlp, references):
         assert ("references" in result.summary.overall) == bool(references)
         assert "view" not in result.clients, "no limit names one"
     for group, metrics in found["server"].summary.by_group.items():
-        assert metrics["mia"] == metrics["mia_auc"] == metrics["mia_by_span_updates"] == metrics["exposure"] == 1
+        assert metrics["mia"] == metrics["mia_auc"] == metrics["mia_by_span"] == metrics["exposure"] == 1
         seen = found["client"].summary.by_group[group]
         assert 0.8 < seen["mia"] < 1
-        assert "mia_by_span_updates" not in seen
+        assert "mia_by_span" not in seen
         assert not any("span" in key for key in found["outsider"].summary.by_group[group])
     assert (found["server"].clients["attack"] == SEEN["server"]).all()
     assert (found["server"].clients["exceeded"] == (found["server"].clients["threshold"] < 1)).all()

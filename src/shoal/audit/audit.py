@@ -206,7 +206,7 @@ def audit_records(
         >>> names, all_of_one = np.arange(200).astype(object), np.full(200, "all", dtype=object)
         >>> audit = shoal.audit_records(shoal.AuditRecords(scores, names, all_of_one, all_of_one), shoal.Stream(0))
         >>> audit.strongest()["accuracy"] > 0.7, audit.attacks["attack"].nunique(), audit.flat()["references"]
-        (True, 7, 8)
+        (True, 8, 8)
         >>> dict(audit.omitted)
         {'other-clusters': 'there is only one model'}
     """

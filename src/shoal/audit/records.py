@@ -23,7 +23,7 @@ CLIENT: View = "client"
 SERVER: View = "server"
 """The views of an attacker, each of which sees what those before it see; `VIEWS` has all."""
 
-CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span-updates"}
+CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
 """The attack that is chosen beforehand for a view, wherever it is measured: it is exact where it applies."""
 
 AGAINST_CLIENTS = "-others"

@@ -77,7 +77,7 @@ class FederationScores:
     population: Tensor
     trajectory: Tensor
     span_models: Tensor
-    span_updates: Tensor
+    span: Tensor
     seconds: float = 0.0
 
     @property
@@ -327,7 +327,7 @@ class AttackedRun:
             population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
             span_models=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
-            span_updates=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
+            span=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
         )
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:

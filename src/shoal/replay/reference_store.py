@@ -34,7 +34,7 @@ AuditWatch = Callable[[int, int], None]
 _VERSION = 3
 """Version of the files; scores of another one are trained anew."""
 
-_FIELDS = ("score", "member", "model", "population", "trajectory", "span_models", "span_updates")
+_FIELDS = ("score", "member", "model", "population", "trajectory", "span_models", "span")
 
 
 def reference_scores(

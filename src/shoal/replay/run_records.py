@@ -22,7 +22,7 @@ from shoal.attacks import (
     augmentation_votes,
     boundary_distance,
 )
-from shoal.attacks.scores.stack import FOLDS
+from shoal.attacks.scores.stack import FOLDS, Stack
 from shoal.attacks.scores.trajectory import FittedLossTrajectory
 from shoal.audit import AuditRecords, reference_thresholds
 from shoal.audit.final_attacks import attack_name
@@ -162,13 +162,14 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     # Of the two that trained on opposite records the other one may be fitted on: a regression does not know records.
     everyone, parts = range(len(losses)), np.array_split(np.arange(len(losses)), min(FOLDS, len(losses)))
     reference = np.empty((len(losses[0]), len(losses)))
-    for part in parts if len(losses) > 1 else []:
+    # Few federations, of which some may have no member, are not fitted on in turn: no stack is made of them.
+    for part in parts if len(losses) >= Stack.least else []:
         others = fitted([r for r in everyone if r not in part])
         reference[:, part] = np.stack([others.score(losses[r]) for r in part], axis=1)
     attack = fitted(everyone)
     scores = attack.score(_losses(attacked.trajectory))
     thresholds = np.full(len(scores), attack.threshold)
-    return AttackScores(CLIENT, scores, thresholds, reference if len(losses) > 1 else None)
+    return AttackScores(CLIENT, scores, thresholds, reference if len(losses) >= Stack.least else None)
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:

@@ -80,9 +80,16 @@ def span_scores(
             omitted[attack.name] = TOO_LARGE
         else:
             try:
-                scores[attack.name] = score()
+                found = score()
             except InputError as error:
                 omitted[attack.name] = str(error)
+                continue
+            seen_scores = found.score[~np.isnan(found.score)]
+            # An attack that says nothing must not decide.
+            if len(seen_scores) and seen_scores.min() == seen_scores.max():
+                omitted[attack.name] = "says the same of every record: noise hides what was trained on"
+            else:
+                scores[attack.name] = found
     return scores, omitted
 
 

@@ -49,12 +49,13 @@ class PrivateMeans(Derived):
     sketches of adapters).
 
     Example:
-        >>> import shoal.toy
-        >>> federation, model, local = shoal.toy.two_groups()
-        >>> algorithm = shoal.PrivateMeans(clusters=2, noise_multiplier=0.0)
-        >>> result = shoal.simulate(federation, model, algorithm, local, rounds=1)
-        >>> sorted(result.clients["cluster"].unique().tolist())
-        [0, 1]
+        >>> import shoal
+        >>> low, high = ([[0.1], [0.2]], [0, 1]), ([[0.8], [0.9]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([low, low, high, high], test=low)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> algorithm = shoal.PrivateMeans(clusters=2, noise_multiplier=0.1)
+        >>> shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=1).clients["cluster"].tolist()
+        [0, 0, 1, 1]
     """
 
     clusters: Positive = 2

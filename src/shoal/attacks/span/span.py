@@ -156,7 +156,7 @@ class UpdateSpan(_SpanAttack):
         ([4, 4, 4, 4, 4], [True, True, True, True, True])
     """
 
-    name: ClassVar[str] = "span-updates"
+    name: ClassVar[str] = "span"
     title: ClassVar[str] = "span of updates"
     view: ClassVar[View] = "server"
 
