@@ -362,6 +362,13 @@ class _Seen:
         return ((total - others.mean()) / others.std().clamp(min=1e-300)).numpy()
 
 
+def _complete(seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove]) -> bool:
+    """Whether moves show all their inputs: each has fewer directions than rows, or directions come again."""
+    parts = own if seen.family is None else used
+    again = seen.direct and seen.family is None and used[0].space.rank < sum(part.space.rank for part in own)
+    return again or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
+
+
 def _judged(
     attack: _SpanAttack, seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
@@ -373,15 +380,16 @@ def _judged(
         filtered = seen.filtered(own, asked)
         score = weighted if filtered is None else filtered
     else:
-        inside = residual < _FLOORS * floor
-        # Without known non-members, records outside stand for them.
-        ordinary = residual[count:] if len(residual) > count else residual[~inside]
-        level = float(np.quantile(ordinary, 0.01)) if len(ordinary) else 0.0
+        # Without known non-members, all records stand for them.
+        ordinary = residual[count:] if len(residual) > count else residual
+        level = float(np.quantile(ordinary, 0.01 if len(residual) > count else 0.9))
+        # Rounding may be as large as residuals, where a space has directions of small values.
+        inside = residual < np.minimum(_FLOORS * floor, level / 10)
         # Of the records that lie further inside than others do, beyond the few in a hundred that do by chance, most
         # must lie inside up to rounding.
         clear = int((residual[:count] < level).sum()) - 0.02 * count
         most = 2 * int(inside[:count].sum()) >= max(1.0, clear)
-        if most and level > 3 * _FLOORS * float(np.median(floor)):
+        if _complete(seen, own, used) and most and level > 3 * _FLOORS * float(np.median(floor)):
             # Half way, in digits, from rounding to the residuals of others.
             return -residual[:count], -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
         filtered, digits = seen.filtered(own, asked), np.log10(weighted.clip(min=1e-8))
