@@ -73,7 +73,7 @@ def test_the_width_is_that_of_the_features(maps, dimension, width):
     ("arguments", "sentence"),
     [
         ({"maps": ()}, "'maps' must not be empty"),
-        ({"maps": ("wavelets",)}, "'maps' must be 'scattering' or 'pca' or 'module:Name'"),
+        ({"maps": ("wavelets",)}, "'maps' must be 'scattering', 'pca' or 'module:Name'"),
         ({"maps": ("pca",)}, "'dimension' is missing"),
         ({"maps": ("scattering",), "dimension": 3}, "'dimension' is of 'pca'"),
         ({"maps": ("pca", "scattering"), "dimension": 3}, "'scattering' takes images, so it comes first"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator
@@ -156,10 +156,10 @@ _NAMES: dict[type, str] = {NormalizedScattering: "scattering", PrincipalComponen
 """The names of the modules that a file can say how to make."""
 
 
-def _own(name: str) -> str:
-    """The name of a user's own map."""
-    if ":" not in name:
-        raise ValueError("'module:Name'")
+def _map(name: str) -> str:
+    """The name of a map."""
+    if name not in ("scattering", "pca") and ":" not in name:
+        raise ValueError("'scattering', 'pca' or 'module:Name'")
     return name
 
 
@@ -186,7 +186,7 @@ class Features:
         torch.Size([2, 5])
     """
 
-    maps: tuple[Literal["scattering", "pca"] | Annotated[str, AfterValidator(_own)], ...] = ("scattering", "pca")
+    maps: tuple[Annotated[str, AfterValidator(_map)], ...] = ("scattering", "pca")
     dimension: Positive | None = None
     modules: Annotated[Any, Internal()] = field(default_factory=dict, kw_only=True)
 

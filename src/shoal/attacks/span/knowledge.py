@@ -70,7 +70,7 @@ class Knowledge:
 
     @property
     def steps(self) -> int | None:
-        """Local steps of a client in a round; None: unknown."""
+        """The local steps of a client in a round, None where they are unknown."""
         if self.local is None:
             return None
         if self.examples is None:
