@@ -24,7 +24,8 @@ class Scattering(nn.Module):
     """Averages of wavelet moduli over windows of 2^J pixels, of order 0, 1 and 2.
 
     With the wavelet psi of scale 2^j and angle a, the Gaussian phi of width 2^J, and * the convolution, they are
-    ``x * phi``, ``|x * psi_(j, a)| * phi``, and ``||x * psi_(j, a)| * psi_(k, b)| * phi`` for k > j, each kept at every 2^J-th pixel: 1 + L J + L^2 J (J - 1) / 2 channels of an image's channel, L = `ANGLES`.
+    ``x * phi``, ``|x * psi_(j, a)| * phi``, and ``||x * psi_(j, a)| * psi_(k, b)| * phi`` for k > j, each kept at
+    every 2^J-th pixel: 1 + L J + L^2 J (J - 1) / 2 channels of an image's channel, L = `ANGLES`.
 
     Args:
         height, width: of the images.

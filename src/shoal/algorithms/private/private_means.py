@@ -30,9 +30,10 @@ from shoal.engine import (
 class PrivateMeans(Derived):
     """Clients send a noisy mean of their inputs once; the server clusters these by k-means, and averages by cluster.
 
-    Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i``, which is a Gaussian mechanism of noise multiplier sigma towards everybody, for a record that is present or left out
-    while n_i is known. Nothing else of a client's data decides its cluster, so the epsilon that is stated covers it.
-    All models begin at the same parameters.
+    Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i``, which is a
+    Gaussian mechanism of noise multiplier sigma towards everybody, for a record that is present or left out while
+    n_i is known. Nothing else of a client's data decides its cluster, so the epsilon that is stated covers it. All
+    models begin at the same parameters.
 
     Means of pixels say little; those of `Features`, at unit length, tell rotated groups apart at a small epsilon.
 
