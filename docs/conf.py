@@ -42,6 +42,8 @@ repository_address = ""  # such as "https://example.org/shoal/blob/main"; withou
 # Warnings are errors (`make docs`). A name in a signature or a docstring must be documented or be another library's.
 nitpicky = True
 nitpick_ignore_regex = [
+    # Of an annotation with a comma, as Sphinx splits it.
+    ("py:class", r"tuple\[str"),
     (r"py:class", r"(torch|numpy|pandas|matplotlib|pydantic|collections|typing|pathlib)\..*|NDArray|Axes"),
     # What users are handed and pass on, and seldom look into: described in the source of its module.
     (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.sweeps\.\w+\.(Run|PlannedRun)"),
