@@ -101,8 +101,7 @@ def test_a_saved_map_is_the_same_map(tmp_path):
     (tmp_path / "features").write_bytes(fitted.serialized())
     assert FeatureMap.load(tmp_path / "features").mapped(images(3)).equal(fitted.mapped(images(3)))
     (tmp_path / "own").write_bytes(FeatureMap(nn.Flatten()).serialized())
-    with pytest.raises(InputError, match="a map of a user's own"):
-        FeatureMap.load(tmp_path / "own")
+    assert FeatureMap.load(tmp_path / "own") is None
     (tmp_path / "damaged").write_bytes(b"no tensors")
     with pytest.raises(InputError, match="is damaged"):
         FeatureMap.load(tmp_path / "damaged")
@@ -143,6 +142,16 @@ def test_a_run_on_features_is_resumed_and_loaded_with_its_map(tmp_path):
     assert shoal.Run(simulation, tmp_path / "run").train(resume=True).state.models.equal(result.state.models)
     x = federation().test.x
     assert shoal.load(tmp_path / "run").features.mapped(x).equal(result.features.mapped(x))
+
+
+def test_a_run_on_a_map_of_one_s_own_is_loaded_without_it_and_resumed_with_it(tmp_path):
+    simulation = toy(federation(), Features(("own:Flatten",), modules={"own:Flatten": nn.Flatten}))
+    result = shoal.Run(simulation, tmp_path / "run").train()
+    again = shoal.Run(simulation, tmp_path / "run").train(resume=True)
+    assert shoal.load(tmp_path / "run").features is None
+    x = federation().test.x
+    assert again.features.mapped(x).equal(result.features.mapped(x))
+    assert again.models[0]["output.weight"].equal(result.models[0]["output.weight"])
 
 
 def test_reference_federations_train_on_the_same_features():

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from errno import ENAMETOOLONG
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -183,13 +183,14 @@ def protect(
     """Find the cheapest protection that keeps a limit: protected.toml and a page; resumes where it was interrupted."""
     from shoal.cli.displays import SweepDisplay
     from shoal.config.schema import read_config
+    from shoal.data.preferences import View
     from shoal.protection import Demand, protect as search, sentences
     from shoal.sweeps import Workers
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
     settings = read_config(config, changes or [])
-    demand = Demand(limit, max_cost, cast(Literal["outsider", "client", "server"], view), references, choosing, judging)
+    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging)
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         protection = search(
             settings,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.data.federation import Federation
+from shoal.data.preferences import VIEWS, View
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
 
@@ -175,10 +176,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(solution)
 
 
-VIEWS_OF_SUM = ("outsider", "client", "server")
-
-
-def epsilons_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = None) -> dict[str, Tensor]:
+def epsilons_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = None) -> dict[View, Tensor]:
     """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
 
     A sum of at least m clients has noise sigma C: an outsider sees models of such sums, and so does a server whose sums
@@ -190,19 +188,15 @@ def epsilons_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = N
         rounds: (N,) int64, that each client took part in.
         choice_noise: as of `client_epsilons`.
     """
-    least = rule.min_clients or 1
-    shares = dict(zip(VIEWS_OF_SUM, (1.0, (least - 1) / least, 1 / least), strict=True))
+    least, (numbers, index) = rule.min_clients or 1, rounds.unique(return_inverse=True)
+    shares = dict(zip(VIEWS, (1.0, (least - 1) / least, 1 / least), strict=True))
     chosen = 0.0 if choice_noise is None else math.inf if choice_noise == 0 else choice_noise**-2
-    return {
-        view: torch.tensor(
-            [
-                gaussian_epsilon(_mu(rule.noise_multiplier * math.sqrt(share), number, chosen), rule.delta)
-                for number in rounds.tolist()
-            ],
-            dtype=torch.float64,
-        )
-        for view, share in shares.items()
-    }
+    epsilons: dict[View, Tensor] = {}
+    for view, share in shares.items():
+        noise = rule.noise_multiplier * math.sqrt(share)
+        values = [gaussian_epsilon(_mu(noise, number, chosen), rule.delta) for number in numbers.tolist()]
+        epsilons[view] = torch.tensor(values, dtype=torch.float64)[index]
+    return epsilons
 
 
 def _mu(noise: float, rounds: int, chosen: float) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require, require_instance
+from shoal.core.randomness import Stream
 from shoal.core.representation import shortened
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
@@ -293,6 +294,14 @@ class Engine:
         rows, owner = row[None].to(self.device, copy=True), torch.zeros(1, dtype=torch.int64)
         LoopBackend().train(BoundNetwork(model, self.device, self.dtype), rows, shards, owner, randomness, local)
         return rows[0].cpu()
+
+    def train_centrally(
+        self, model: Model, row: Tensor, x: Tensor, y: Tensor, local: LocalSGD, stream: Stream
+    ) -> Tensor:
+        """Train ``row`` (P',), parameters of ``model``, on examples that the server has; draws are of ``stream``."""
+        shards = Shards.from_contiguous(x, y, torch.tensor([len(x)]))
+        randomness = local.randomness(shards, torch.zeros(1, dtype=torch.int64), stream)
+        return self.train_other_model(model, row, shards, randomness, local)
 
     def outputs(self, row: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
         """The outputs (m, C) float32, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).

@@ -6,7 +6,6 @@ itself, of wavelets or of public examples, has seen no client. Source of the com
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import field
 from itertools import pairwise
@@ -133,17 +132,18 @@ class FeatureMap(nn.Sequential):
         )
 
     @staticmethod
-    def load(path: Path) -> "FeatureMap":
-        """The map in a file of `serialized`.
+    def load(path: Path) -> "FeatureMap | None":
+        """The map in a file of `serialized`; None where it has a module of a user's own, whose code no file has.
 
         Raises:
-            InputError: it is damaged, or has a module of a user's own, whose code no file has.
+            InputError: it is damaged.
         """
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["maps"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            require(all(name for name, *_ in about), f"{path}: has a map of a user's own; load its tensors yourself")
+            if not all(name for name, *_ in about):
+                return None
             kinds = {name: kind for kind, name in _NAMES.items()}
             loaded = FeatureMap(*(kinds[name](*sizes) for name, *sizes in about))
             loaded.load_state_dict(tensors)
@@ -227,17 +227,17 @@ class Features:
 
     def width(self, inputs: Sequence[int]) -> int:
         """The number of features of inputs of a shape, for the model: ``features.width((1, 28, 28))``."""
-        shape = tuple(inputs)
+        shape = torch.Size(inputs)
         for name in self.maps:
             if name == "pca":
-                shape = (*[self.dimension or 0],)
+                shape = torch.Size([self.dimension or 0])
             elif name == "scattering":
                 _require_images(shape)
-                side = 2**SCALE
-                shape = (shape[0] * (1 + ANGLES * SCALE + ANGLES**2), shape[1] // side, shape[2] // side)
+                (channels, height, width), side = shape, 2**SCALE
+                shape = torch.Size([channels * (1 + ANGLES * SCALE + ANGLES**2), height // side, width // side])
             else:
                 shape = FeatureMap(self._module(name)).mapped(torch.zeros(1, *shape)).shape[1:]
-        return math.prod(shape)
+        return shape.numel()
 
     def _module(self, name: str) -> nn.Module:
         require(name in self.modules, f"'modules' must have '{name}', which 'maps' names")

@@ -72,7 +72,8 @@ class Result:
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
         warnings: sentences that were said while it ran.
-        features: the fitted map before the models; None without one.
+        features: the fitted map before the models; None without one, or where it was read from a directory and has a
+            module of your own.
         audit_in_directory: the audit of these models in the run's directory; None without one.
         simulation: that it came out of, with its examples; None where it was read from a directory or unpickled.
         engine: that computed it, perhaps closed; None like ``simulation``.

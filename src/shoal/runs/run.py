@@ -36,7 +36,7 @@ from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Algorithm, Engine, LocalSGD
-from shoal.models import Model
+from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
@@ -181,7 +181,8 @@ class Run:
             simulation = move_to_engine(self._mapped, engine)
         progress = load_checkpoint(out / "checkpoint")
         state = None if progress is None else progress.state
-        return replace(load(out), state=state, simulation=simulation, engine=engine)
+        features = simulation.features if isinstance(simulation.features, FeatureMap) else None
+        return replace(load(out), state=state, simulation=simulation, engine=engine, features=features)
 
     def _trained(
         self, engine: Engine, description: RunDescription, checkpoints: Path | None, warnings: Sequence[str]

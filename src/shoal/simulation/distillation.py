@@ -11,7 +11,6 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data import Federation
-from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, State, Training
 from shoal.models import Model
 
@@ -65,7 +64,6 @@ class Distillation:
         """The students (K, P) of ``models`` (K, P); they draw from ``stream``."""
         public, teacher = federation.shadow, engine.model
         local = LocalSGD(steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate)
-        owner, size = torch.zeros(1, dtype=torch.int64), torch.tensor([len(public)])
         students = []
         for k, row in enumerate(models):
             outputs = engine.outputs(row, public.x)
@@ -74,10 +72,9 @@ class Distillation:
             else:
                 model = Model(teacher.build, soft_cross_entropy, outputs=teacher.outputs)
                 targets = functional.softmax(outputs / self.temperature, dim=1)
-            shards = Shards.from_contiguous(public.x, targets, size)
             drawn = stream("student", k)
-            randomness = local.randomness(shards, owner, drawn("batches"))
-            students.append(engine.train_other_model(model, teacher.init(drawn), shards, randomness, local))
+            start = teacher.init(drawn)
+            students.append(engine.train_centrally(model, start, public.x, targets, local, drawn("batches")))
         return torch.stack(students)
 
     def check(self, federation: Federation) -> None:

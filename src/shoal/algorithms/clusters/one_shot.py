@@ -164,13 +164,17 @@ def grouped(
 
 
 def k_means(vectors: Tensor, clusters: int, stream: Stream) -> Tensor:
-    """(n,) int64, the cluster of each of ``vectors`` (n, P), as canonical labels; K at most n."""
+    """(n,) int64, the cluster of each of ``vectors`` (n, P), as canonical labels, best of ten starts; K at most n."""
+    return best_k_means(vectors, clusters, int(stream.numpy().integers(2**31)), starts=10)
+
+
+def best_k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
+    """`k_means` from a seed, best of so many ``starts``."""
     from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
 
-    seed = int(stream.numpy().integers(2**31))
     # scikit-learn's hints know n_init only by its default, a word.
-    best_of_ten = KMeans(clusters, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
-    return canonical_labels(torch.from_numpy(best_of_ten.fit(vectors.cpu().double().numpy()).labels_))
+    best = KMeans(clusters, n_init=starts, random_state=seed)  # pyright: ignore[reportArgumentType]
+    return canonical_labels(torch.from_numpy(best.fit(vectors.cpu().double().numpy()).labels_))
 
 
 def canonical_labels(labels: Tensor) -> Tensor:

@@ -1,27 +1,25 @@
 """PACFL: clusters of clients whose data span similar subspaces, found once, before the first round."""
 
 import logging
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from shoal.algorithms.clusters.fixed_clusters import FixedClusters
 from shoal.algorithms.clusters.one_shot import canonical_labels
-from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State, averaging_weights
+from shoal.engine import Engine, LocalSGD, State
 
 LOG = logging.getLogger(__name__)
 
 
 @settings
-class PACFL(Derived):
+class PACFL(FixedClusters):
     """Client i sends U_i, the first p left singular vectors of its data, and clients with close ones are one cluster.
 
     The data are a matrix of features by examples. Between two clients the principal angles are ``arccos s`` for the
@@ -66,11 +64,7 @@ class PACFL(Derived):
     linkage: Literal["average", "complete", "single"] = "average"
     name: Literal["pacfl"] = "pacfl"
     title: ClassVar[str] = "PACFL"
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg, which moves each model to the average."""
-        return FedAvg()
+    key: ClassVar[str] = "pacfl.cluster"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Steps must not be private: the singular vectors that are sent are not."""
@@ -86,20 +80,7 @@ class PACFL(Derived):
         cluster = self.clusters_of(federation.clients, federation.ids)
         count = int(cluster.max()) + 1
         LOG.info("PACFL finds %d clusters in the clients' data", count)
-        state = super().init(engine, federation, local, stream)
-        begun = State.initial(state.models.repeat(count, 1), len(federation))
-        return replace(begun, clients={"pacfl.cluster": cluster})
-
-    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains its cluster's model; clients weigh by examples."""
-        assignment = state.clients["pacfl.cluster"][cohort.clients]
-        weights = averaging_weights(assignment, cohort.sizes, len(state.models))
-        return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),))
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model."""
-        assignment = state.clients["pacfl.cluster"][cohort.clients]
-        return Deployed(state.models, assignment, assignment)
+        return self.clustered(super().init(engine, federation, local, stream), cluster, count)
 
     def clusters_of(self, clients: Shards, ids: Tensor) -> Tensor:
         """(N,) int64, each client's cluster, numbered by the smallest of its clients' ``ids`` (N,)."""

@@ -11,7 +11,6 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
-from shoal.data.shards import Shards
 from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
 
 
@@ -51,11 +50,9 @@ class ServerOnly(Derived):
         """
         shadow, state = federation.shadow, super().init(engine, federation, local, stream)
         require(len(shadow) > 0, "'server-only' trains on the shadow set; give shadow examples")
-        owner, drawn = torch.zeros(1, dtype=torch.int64), stream("server")
-        shards = Shards.from_contiguous(shadow.x, shadow.y, torch.tensor([len(shadow)]))
         passes = replace(local, epochs=self.epochs, steps=None, decay=1.0)
-        randomness = passes.randomness(shards, owner, drawn)
-        trained = engine.train_other_model(engine.model, state.models[0], shards, randomness, passes)
+        begun, drawn = state.models[0], stream("server")
+        trained = engine.train_centrally(engine.model, begun, shadow.x, shadow.y, passes, drawn)
         return replace(state, models=trained[None])
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

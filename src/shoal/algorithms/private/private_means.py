@@ -1,33 +1,22 @@
 """Clusters from noisy means of the clients' inputs, sent once; the choice of a cluster has an epsilon."""
 
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.clusters.one_shot import canonical_labels
-from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.wrapper import Derived
+from shoal.algorithms.clusters.fixed_clusters import FixedClusters
+from shoal.algorithms.clusters.one_shot import best_k_means
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data import Federation
 from shoal.data.shards import Shards
-from shoal.engine import (
-    Cohort,
-    Deployed,
-    Engine,
-    LocalSGD,
-    LocalTraining,
-    RoundPlan,
-    State,
-    averaging_weights,
-)
+from shoal.engine import Engine, LocalSGD, State
 
 
 @settings
-class PrivateMeans(Derived):
+class PrivateMeans(FixedClusters):
     """Clients send a noisy mean of their inputs once; the server clusters these by k-means, and averages by cluster.
 
     Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i``, which is a
@@ -60,11 +49,7 @@ class PrivateMeans(Derived):
     noise_multiplier: NonNegativeFloat = 2.0
     name: ClassVar[str] = "private-means"
     title: ClassVar[str] = "Private means"
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg, which moves each model to the average."""
-        return FedAvg()
+    key: ClassVar[str] = "private_means.cluster"
 
     @property
     def choice_noise(self) -> float:
@@ -82,11 +67,13 @@ class PrivateMeans(Derived):
             self.clusters <= len(federation),
             f"'clusters' must be at most the federation's {len(federation)} clients; got {self.clusters}",
         )
-        state = super().init(engine, federation, local, stream)
         means = self.means(federation.clients, federation.ids, stream("means"))
-        begun = State.initial(state.models.repeat(self.clusters, 1), len(federation))
-        cluster = self._clusters(means, federation.ids, stream("k-means"))
-        return replace(begun, clients={"private_means.cluster": cluster})
+        # In the order of ids, so that the draws are the same whatever the order of clients.
+        order = torch.argsort(federation.ids)
+        cluster = torch.empty_like(order)
+        seed = int(torch.randint(2**31, (), generator=stream("k-means").generator()))
+        cluster[order] = best_k_means(means[order], self.clusters, seed, starts=20)
+        return self.clustered(super().init(engine, federation, local, stream), cluster, self.clusters)
 
     def means(self, clients: Shards, ids: Tensor, stream: Stream) -> Tensor:
         """(N, D) float64, what each client sends; its noise depends on the stream and its id."""
@@ -98,27 +85,3 @@ class PrivateMeans(Derived):
             clipped = x * (self.max_norm / norms).clamp(max=1)
             rows.append((clipped.sum(dim=0) + self.noise_multiplier * self.max_norm * noise) / max(1, len(x)))
         return torch.stack(rows)
-
-    def _clusters(self, means: Tensor, ids: Tensor, stream: Stream) -> Tensor:
-        from sklearn.cluster import KMeans  # noqa: PLC0415 (takes half a second to import)
-
-        # In the order of ids, so that the draws are the same whatever the order of clients.
-        order = torch.argsort(ids)
-        seed = int(torch.randint(2**31, (), generator=stream.generator()))
-        # Its annotations know "auto" alone.
-        starts: Any = 20
-        labels = KMeans(self.clusters, n_init=starts, random_state=seed).fit(means[order].numpy()).labels_
-        cluster = torch.empty(len(means), dtype=torch.int64)
-        cluster[order] = canonical_labels(torch.from_numpy(labels))
-        return cluster
-
-    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains its cluster's model; clients weigh by examples."""
-        assignment = state.clients["private_means.cluster"][cohort.clients]
-        weights = averaging_weights(assignment, cohort.sizes, len(state.models))
-        return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),))
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model."""
-        assignment = state.clients["private_means.cluster"][cohort.clients]
-        return Deployed(state.models, assignment, assignment)
