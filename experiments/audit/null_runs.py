@@ -42,7 +42,7 @@ from shoal.replay.reference_store import view_scores
 from shoal.replay.run_records import records_of_run
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import findings
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table
@@ -113,22 +113,32 @@ def noise(records: AuditRecords, random: np.random.Generator) -> AuditRecords:
     return replace(records, scores=scores, further=further, all_models=models)
 
 
+def trained_run(simulation: Simulation, engine: Engine) -> AttackedRun:
+    """The simulation, trained."""
+    simulation = move_to_engine(simulation, engine)
+    now = initial_state(simulation, engine)
+    for after, _ in run_rounds(simulation, engine, now):
+        now = after
+    return AttackedRun.from_run(simulation, now.state, now.rows, engine)
+
+
+def records_of(attacked: AttackedRun, references: int, engine: Engine) -> AuditRecords:
+    """The records of a run with the scores of every view."""
+    trained = [attacked.train_reference(i, engine) for i in range(references)]
+    target = attacked.scores(engine)
+    seen, _ = view_scores(attacked, target, trained, engine)
+    records = records_of_run(attacked, target, trained, engine)
+    return replace(records, further={**records.further, **seen})
+
+
 def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[dict[str, Any]]:
     """A row for each attack and scope of each audit."""
     _, simulation = build(parse_config(table_of, "null_runs.py"))
     with Engine(simulation.setup.model, threads=1) as engine:
-        simulation = move_to_engine(simulation, engine)
-        now = initial_state(simulation, engine)
-        for after, _ in run_rounds(simulation, engine, now):
-            now = after
-        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
-        trained = [attacked.train_reference(i, engine) for i in range(references)]
-        target = attacked.scores(engine)
-        seen, _ = view_scores(attacked, target, trained, engine)
-        records = records_of_run(attacked, target, trained, engine)
-        records = replace(records, further={**records.further, **seen})
-        deployed, _ = simulation.on(engine).deployed(now.state)
-        trainers = Membership.of_deployed(now.state, deployed, simulation.member_rounds).trainers.numpy()
+        attacked = trained_run(simulation, engine)
+        records = records_of(attacked, references, engine)
+        members = Membership.of_deployed(attacked.state, attacked.deployed, simulation.member_rounds)
+        trainers = members.trainers.numpy()
     for kind, draw in (("swapped", swapped), ("noise", noise)):
         for i in range(draws):
             stream = Stream(simulation.seed)("null", kind, i)

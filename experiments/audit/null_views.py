@@ -26,7 +26,6 @@ import torch
 
 from shoal.audit.audit import audit_records
 from shoal.audit.records import CHOSEN_OF_VIEW
-from shoal.audit.reference_records import AuditRecords
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.atomic_files import write_text
@@ -34,14 +33,11 @@ from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.reference_store import view_scores
-from shoal.replay.run_records import records_of_run
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "control"))
 from made_by import made_by
-from null_runs import swapped
+from null_runs import records_of, swapped, trained_run
 
 
 def configuration(seed: int) -> dict[str, Any]:
@@ -87,11 +83,7 @@ def audited(seed: int, references: int) -> Iterator[dict[str, Any]]:
     """A row for each kind and view of one federation."""
     _, simulation = build(parse_config(configuration(seed), "null_views.py"))
     with Engine(simulation.setup.model, threads=1) as engine:
-        simulation = move_to_engine(simulation, engine)
-        now = initial_state(simulation, engine)
-        for after, _ in run_rounds(simulation, engine, now):
-            now = after
-        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
+        attacked = trained_run(simulation, engine)
         random = Stream(seed)("null", "views").numpy()
         members = records_of(attacked, references, engine)
         of_unseen = records_of(unseen(attacked, random), references, engine)
@@ -109,15 +101,6 @@ def audited(seed: int, references: int) -> Iterator[dict[str, Any]]:
 
 
 ENDS = ("", ".low", ".high")
-
-
-def records_of(attacked: AttackedRun, references: int, engine: Engine) -> AuditRecords:
-    """The records of a run with the scores of every view."""
-    trained = [attacked.train_reference(i, engine) for i in range(references)]
-    target = attacked.scores(engine)
-    seen, _ = view_scores(attacked, target, trained, engine)
-    records = records_of_run(attacked, target, trained, engine)
-    return replace(records, further={**records.further, **seen})
 
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:
