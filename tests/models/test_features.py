@@ -180,6 +180,9 @@ def test_a_configuration_trains_on_features_and_is_audited(tmp_path):
     assert shoal.load(out).models[0]["output.weight"].shape == (10, 5)
     assert parse_config(read_toml(out / "config.toml"), "written").model.features == Features(**features)
     assert shoal.audit_run(out, references=2).audit.members > 0
+    of_images = table | {"model": {"name": "digits-cnn", "features": features}}
+    with pytest.raises(InputError, match="takes images, but the data are features; 'mlp', 'logistic' take those"):
+        shoal.run(parse_config(of_images, "the test"), tmp_path / "other")
     table["data"] = data | {"shadow_examples": 0}
     with pytest.raises(InputError, match="'pca' of the features needs a shadow set"):
         shoal.run(parse_config(table, "the test"), tmp_path / "other")

@@ -139,6 +139,7 @@ class Network:
         name = self.name
         require(name in MODELS, f"'{name}' is not one of Shoal's networks, and is built without it")
         kind = {Shape: "images", VectorShape: "rows of a table", TextShape: "texts"}[type(shape)]
+        kind = kind if self.features is None else "features"
         if isinstance(shape, TextShape):
             require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
             return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
