@@ -176,7 +176,7 @@ def test_a_group_s_share_of_the_shadow_set_may_be_another_than_of_the_clients() 
     assert torch.bincount(federation.shadow.group).tolist() == [0, 50, 150]
     for name in ("clients", "test"):
         assert getattr(federation, name).x.equal(getattr(plain, name).x)
-    with pytest.raises(InputError, match="^'shadow_share' must be above 0 for at least one group$"):
+    with pytest.raises(InputError, match=r"^.shadow_share. must be above 0 for at least one group$"):
         federation_of(numbered(1000, 0), partition(20, 5, 200, 90), [replace(g, shadow_share=0.0) for g in groups])
 
 

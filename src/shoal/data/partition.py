@@ -92,7 +92,8 @@ class Partition:
         require(any(share > 0 for share in shares), f"at least one group's share must be above 0; got {spelled}")
         total = sum(shares)
         require(abs(total - 1) < 1e-6, f"the groups' shares must sum to 1; {spelled} sum to {total:g}")
-        require(sum(group.shadow_weight for group in groups) > 0, "'shadow_share' must be above 0 for at least one group")
+        anywhere = any(group.shadow_weight > 0 for group in groups)
+        require(anywhere, "'shadow_share' must be above 0 for at least one group")
         counts = apportion(shares, self.clients)
         for group, count in zip(groups, counts, strict=True):
             require(

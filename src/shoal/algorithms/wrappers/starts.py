@@ -112,7 +112,8 @@ class ServerStart(Wrapper):
         Raises:
             InputError: no shadow set.
         """
-        state, own = super().init(engine, federation, local, stream), self.local or replace(local, epochs=20, steps=None)
+        state = super().init(engine, federation, local, stream)
+        own = self.local or replace(local, epochs=20, steps=None)
         return replace(state, models=trained_by_server(state.models, engine, federation, own, stream, self.name))
 
 
