@@ -206,9 +206,9 @@ class Centred(torch.nn.Module):
         return self.linear((self.scale * x).flatten(1))
 
 
-def by_hand(model, row, x, y, copies, augmentation, bound, rate, steps):
+def by_hand(model, row, examples, augmentation, bound, *, copies=3, rate=0.3, steps=2):
     """Private steps without noise in a plain loop: each image's mean gradient over its copies is clipped once."""
-    network, draws = model.network(), Stream(7)("augmentation").generator()
+    (x, y), network, draws = examples, model.network(), Stream(7)("augmentation").generator()
     torch.nn.utils.vector_to_parameters(row.clone(), network.parameters())
     for _ in range(steps):
         changed = augmentation.augmented(x.repeat_interleave(copies, dim=0), draws).split(copies)
@@ -223,7 +223,7 @@ def by_hand(model, row, x, y, copies, augmentation, bound, rate, steps):
             total = [one + part * min(1.0, float(bound / norm)) for one, part in zip(total, mean, strict=True)]
         with torch.no_grad():
             for parameter, change in zip(network.parameters(), total, strict=True):
-                parameter -= rate / len(y) * change
+                parameter.sub_(change, alpha=rate / len(y))
     return torch.nn.utils.parameters_to_vector(network.parameters()).detach()
 
 
@@ -239,7 +239,7 @@ def test_multiplicity_clips_the_mean_gradient_of_an_image_s_copies_once(build, b
     with Engine(model, backend="loop") as engine:
         shards = engine.prepare(federation).clients
         ((_, ends),) = engine.train(row[None], torch.tensor([0]), shards, randomness, local)
-    expected = by_hand(model, row, images, labels, 3, shift, bound, 0.3, 2)
+    expected = by_hand(model, row, (images, labels), shift, bound)
     torch.testing.assert_close(ends[0], expected, rtol=1e-4, atol=1e-6)
-    alone = by_hand(model, row, images, labels, 1, shift, bound, 0.3, 2)
+    alone = by_hand(model, row, (images, labels), shift, bound, copies=1)
     assert float((expected - alone).norm()) > 1e-3

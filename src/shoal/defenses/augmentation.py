@@ -73,7 +73,9 @@ class Augmentation(Scaled):
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training on transformed images, the same in every round."""
         nothing = self.rotation == 0 and self.shift == 0 and not self.flip and self.crop == 0
-        return local if nothing or self.strength == 0 else replace(local, augmentation=self, multiplicity=self.multiplicity)
+        if nothing or self.strength == 0:
+            return local
+        return replace(local, augmentation=self, multiplicity=self.multiplicity)
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transformed copies of images (B, C, H, W), each by draws of its own.

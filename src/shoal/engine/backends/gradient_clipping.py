@@ -149,7 +149,7 @@ class PerExampleClipper:
         return {name: (factors @ rows).view(self._named[name].shape) for name, rows in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
-        """Each example's mean gradient over its copies, (B, ...), by parameter; None where vmap cannot batch the network.
+        """Each example's mean gradient over its copies, (B, ...), by parameter; None: vmap cannot batch the network.
 
         Args:
             x: inputs (B, M, ...).
