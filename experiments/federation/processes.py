@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +17,11 @@ from typing import Literal
 
 from shoal.core.errors import ShoalError
 
-
 FRONT = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 """What lets nodes through to the SuperLink's Fleet API alone."""
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
+"""The program; None: it is not installed."""
 
 
 def free_port() -> int:
@@ -256,7 +259,7 @@ class Loopback:
         # Its workers could not write into a folder of root's.
         user = ["-g", "user root;"] if os.geteuid() == 0 else []
         configuration = ["-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "error.log"]
-        self.programs.start("nginx", ["nginx", *configuration, *user])
+        self.programs.start("nginx", [NGINX or "nginx", *configuration, *user])
         wait_until(lambda: listens(port), 60, "nginx does not listen")
         self.front = port
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import ssl
 import urllib.error
 import urllib.request
@@ -13,12 +12,12 @@ import pytest
 pytest.importorskip("flwr", reason="Flower's programs need the extra: pip install 'shoal[flower]'")
 
 from certificates import make_certificates
-from processes import Loopback, Programs, wait_until
+from processes import NGINX, Loopback, Programs, wait_until
 
 from shoal.core.errors import ShoalError
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("nginx") is None and "CI" not in os.environ, reason="needs nginx: apt-get install nginx-light"
+    NGINX is None and "CI" not in os.environ, reason="needs nginx: apt-get install nginx-light"
 )
 
 APP = """
