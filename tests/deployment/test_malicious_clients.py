@@ -83,14 +83,18 @@ class Federation:
     question: str = "train"
     changes: dict[str, object] = field(default_factory=dict)
 
-    def serve(self, **settings: object) -> InProcessSuperLink:
+    def serve(self, **settings: object) -> None:
+        self.run(self.link(), **settings)
+
+    def link(self) -> InProcessSuperLink:
+        return InProcessSuperLink({100 + i: self.node(i) for i in range(3)})
+
+    def run(self, link: InProcessSuperLink, **settings: object) -> None:
         self.folder.mkdir(exist_ok=True)
         path = self.folder / "run.toml"
         path.write_text(parse_config({**TABLE, **self.changes}, "test").toml())
-        link = InProcessSuperLink({100 + i: self.node(i) for i in range(3)})
         run = {"config": str(path), "out": str(self.out), "min-nodes": 2, "wait-timeout": 0.0, **settings}
         serve(Exchange(link.grid()), RunSettings.read(run))
-        return link
 
     def node(self, partition: int):
         def answer(kind: str, content: RecordDict) -> RecordDict | Objects | None:
@@ -151,22 +155,16 @@ def test_a_reply_that_cannot_be_read_costs_its_sender_alone_the_round(tmp_path, 
 
 
 def test_a_reply_that_is_announced_and_never_uploaded_is_waited_for_until_the_deadline_alone(tmp_path, alone):
-    federation = Federation(tmp_path / "run", lambda reply: {"0" * 64: b""})
-    path = federation.folder
-    path.mkdir()
-    link = None
+    federation = Federation(tmp_path / "run")
+    link = federation.link()
 
     def keep_back(reply: RecordDict) -> Objects:
         objects = without_json(reply)
-        assert link is not None
         link.uploading.update(objects)
         return objects
 
     federation.spoil = keep_back
-    (path / "run.toml").write_text(parse_config(TABLE, "test").toml())
-    link = InProcessSuperLink({100 + i: federation.node(i) for i in range(3)})
-    run = {"config": str(path / "run.toml"), "out": str(federation.out), "min-nodes": 2, "round-timeout": 0.5}
-    serve(Exchange(link.grid()), RunSettings.read(run))
+    federation.run(link, **{"round-timeout": 0.5})
     assert [row["client"] for row in federation.events("missed")] == ["partition-1", "partition-1"]
     assert torch.equal(federation.models, alone)
 
@@ -360,3 +358,30 @@ def test_a_histogram_that_lies_about_its_examples_costs_its_sender_its_say(tmp_p
     assert ["histograms: a histogram of 1e+07 for 20" in row["reason"] for row in federation.events("rejected")] == [
         True, True
     ]  # fmt: skip
+
+
+def test_a_reply_whose_upload_takes_a_while_is_merged_when_it_is_there(tmp_path):
+    federation = Federation(tmp_path / "run")
+    link, looks = federation.link(), list[str]()
+
+    def slow(reply: RecordDict) -> Objects:
+        objects = {key: value.deflate() for key, value in get_all_nested_objects(reply).items()}
+        made(objects, "Message", b"", (reply.object_id,))
+        link.uploading.update(objects)
+        pull = link.PullObject
+
+        def later(request):
+            looks.append(request.object_id)
+            if len(looks) > 2:
+                link.uploading.clear()
+            return pull(request)
+
+        link.PullObject = later
+        return objects
+
+    federation.spoil = slow
+    federation.run(link)
+    honest = Federation(tmp_path / "honest")
+    honest.serve()
+    assert torch.equal(federation.models, honest.models)
+    assert not federation.events("missed")
