@@ -73,7 +73,7 @@ class Nodes:
             {"partition-id": partition, "state-dir": str(self.folder / str(partition)), "noise": "seed"}
         )
 
-    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[Answer]:
+    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group, room=0) -> Iterator[Answer]:
         for node, content in reversed(messages.items()):
             partition = node - 100
             self.asked.append((question, partition))
@@ -357,7 +357,7 @@ class Silent(Nodes):
     late: Answer | None = None
     awaited: list[tuple[str, str, set[int]]] = field(default_factory=list)
 
-    def ask(self, question, messages, awaited, seconds, group):
+    def ask(self, question, messages, awaited, seconds, group, room=0):
         self.awaited.append((question, group, awaited))
         if self.late is not None and (question, group) == ("train", "1"):
             yield self.late
@@ -394,7 +394,7 @@ def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
         def connected(self) -> list[int]:
             return [100, 101, 102, 1100] if self.offers else [100, 101, 102]
 
-        def ask(self, question, messages, awaited, seconds, group):
+        def ask(self, question, messages, awaited, seconds, group, room=0):
             if question == "identify" and 1100 in messages:
                 yield Answer(1100, pack_identity("partition-0", 0))
                 return

@@ -12,7 +12,8 @@ from flwr.clientapp import ClientApp
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, pack_vote, unpack_offer
-from shoal.deployment.messages import Refusal
+from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 
 LOG = logging.getLogger("shoal")
 app = ClientApp()
@@ -27,19 +28,34 @@ def identify(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Choose among the offered models, train one, and send it."""
-    return _reply(message, context, lambda node: pack_reply(training_reply(unpack_offer(message.content), node)))
+    return _reply(message, context, lambda node: pack_reply(training_reply(_plain(message, node), node)))
 
 
 @app.query("histograms")
 def count(message: Message, context: Context) -> Message:
     """Send histograms of the losses of the offered model."""
-    return _reply(message, context, lambda node: pack_histograms(histograms_reply(unpack_offer(message.content), node)))
+    return _reply(message, context, lambda node: pack_histograms(histograms_reply(_plain(message, node), node)))
 
 
 @app.query("votes")
 def vote(message: Message, context: Context) -> Message:
     """Send whether the risk of the client's model is over its limit."""
-    return _reply(message, context, lambda node: pack_vote(vote_reply(unpack_offer(message.content), node)))
+    return _reply(message, context, lambda node: pack_vote(vote_reply(_plain(message, node), node)))
+
+
+@app.query("secure")
+def add_up(message: Message, context: Context) -> Message:
+    """Answer a question of a secure sum."""
+
+    def answer(node: NodeSettings) -> RecordDict:
+        reply = secure_reply(message.content, node)
+        return pack_reply(reply) if isinstance(reply, Refusal) else reply
+
+    return _reply(message, context, answer)
+
+
+def _plain(message: Message, node: NodeSettings) -> Offer:
+    return require_plain(unpack_offer(message.content), node)
 
 
 def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict]) -> Message:

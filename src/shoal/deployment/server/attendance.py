@@ -48,13 +48,17 @@ class Attendance:
             self._silent.clear()
             self.exchange.pause()
 
-    def ask(self, question: Question, messages: Mapping[int, RecordDict], number: int) -> Iterator[tuple[int, Answer]]:
-        """The answers to ``messages``, both by the client's position, within the time of a round."""
+    def ask(
+        self, question: Question, messages: Mapping[int, RecordDict], number: int, room: int = 0
+    ) -> Iterator[tuple[int, Answer]]:
+        """The answers to ``messages``, both by the client's position, within the time of a round; ``room`` as in
+        `Exchange.ask`.
+        """
         members = self.roster.members
         positions = {node: i for i in messages if (node := members[i].node) is not None}
         awaited = {node for node, i in positions.items() if members[i].waits}
         contents = {node: messages[i] for node, i in positions.items()}
-        for answer in self._answers(question, contents, awaited, self.settings.round_timeout, number):
+        for answer in self._answers(question, contents, awaited, self.settings.round_timeout, number, room):
             yield positions[answer.node], answer
 
     def reject(
@@ -65,10 +69,16 @@ class Attendance:
         self.events.add(number, kind, member.name, member.node, reason)
 
     def _answers(
-        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
+        self,
+        question: Question,
+        messages: Mapping[int, RecordDict],
+        awaited: set[int],
+        seconds: float,
+        number: int,
+        room: int = 0,
     ) -> Iterator[Answer]:
         """The answers that come in time; a node that answers, if late, is waited for again."""
-        for answer in self.exchange.ask(question, messages, awaited, seconds, str(number)):
+        for answer in self.exchange.ask(question, messages, awaited, seconds, str(number), room):
             if answer.gone:
                 continue
             self._silent.discard(answer.node)

@@ -14,7 +14,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from shoal.deployment.messages import RejectedReplyError, plain
 from shoal.deployment.server.replies import NotUploadedError, Reply, arrived, confirm, content_of
 
-Question = Literal["identify", "train", "histograms", "votes"]
+Question = Literal["identify", "train", "histograms", "votes", "secure"]
 """The question of a message to a client."""
 
 
@@ -67,7 +67,13 @@ class Exchange:
         return sorted(self.grid.get_node_ids())
 
     def ask(
-        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
+        self,
+        question: Question,
+        messages: Mapping[int, RecordDict],
+        awaited: set[int],
+        seconds: float,
+        group: str,
+        room: int = 0,
     ) -> Iterator[Answer]:
         """Send each node its message and hand out answers as they come, one in memory at a time.
 
@@ -77,6 +83,7 @@ class Exchange:
             awaited: the nodes for which this waits.
             seconds: after which it waits no longer; a message that is not read by then is never delivered.
             group: names the round in logs.
+            room: bytes that a reply's arrays may have, where that is more.
         """
         kind = MessageType.TRAIN if question == "train" else f"{MessageType.QUERY}.{question}"
         current, ttl = dict[str, int](), max(seconds, 1.0)
@@ -87,7 +94,7 @@ class Exchange:
             ]
             ids = self.grid.push_messages(sent)
             current.update({message_id: node for message_id, node in zip(ids, nodes, strict=False) if message_id})
-        largest = {node: _bytes_of(content) + _HEADERS for node, content in messages.items()}
+        largest = {node: max(_bytes_of(content), room) + _HEADERS for node, content in messages.items()}
         end, left = time.monotonic() + seconds, set(awaited) & set(current.values())
         try:
             while left and time.monotonic() < end:
