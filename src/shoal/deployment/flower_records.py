@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.core.errors import InputError
 from shoal.data import Standardizer
 from shoal.deployment.flower_config import CLIENT_NAME
-from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, reject_unless
+from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, plain, reject_unless
 from shoal.engine import ClientUpdate
 
 _ARRAY_HEADER = 4096
@@ -104,7 +104,7 @@ def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts
 def unpack_refusal(records: RecordDict) -> Refusal | None:
     """The refusal in ``records``; None: they are an answer."""
     if set(records) == {"refusal"} and "refusal" in records.config_records:
-        return Refusal(str(records.config_records["refusal"].get("reason"))[:500])
+        return Refusal(plain(records.config_records["refusal"].get("reason")))
     return None
 
 

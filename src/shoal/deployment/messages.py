@@ -16,9 +16,25 @@ from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
 from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, remote_rounds
 
+_LONGEST = 200
+
+
+def plain(text: object) -> str:
+    r"""At most 200 printable characters of a stranger's text, on one line, and nothing that a spreadsheet calculates.
+
+    >>> plain("lost\n2026-01-01 round 3: done"), plain("=1+1"), len(plain("x" * 10**6))
+    ('lost 2026-01-01 round 3: done', "'=1+1", 200)
+    """
+    printable = "".join(letter if letter.isprintable() else " " for letter in str(text)[: 10 * _LONGEST])
+    line = " ".join(printable.split())
+    return f"'{line}"[:_LONGEST] if line[:1] in tuple("=+-@") else line[:_LONGEST]
+
 
 class RejectedReplyError(ShoalError):
-    """A reply that is not merged; the text says why."""
+    """A reply that is not merged; the text says why, by `plain`, since it may quote the reply."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(plain(reason))
 
 
 @dataclass(frozen=True, eq=False)

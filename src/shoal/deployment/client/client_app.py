@@ -63,8 +63,8 @@ def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], 
     """The reply by the node's settings, or a refusal that says nothing of the client."""
     try:
         config = dict(context.node_config)
-        # Flower's own simulation gives nodes a partition alone.
-        if folder := context.run_config.get("state-dir"):
+        # Flower's simulation gives nodes a partition alone. Elsewhere a node's folders are not the server's business.
+        if "num-partitions" in config and (folder := context.run_config.get("state-dir")):
             config.setdefault("state-dir", f"{folder}/partition-{config.get('partition-id')}")
         content = answer(NodeSettings.read(config))
     except NotAllowedError as refused:

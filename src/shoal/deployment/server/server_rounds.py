@@ -97,7 +97,7 @@ class Server:
         """The update in an answer to an offer of ``models``; None where none is to be merged, as the events say."""
         attendance = self.attendance
         if answer.content is None:
-            attendance.reject(number, member, answer.error, kind="failed")
+            attendance.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
             return None
         try:
             limits, counts_best = attendance.settings.limits, self.choice == "shares"
