@@ -138,7 +138,7 @@ def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSetting
     if math.isinf(epsilon) and settings.epsilon_budget < math.inf:
         raise NotAllowedError(
             f"'epsilon-budget' is {settings.epsilon_budget:g}, and {what} has no finite epsilon: training needs "
-            "DP-SGD, a choice among several models the policy's 'choice_epsilon', a histogram or a vote the run's noise",
+            "DP-SGD, a choice among models the policy's 'choice_epsilon', a histogram or a vote the run's noise",
             "the client has a privacy budget, and what is asked has no finite epsilon",
         )
     if epsilon > settings.epsilon_budget:
