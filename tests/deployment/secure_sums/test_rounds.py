@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -64,7 +64,7 @@ class Nodes:
         state = {"state-dir": str(self.folder / str(partition)), "noise": "seed"}
         return NodeSettings.read({"partition-id": partition, **state, **self.keys})
 
-    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group, room=0) -> Iterator[Answer]:
+    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[Answer]:
         for node, content in messages.items():
             settings = self.settings_of(node - 100)
             if question == "identify":
@@ -75,7 +75,6 @@ class Nodes:
                 continue
             try:
                 reply = secure_reply(content, settings)
-                reply = pack_reply(reply) if isinstance(reply, Refusal) else reply
             except (InputError, RefusedError) as error:
                 self.refusals.append(str(error))
                 reply = pack_reply(Refusal("its own log says why"))

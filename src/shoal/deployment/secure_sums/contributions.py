@@ -42,9 +42,9 @@ def check_summable(config: Config) -> SecureAggregationSection:
         "to 'secure_aggregation.max_update_norm'",
     )
     rule = config.defenses.dp_sgd
-    in_sum = rule is not None and rule.noise == "sum" and rule.min_clients is not None
+    least = 1 if rule is None else rule.min_clients or 1
     require(
-        not in_sum or rule.min_clients <= section.min_clients,
+        least <= section.min_clients,
         f"'secure_aggregation.min_clients' must be at least that of [defenses.dp_sgd], by which clients share the "
         f"noise; got {section.min_clients}",
     )

@@ -18,7 +18,7 @@ from shoal.deployment.client.client_round import histograms_reply, training_repl
 from shoal.deployment.client.node_data import run_config
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import unpack_offer
-from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.messages import Offer
 from shoal.deployment.secure_sums.contributions import check_summable, histogram_block, offer_digest, update_block
 from shoal.deployment.secure_sums.node_keys import KnownKeys, NodeKey
 from shoal.deployment.secure_sums.participant import Participant
@@ -38,11 +38,12 @@ _RUNS = 1000
 """Runs of servers that a node remembers; one that was forgotten could be repeated to it."""
 
 
-def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict | Refusal:
+def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
     """The node's answer to a question of a secure sum.
 
     Raises:
         RefusedError: a question that is repeated, out of order, or not what honest servers and clients send.
+        NotAllowedError: as `training_reply`.
         InputError: a run whose sums would be less than the node asks for, or as `training_reply`.
     """
     question = unpack_question(records)
@@ -66,8 +67,6 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict | Re
                 require(same and len(offer.models) == len(client.seeds) - 1, "an offer of another sum")
                 if client.session.kind == "train":
                     update = training_reply(offer, settings)
-                    if isinstance(update, Refusal):
-                        return update
                     cluster, block = update.cluster, update_block(update, offer.models, config, len(client.cards))
                     node.choose(client.session, cluster)
                 else:

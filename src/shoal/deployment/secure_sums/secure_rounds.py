@@ -141,7 +141,7 @@ class SecureRounds:
 
         if not cohort:
             raise RefusedError("no client is there")
-        exchange = _Exchange(server, number, names, offers, room=length * len(state.models) * 8)
+        exchange = _Exchange(server, number, names, offers)
         digest = offer_digest(next(iter(offers.values())))
         session = Session(self.run, number, kind)
         summing = CoordinatedSum(
@@ -196,7 +196,6 @@ class _Exchange:
     number: int
     names: Mapping[str, int]
     offers: Mapping[int, Offer]
-    room: int
 
     def ask(self, questions: Mapping[str, Question]) -> Iterator[tuple[str, Answer, bytes]]:
         """The answers that come in time; a client that gives none is missed, and not waited for until it answers."""
@@ -210,7 +209,7 @@ class _Exchange:
             for i in positions:
                 members[i].waits = True
         silent = set(positions)
-        for i, answer in attendance.ask("secure", messages, number, self.room):
+        for i, answer in attendance.ask("secure", messages, number):
             silent.discard(i)
             member, question = members[i], positions[i]
             if answer.content is None:

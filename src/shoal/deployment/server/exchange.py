@@ -67,23 +67,17 @@ class Exchange:
         return sorted(self.grid.get_node_ids())
 
     def ask(
-        self,
-        question: Question,
-        messages: Mapping[int, RecordDict],
-        awaited: set[int],
-        seconds: float,
-        group: str,
-        room: int = 0,
+        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
     ) -> Iterator[Answer]:
         """Send each node its message and hand out answers as they come, one in memory at a time.
 
         Args:
             question: of all messages.
-            messages: by node. A reply's arrays may be as large as its message's.
+            messages: by node. A reply's arrays may be as large as its message's, and twice that in secure sums, whose
+                integers may have 64 bits.
             awaited: the nodes for which this waits.
             seconds: after which it waits no longer; a message that is not read by then is never delivered.
             group: names the round in logs.
-            room: bytes that a reply's arrays may have, where that is more.
         """
         kind = MessageType.TRAIN if question == "train" else f"{MessageType.QUERY}.{question}"
         current, ttl = dict[str, int](), max(seconds, 1.0)
@@ -94,7 +88,8 @@ class Exchange:
             ]
             ids = self.grid.push_messages(sent)
             current.update({message_id: node for message_id, node in zip(ids, nodes, strict=False) if message_id})
-        largest = {node: max(_bytes_of(content), room) + _HEADERS for node, content in messages.items()}
+        wide = 2 if question == "secure" else 1
+        largest = {node: wide * _bytes_of(content) + _HEADERS for node, content in messages.items()}
         end, left = time.monotonic() + seconds, set(awaited) & set(current.values())
         try:
             while left and time.monotonic() < end:
