@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 from shoal.config.build import build
 from shoal.config.schema import read_config
+from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
 from shoal.engine import Engine, State
 from shoal.simulation.round_metrics import group_accuracies
@@ -326,7 +327,10 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     for i, ledger in enumerate(ledgers):
         trained = int(members[f"partition-{i}"]["rounds"])
         assert ledger.rounds >= trained
-        assert 0 < ledger.epsilon < float("inf")
+        assert (0 < accounting.composed(ledger.steps, 1e-5) < 1e9, ledger.answers) == (
+            True,
+            (("choice", 0.0, ledger.rounds),),
+        )
     assert ledgers[0].rounds > spent.rounds >= 1
     assert (out / "report.html").read_text().count("partition-2") >= 2
     undisturbed = simulated(path)

@@ -352,7 +352,7 @@ def test_a_histogram_that_lies_about_its_examples_costs_its_sender_its_say(tmp_p
     def spoil(reply: RecordDict) -> RecordDict:
         return pack_histograms(HISTOGRAMS * 500_000)
 
-    estimator = {"every": 1, "estimator": "histogram", "attack": "loss-threshold"}
+    estimator = {"every": 1, "estimator": "histogram", "attack": "loss-threshold", "histogram_epsilon": 1.0}
     federation = Federation(tmp_path / "run", spoil, "histograms", {"red_team": estimator})
     federation.serve()
     assert ["histograms: a histogram of 1e+07 for 20" in row["reason"] for row in federation.events("rejected")] == [

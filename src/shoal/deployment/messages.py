@@ -65,6 +65,7 @@ class Offer:
         directives: what the server asks of each model's clients, by name; (K,) float64 each.
         classes: the names of the classes, by number; none where the data are a named set.
         scale: the standardization of columns, fitted to the server's table; None: the data are no tables.
+        ledger: the last charge of the client's ledger that the server has seen: its number and hash.
     """
 
     round: int
@@ -75,6 +76,7 @@ class Offer:
     directives: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
+    ledger: tuple[int, str] = (0, "")
     __repr__ = one_line
 
 

@@ -14,7 +14,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from shoal.deployment.messages import RejectedReplyError, plain
 from shoal.deployment.server.replies import NotUploadedError, Reply, arrived, confirm, content_of
 
-Question = Literal["identify", "train", "histograms", "votes"]
+Question = Literal["identify", "train", "histograms", "votes", "secure"]
 """The question of a message to a client."""
 
 
@@ -73,7 +73,8 @@ class Exchange:
 
         Args:
             question: of all messages.
-            messages: by node. A reply's arrays may be as large as its message's.
+            messages: by node. A reply's arrays may be as large as its message's, and twice that in secure sums, whose
+                integers may have 64 bits.
             awaited: the nodes for which this waits.
             seconds: after which it waits no longer; a message that is not read by then is never delivered.
             group: names the round in logs.
@@ -87,7 +88,8 @@ class Exchange:
             ]
             ids = self.grid.push_messages(sent)
             current.update({message_id: node for message_id, node in zip(ids, nodes, strict=False) if message_id})
-        largest = {node: _bytes_of(content) + _HEADERS for node, content in messages.items()}
+        wide = 2 if question == "secure" else 1
+        largest = {node: wide * _bytes_of(content) + _HEADERS for node, content in messages.items()}
         end, left = time.monotonic() + seconds, set(awaited) & set(current.values())
         try:
             while left and time.monotonic() < end:

@@ -88,7 +88,8 @@ class Server:
         self, number: int, member: Member, models: Tensor, risks: Tensor, directives: Mapping[str, Tensor]
     ) -> Offer:
         """The offer to a member in the round ``number``."""
-        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale)
+        stamp = self.attendance.stamps.of(member.name)
+        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
         """One round with the clients of its cohort that are there; risks are not estimated yet.
@@ -188,8 +189,7 @@ class Server:
             attendance.reject(number, member, str(error))
             return None
         if isinstance(reply, Refusal):
-            member.refused += 1
-            attendance.events.add(number, "refused", member.name, answer.node, reply.reason)
+            attendance.refuse(number, member, reply.reason)
             return None
         return reply
 
