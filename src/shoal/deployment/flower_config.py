@@ -181,12 +181,3 @@ def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _S
         return kind(**{name: checked(kind, name, config[key], key) for name, key in keys.items() if key in config})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-
-
-def own_code(table: object, key: str = "") -> set[str]:
-    """Each ``module:Name`` in a configuration, which nodes refuse unless their `NodeSettings.allow_code` names it."""
-    if isinstance(table, dict):
-        return {name for key, value in table.items() for name in own_code(value, key)}
-    if isinstance(table, list | tuple):
-        return {name for value in table for name in own_code(value, key)}
-    return {table} if isinstance(table, str) and ":" in table and key not in ("path", "task", "device") else set()

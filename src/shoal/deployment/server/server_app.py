@@ -12,14 +12,14 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save as serialize
 
 from shoal.config.build import load_data, resolve
-from shoal.config.kinds import title_of
+from shoal.config.kinds import own_code, title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
-from shoal.deployment.flower_config import RunSettings, own_code
+from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
 from shoal.deployment.server.attendance import Attendance
 from shoal.deployment.server.events import Events
