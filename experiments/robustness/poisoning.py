@@ -25,7 +25,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.engine import Algorithm, MaliciousTraining, State, Tensors
 
-ROUNDS = 30
+ROUNDS = 15
 TABLE: dict[str, Any] = {
     "data": {
         "source": "digits", "clients": 60, "examples_per_client": 20, "test_examples": 390, "shadow_examples": 0,
