@@ -157,7 +157,9 @@ class RunSettings:
         round_timeout: seconds that a round waits for replies.
         wait_timeout: seconds that the server waits for enough clients before it gives up.
         max_examples: the largest number of examples that is believed of a client.
-        max_update_norm: the largest L2 norm of an update; 0: any.
+        max_update_norm: the largest L2 norm of an update; 0: as `Limits` says.
+        max_norm_ratio: the largest multiple of the median norm of a round's updates; 0: any.
+        quorum: share of a round's clients after whose updates it waits for no more.
     """
 
     config: Annotated[Path, BeforeValidator(_toml_file)]
@@ -169,6 +171,8 @@ class RunSettings:
     wait_timeout: _NonNegative = 600.0
     max_examples: Positive = 10_000_000
     max_update_norm: _NonNegative = 0.0
+    max_norm_ratio: _NonNegative = 10.0
+    quorum: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
 
     @staticmethod
     def read(config: Mapping[str, object]) -> "RunSettings":
@@ -187,7 +191,7 @@ class RunSettings:
     @property
     def limits(self) -> Limits:
         """The limits of what is merged."""
-        return Limits(self.max_examples, self.max_update_norm or math.inf)
+        return Limits(self.max_examples, self.max_update_norm or None, self.max_norm_ratio or math.inf)
 
 
 def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _Settings:

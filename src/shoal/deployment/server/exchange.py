@@ -116,7 +116,9 @@ class Exchange:
 
     def _answers(self, current: dict[str, int], largest: Mapping[int, int]) -> Iterator[Answer]:
         """The answers that have come to some of the messages that are unanswered, and will not come again."""
-        pending = [*current, *self._late]
+        # Whose reply is known is asked for no more: the SuperLink has forgotten the message, and would call it lost.
+        known = {reply.answers for reply in (*self._arrived, *self._uploading)}
+        pending = [message for message in (*current, *self._late) if message not in known]
         first = self._looked % max(len(pending), 1)
         self._looked += _BATCH
         self._arrived.extend(arrived(self.grid, (pending[first:] + pending[:first])[:_BATCH]))

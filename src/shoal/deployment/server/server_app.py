@@ -101,6 +101,11 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
             attendance.roster.save(out / "nodes.json")
             save_checkpoint(checkpoints, progress)
             write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
+        require(
+            attendance.idle == 0,
+            f"in the last {attendance.idle} rounds no client's update was merged, as 'events.csv' says; the same "
+            "command writes the report of the rounds before",
+        )
         run.finish(progress)
 
 

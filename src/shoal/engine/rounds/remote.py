@@ -15,7 +15,7 @@ from shoal.core.representation import one_line
 from shoal.data.preferences import Preferences
 from shoal.engine.cohort import Cohort
 from shoal.engine.protocols import Algorithm, PlanRule
-from shoal.engine.rounds.cohort_trainer import aggregated
+from shoal.engine.rounds.cohort_trainer import Rows, aggregated
 from shoal.engine.rounds.round_outcome import Aggregate
 from shoal.engine.rounds.round_plan import RoundPlan
 from shoal.engine.rounds.training import Training
@@ -100,13 +100,13 @@ class Received:
         sizes: (n,) int64, examples per client.
         best: (n, K) int64, the number of each client's examples with the lowest loss on each model; where clients sent
             their cluster alone, all of them count for its model.
-        ends: (n, P) float32.
+        ends: (n, P) float32; or what gives the rows (u, P) at positions (u,), as from a file.
     """
 
     clients: Tensor
     sizes: Tensor
     best: Tensor
-    ends: Tensor
+    ends: Tensor | Rows
     __repr__ = one_line
 
 
@@ -242,5 +242,6 @@ def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, be
         scores=losses,
         stream=training.stream("round", state.round + 1, "server"),
         example_scores=example_losses,
-        labels=torch.zeros(int(sizes.sum()), dtype=torch.int64),
+        # Sizes are what clients say: nothing of their sum is allocated.
+        labels=torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())),
     )
