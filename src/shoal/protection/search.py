@@ -25,7 +25,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, ShoalError, require
 from shoal.data import Federation, SourceData
 from shoal.data.preferences import VIEWS
-from shoal.protection.answer import sentences
+from shoal.protection.recommendation import sentences
 from shoal.protection.judgement import (
     DEMAND,
     LOOKS,

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from shoal.data import Standardizer
 from shoal.deployment.flower_records import pack_offer, unpack_reply
-from shoal.deployment.messages import Offer, Refusal, RejectedReplyError
+from shoal.deployment.messages import NO_FEATURES, Offer, Refusal, RejectedReplyError
 from shoal.deployment.server.attendance import Attendance
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.roster import Member
+from shoal.deployment.server.sent_features import SentFeatures
 from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
 
 
@@ -35,6 +36,7 @@ class Server:
         choice: who decides which model a client trains; see `RemoteRounds`.
         classes: names by number, where clients have data of their own.
         scale: the standardization of columns, where clients have tables of their own.
+        features: the map of inputs that clients are sent; None: there is none.
         watch: called whenever something changes in a round.
     """
 
@@ -43,6 +45,7 @@ class Server:
     choice: Literal["client", "server", "shares"]
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
+    features: SentFeatures | None = None
     watch: Callable[[Progress], object] = lambda _: None
 
     @property
@@ -55,10 +58,13 @@ class Server:
     ) -> Offer:
         """The offer to a member in the round ``number``."""
         stamp = self.attendance.stamps.of(member.name)
-        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp)
+        digest = "" if self.features is None else self.features.digest
+        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp, digest)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
         """One round with the clients of its cohort that are there; risks are not estimated yet."""
+        if self.features is not None:
+            self.features.send(self.attendance, state.round + 1)
         cohort = [i for i in training.cohort(state.round + 1).tolist() if self.members[i].node is not None]
         updates = self._updates(training, state, cohort)
         for i, update in updates.items():
@@ -107,6 +113,8 @@ class Server:
             return None
         if isinstance(reply, Refusal):
             attendance.refuse(number, member, reply.reason)
+            if self.features is not None and reply.reason == NO_FEATURES:
+                self.features.forget(member)
             return None
         return reply
 
