@@ -37,7 +37,9 @@ from shoal.deployment.flower_records import (
 )
 from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server.roster import Member
 from shoal.deployment.server.server_app import serve
+from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine
 from shoal.models import Features
 from shoal.runs.checkpoint import load_checkpoint
@@ -271,9 +273,12 @@ def test_an_own_algorithm_that_all_nodes_allow_is_the_simulators(tmp_path, monke
     assert torch.equal(deployed.assignment, expected.assignment)
 
 
-def test_rounds_that_every_client_refuses_leave_the_models_as_they_were(tmp_path):
+def test_rounds_that_every_client_refuses_leave_the_models_as_they_were_and_end_the_run(tmp_path):
     nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: pack_reply(Refusal("no")))
-    serve(nodes, settings(tmp_path))
+    with pytest.raises(InputError, match="round 3: in 3 rounds on end no client's update was merged"):
+        serve(nodes, settings(tmp_path))
+    assert state_of(tmp_path).round == 2
+    assert not (tmp_path / "run" / "summary.json").exists()
     _, simulation = build(parse_config(TABLE, "test"))
     with Engine(simulation.setup.model, threads=1, backend="loop") as engine:
         first = initial_state(move_to_engine(simulation, engine), engine).state.models
@@ -512,3 +517,34 @@ def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     (rejected,) = [row for row in events_of(tmp_path) if row["kind"] == "rejected"]
     assert (rejected["node"], rejected["reason"]) == ("1100", "the client 'partition-0' is at node 100 already")
     assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
+
+
+def test_a_run_whose_last_rounds_merged_nothing_is_not_done(tmp_path):
+    refused = lambda number, partition, reply: pack_reply(Refusal("no")) if number == 3 else reply  # noqa: E731
+    with pytest.raises(InputError, match="in the last 1 rounds no client's update was merged"):
+        serve(Nodes(tmp_path, spoil=refused), settings(tmp_path))
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_quorum_ends_a_rounds_waiting_and_blames_nobody(tmp_path):
+    serve(Nodes(tmp_path), settings(tmp_path, quorum=0.5))
+    rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").read_text().splitlines()))
+    # Nodes answer in the reverse order of their numbers.
+    assert [(row["name"], row["rounds"]) for row in rows] == [
+        ("partition-0", "0"), ("partition-1", "3"), ("partition-2", "3")
+    ]  # fmt: skip
+    assert {row["kind"] for row in events_of(tmp_path)} == {"joined"}
+
+
+def test_progress_names_few_of_many_clients(tmp_path):
+    seen: list[Progress] = []
+    serve(Nodes(tmp_path), settings(tmp_path), seen.append)
+    assert [(each.round, each.asked, each.answered) for each in seen if each.answered in (0, 3)] == [
+        (number, 3, answered) for number in (1, 2, 3) for answered in (0, 3)
+    ]  # fmt: skip
+    server = Server(attendance=None, config="", choice="client", watch=seen.append)  # pyright: ignore[reportArgumentType]
+    members = [Member(f"client-{i}", i) for i in range(5000)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "members", members)
+        server._show(1, 5000, set(range(5000)), {})
+    assert (seen[-1].asked, len(seen[-1].waiting)) == (5000, 100)

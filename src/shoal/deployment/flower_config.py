@@ -66,6 +66,13 @@ class NodeSettings:
         noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
             answer; or "seed", the run's seed, which the server knows and could subtract them by: for trials alone.
         threads: of the processor.
+        secure_aggregation: "required": the node answers secure sums alone, and no question for its single update or
+            histograms; "allowed": as the run says. With ``peer_keys`` it is required.
+        node_key: file of the private key by which the node signs in secure sums, as the one of its SuperNode; None: one
+            of its own, made in its state folder.
+        peer_keys: file of the public keys of all clients, a name and a key a line, without which nobody takes part;
+            None: the first key of each name is taken, and another one is refused.
+        min_clients: the node takes part in secure sums that open clusters of at least so many.
         allow_code: ``module:Name`` of the user's own algorithms, networks and so on that a run's configuration may
             name, separated by commas; the node must have their modules installed. Any other code is refused.
     """
@@ -84,6 +91,10 @@ class NodeSettings:
     risk: Literal["server", "client"] = "server"
     noise: Literal["secret", "seed"] = "secret"
     threads: Threads = 1
+    secure_aggregation: Literal["allowed", "required"] = "allowed"
+    node_key: _OptionalPath = None
+    peer_keys: _OptionalPath = None
+    min_clients: Positive = 2
     allow_code: str = ""
 
     def __post_init__(self) -> None:
@@ -109,6 +120,11 @@ class NodeSettings:
         for key in config:
             require(key in keys, f"--node-config: unknown key '{key}'; {nearest(key, keys)}")
         return _read(NodeSettings, config, "--node-config")
+
+    @property
+    def answers_sums_alone(self) -> bool:
+        """Whether single updates and histograms are refused."""
+        return self.secure_aggregation == "required" or self.peer_keys is not None
 
     @property
     def name(self) -> str:
@@ -141,7 +157,9 @@ class RunSettings:
         round_timeout: seconds that a round waits for replies.
         wait_timeout: seconds that the server waits for enough clients before it gives up.
         max_examples: the largest number of examples that is believed of a client.
-        max_update_norm: the largest L2 norm of an update; 0: any.
+        max_update_norm: the largest L2 norm of an update; 0: as `Limits` says.
+        max_norm_ratio: the largest multiple of the median norm of a round's updates; 0: any.
+        quorum: share of a round's clients after whose updates it waits for no more.
     """
 
     config: Annotated[Path, BeforeValidator(_toml_file)]
@@ -153,6 +171,8 @@ class RunSettings:
     wait_timeout: _NonNegative = 600.0
     max_examples: Positive = 10_000_000
     max_update_norm: _NonNegative = 0.0
+    max_norm_ratio: _NonNegative = 10.0
+    quorum: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
 
     @staticmethod
     def read(config: Mapping[str, object]) -> "RunSettings":
@@ -171,7 +191,7 @@ class RunSettings:
     @property
     def limits(self) -> Limits:
         """The limits of what is merged."""
-        return Limits(self.max_examples, self.max_update_norm or math.inf)
+        return Limits(self.max_examples, self.max_update_norm or None, self.max_norm_ratio or math.inf)
 
 
 def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _Settings:

@@ -42,12 +42,17 @@ class _Header:
 _HEADERS = TypeAdapter(_Header)
 
 
-def pack_offer(offer: Offer) -> RecordDict:
-    """The records of an offer: all models in one array."""
+def pack_models(models: Tensor) -> ArrayRecord:
+    """The models (K, P) of an offer, in one array."""
+    return ArrayRecord({"models": _packed(models)})
+
+
+def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
+    """The records of an offer; ``models`` are its models where they are packed already."""
     header = {name: value for name, value in vars(offer).items() if name != "models"}
     text = json.dumps(header, default=lambda value: value.tolist() if isinstance(value, Tensor) else vars(value))
-    models = ArrayRecord({"models": _packed(offer.models)})
-    return RecordDict({"models": models, "offer": ConfigRecord({"header": text})})
+    packed = pack_models(offer.models) if models is None else models
+    return RecordDict({"models": packed, "offer": ConfigRecord({"header": text})})
 
 
 def unpack_offer(records: RecordDict) -> Offer:
@@ -83,8 +88,10 @@ def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:
     return RecordDict({"model": ArrayRecord({"model": _packed(reply.end)}), "update": MetricRecord(numbers)})
 
 
-def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts_best: bool) -> ClientUpdate | Refusal:
-    """The reply in ``records`` to an offer of the models ``offered`` (K, P).
+def unpack_reply(
+    records: RecordDict, offered: Tensor, limits: Limits, *, counts_best: bool
+) -> tuple[ClientUpdate, float] | Refusal:
+    """The reply in ``records`` to an offer of the models ``offered`` (K, P), and the norm of its update.
 
     Raises:
         RejectedReplyError: missing or unexpected tensors or numbers, wrong shapes or types, or as `check_update`.
@@ -98,8 +105,7 @@ def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts
     best = _counts(numbers["best"]) if counts_best else None
     end = _unpacked(tensors["model"], tuple(offered.shape[1:]))
     update = ClientUpdate(_integer(numbers["cluster"]), _integer(numbers["examples"]), end, best)
-    check_update(update, offered, limits, counts_best=counts_best)
-    return update
+    return update, check_update(update, offered, limits, counts_best=counts_best)
 
 
 def unpack_refusal(records: RecordDict) -> Refusal | None:

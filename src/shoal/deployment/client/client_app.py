@@ -24,7 +24,8 @@ from shoal.deployment.flower_records import (
     unpack_features,
     unpack_offer,
 )
-from shoal.deployment.messages import Refusal
+from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 
 LOG = logging.getLogger("shoal")
 app = ClientApp()
@@ -49,27 +50,39 @@ def features(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Choose among the offered models, train one, and send it."""
-    return _reply(
-        message, context, lambda node: _stamped(pack_reply(training_reply(unpack_offer(message.content), node)), node)
-    )
+    return _stamped(message, context, lambda offer, node: pack_reply(training_reply(offer, node)))
 
 
 @app.query("histograms")
 def count(message: Message, context: Context) -> Message:
     """Send histograms of the losses of the offered model."""
-    return _reply(
-        message,
-        context,
-        lambda node: _stamped(pack_histograms(histograms_reply(unpack_offer(message.content), node)), node),
-    )
+    return _stamped(message, context, lambda offer, node: pack_histograms(histograms_reply(offer, node)))
 
 
 @app.query("votes")
 def vote(message: Message, context: Context) -> Message:
     """Send whether the risk of the client's model is over its limit."""
-    return _reply(
-        message, context, lambda node: _stamped(pack_vote(vote_reply(unpack_offer(message.content), node)), node)
-    )
+    return _stamped(message, context, lambda offer, node: pack_vote(vote_reply(offer, node)))
+
+
+@app.query("secure")
+def add_up(message: Message, context: Context) -> Message:
+    """Answer a question of a secure sum."""
+    return _reply(message, context, lambda node: _with_stamp(secure_reply(message.content, node), node))
+
+
+def _stamped(message: Message, context: Context, answer: Callable[[Offer, NodeSettings], RecordDict]) -> Message:
+    """The reply to an offer of which a single client's numbers are asked, with the last charge of its ledger."""
+
+    def reply(node: NodeSettings) -> RecordDict:
+        return _with_stamp(answer(require_plain(unpack_offer(message.content), node), node), node)
+
+    return _reply(message, context, reply)
+
+
+def _with_stamp(reply: RecordDict, node: NodeSettings) -> RecordDict:
+    pack_stamp(reply, Ledger.load(node.folder / LEDGER).stamp)
+    return reply
 
 
 def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict]) -> Message:
@@ -87,9 +100,3 @@ def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], 
         LOG.exception("a message of the server could not be answered")
         content = pack_reply(Refusal("the client could not answer; its own log says why"))
     return Message(content=content, reply_to=message)
-
-
-def _stamped(reply: RecordDict, node: NodeSettings) -> RecordDict:
-    """The reply with the last charge of the client's ledger."""
-    pack_stamp(reply, Ledger.load(node.folder / LEDGER).stamp)
-    return reply

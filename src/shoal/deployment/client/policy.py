@@ -16,7 +16,7 @@ from shoal.config.toml_files import parse, read_toml
 from shoal.core.errors import InputError, quoted
 from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data import Columns
-from shoal.defenses.accounting import private_rule
+from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
 from shoal.engine import LocalSGD
 
@@ -125,7 +125,7 @@ class Policy:
             f"the policy's 'rounds' is {self.rounds}, which the ledger has",
         )
         for local in trainings:
-            batch, rule = local.batch(examples), private_rule(local)
+            batch, rule = local.batch(examples), accounting.private_rule(local)
             _allow(
                 batch >= self.min_batch_size,
                 f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",

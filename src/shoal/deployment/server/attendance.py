@@ -19,13 +19,17 @@ from shoal.deployment.server.roster import Member, Roster
 
 @dataclass
 class Attendance:
-    """The attendance of a run: which client each node has, and which clients are waited for."""
+    """The attendance of a run: which client each node has, and which clients are waited for.
+
+    ``idle`` are the last rounds in which clients were asked and no update was merged.
+    """
 
     exchange: Exchange
     settings: RunSettings
     roster: Roster
     events: Events
     stamps: LedgerStamps
+    idle: int = 0
     _strangers: set[int] = field(default_factory=set)
     _silent: set[int] = field(default_factory=set)
 

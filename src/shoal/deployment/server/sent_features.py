@@ -40,10 +40,11 @@ class SentFeatures:
             for i, member in enumerate(members)
             if member.node is not None and member.waits and (member.name, member.node) not in self.has
         ]
-        messages = {i: pack_features(self.digest, self.content) for i in lacking}
-        if not messages:
+        if not lacking:
             return
-        for i, answer in attendance.ask("features", messages, number):
+        # One object, which is hashed and sent once.
+        message = pack_features(self.digest, self.content)
+        for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
             try:
                 if answer.content is None:
                     raise RejectedReplyError(answer.error)

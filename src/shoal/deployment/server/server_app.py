@@ -21,6 +21,8 @@ from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
 from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
+from shoal.deployment.secure_sums.contributions import check_summable
+from shoal.deployment.secure_sums.secure_rounds import SecureHistograms, SecureRounds
 from shoal.deployment.server.attendance import Attendance
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
@@ -30,7 +32,7 @@ from shoal.deployment.server.roster import Roster
 from shoal.deployment.server.round_rows import round_rows, summary_of
 from shoal.deployment.server.sent_features import SentFeatures
 from shoal.deployment.server.server_rounds import Progress, Server
-from shoal.engine import Engine, Training
+from shoal.engine import Engine, State, Training
 from shoal.models import FeatureMap
 from shoal.reports.deployment_page import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -90,7 +92,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
         attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
         server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch)
-        run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine)
+        sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
+        run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
         progress = load_checkpoint(checkpoints)
         done = 0 if progress is None else progress.state.round
         LOG.info("begin after round %d: %s", done, decided.algorithm.name)
@@ -102,6 +105,11 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
             attendance.roster.save(out / "nodes.json")
             save_checkpoint(checkpoints, progress)
             write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
+        require(
+            attendance.idle == 0,
+            f"in the last {attendance.idle} rounds no client's update was merged, as 'events.csv' says; the same "
+            "command writes the report of the rounds before",
+        )
         run.finish(progress)
 
 
@@ -114,18 +122,22 @@ class _Run:
     simulation: Simulation
     federation: Federation
     engine: Engine
+    sums: SecureRounds | None = None
 
     def round(self, progress: SimulationState | None) -> SimulationState:
         """The run after one round more."""
-        self.server.attendance.gather(1 if progress is None else progress.state.round + 1)
-        training = self._training()
+        number = 1 if progress is None else progress.state.round + 1
+        self.server.attendance.gather(number)
+        if self.server.features is not None:
+            self.server.features.send(self.server.attendance, number)
+        training = self._training(None if progress is None else progress.state)
         if progress is None:
             progress = SimulationState(training.start())
         state, seconds = training.with_newcomers(progress.state), dict(progress.seconds)
         began = time.perf_counter()
-        state, plan = self.server.round(training, state)
+        state, plan = (self.sums or self.server).round(training, state)
         trained = time.perf_counter()
-        training = self._training()
+        training = self._training(state)
         # Until a client has trained nobody has said how many examples there are, on which risks rest.
         state, due = training.with_risks(state) if training.federation.clients.sizes.any() else (state, False)
         seconds["train"] += trained - began
@@ -142,6 +154,8 @@ class _Run:
         attendance, config, state = self.server.attendance, self.config, progress.state
         out, members = attendance.settings.out, len(attendance.roster.members)
         clients = attendance.roster.frame(state.assignment.tolist())
+        if self.sums is not None:  # Which of them is where, and has how many examples, nobody knows.
+            clients = clients.drop(columns=["cluster", "examples"])
         write_text(out / "clients.csv", clients.to_csv(index=False))
         layout = self.simulation.setup.model
         tensors = {
@@ -162,24 +176,29 @@ class _Run:
             "seed": config.seed,
             "rounds": state.round,
             "clients": members,
-            **summary_of(self._training(), state, progress.rows, dict(attendance.events.counts)),
+            **summary_of(self._training(state), state, progress.rows, dict(attendance.events.counts)),
             **{f"seconds.{name}": value for name, value in progress.seconds.items() if name in _TIMED},
         }
         write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
         LOG.info("done after %d rounds", state.round)
 
-    def _training(self) -> Training:
+    def _training(self, state: State | None) -> Training:
         """The training of the server with the clients that it knows now."""
         server, simulation = self.server, self.simulation
         team, law, defenses = simulation.red_team, simulation.coordinator, simulation.setup.defenses
+        federation = server.attendance.roster.federation(self.federation)
+        estimator = RemoteHistograms(server, team) if team.estimator == "histogram" else team
+        if self.sums is not None:
+            federation = self.sums.federation(federation, state)
+            estimator = SecureHistograms(self.sums, team) if team.estimator == "histogram" else team
         return Training(
-            federation=server.attendance.roster.federation(self.federation),
+            federation=federation,
             algorithm=parts_of(simulation.algorithm).server,
             local=simulation.setup.local,
             engine=self.engine,
             stream=Stream(simulation.seed),
             participation=simulation.participation,
-            risk_estimator=RemoteHistograms(server, team) if team.estimator == "histogram" else team,
+            risk_estimator=estimator,
             update_filter=simulation.setup.update_filter,
             defenses=defenses if law is None else (*defenses, law),
             coordinator=None if law is None else RemoteCoordinator(server, law),
@@ -222,9 +241,11 @@ def _require_supported(config: Config) -> None:
             "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines, which "
             "steers by what an outsider finds",
         )
-    rule = config.defenses.dp_sgd
-    in_sum = rule is not None and rule.noise == "sum"
-    require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines, which have no secure sum")
+    rule, secure = config.defenses.dp_sgd, config.secure_aggregation
+    if secure is not None:
+        check_summable(config)
+    in_sum = rule is not None and rule.noise == "sum" and secure is None
+    require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines without [secure_aggregation]")
     own = [name for name in (config.model.features.maps if config.model.features else ()) if ":" in name]
     require(
         not own,
