@@ -23,14 +23,13 @@ from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
 from shoal.deployment.secure_sums.contributions import check_summable
 from shoal.deployment.secure_sums.secure_rounds import SecureHistograms, SecureRounds
-from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.server.attendance import Attendance, SentFeatures
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
 from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.remote_feedback import RemoteCoordinator, RemoteHistograms
 from shoal.deployment.server.roster import Roster
 from shoal.deployment.server.round_rows import round_rows, summary_of
-from shoal.deployment.server.sent_features import SentFeatures
 from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine, State, Training
 from shoal.models import FeatureMap

@@ -15,10 +15,9 @@ from shoal.core.errors import require
 from shoal.data import Standardizer
 from shoal.deployment.flower_records import pack_models, pack_offer, unpack_reply
 from shoal.deployment.messages import NO_FEATURES, Offer, Refusal, RejectedReplyError, too_long
-from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.server.attendance import Attendance, SentFeatures
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.roster import Member
-from shoal.deployment.server.sent_features import SentFeatures
 from shoal.deployment.server.update_file import UpdateFile
 from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
 
