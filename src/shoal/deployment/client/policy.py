@@ -81,9 +81,9 @@ class Policy:
     choice_epsilon: PositiveFloat | None = None
     choice_every: Positive = 1
     histogram_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1.0
-    histograms: Count = 20
+    histograms: Count = 5
     vote_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1.0
-    votes: Count = 20
+    votes: Count = 5
     columns: tuple[str, ...] | None = None
     networks: Mapping[str, Positive] | None = None
 
