@@ -35,6 +35,7 @@ from shoal.algorithms import (
     RRCluster,
     Scaffold,
     ServerOnly,
+    ServerStart,
     SharedBody,
 )
 from shoal.engine import LocalSGD
@@ -72,6 +73,7 @@ ALGORITHMS = [
     RDPCFL(2, 6, 1),
     PrivateMeans(2, noise_multiplier=0.5),
     ServerOnly(epochs=1),
+    ServerStart(IFCA(2), LocalSGD(steps=3)),
     FineTuning(IFCA(2)),
     FedRep(),
     APFL(),

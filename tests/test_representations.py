@@ -121,6 +121,7 @@ VALUES = {
     "FeSEM": lambda: shoal.FeSEM(9, LOCAL),
     "OneShotClustering": lambda: shoal.OneShotClustering(9, LOCAL),
     "OneShotStart": lambda: shoal.OneShotStart(shoal.IFCA(clusters=9), LOCAL),
+    "ServerStart": lambda: shoal.ServerStart(shoal.IFCA(clusters=9), LOCAL),
     "FedAvgStart": lambda: shoal.FedAvgStart(shoal.IFCA(clusters=9), 12, 0.123),
     "SharedBody": lambda: shoal.SharedBody(shoal.IFCA(clusters=9), "output"),
     "EarlyStopping": lambda: shoal.EarlyStopping(shoal.IFCA(clusters=9), 12),

@@ -57,7 +57,9 @@ def federate(config: Path, out: Path, app: Path, console: Console) -> None:
         console.print(f"starting {clients} SuperNodes ...")
         for i in range(clients):
             loopback.start_node(f"node-{i}", {"partition-id": i, "state-dir": folder / f"client-{i}"})
-        loopback.run(app, {"config": config.absolute(), "out": out.absolute(), "min-nodes": clients})
+        # The clients are new ones, though their names are those of earlier runs.
+        run = {"config": config.absolute(), "out": out.absolute(), "ledgers": folder / "ledgers.json"}
+        loopback.run(app, {**run, "min-nodes": clients})
         try:
             _follow(out, programs, clients, console)
         finally:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,12 @@ from types import TracebackType
 from typing import Literal
 
 from shoal.core.errors import ShoalError
+
+FRONT = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+"""What lets nodes through to the SuperLink's Fleet API alone."""
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
+"""The program; None: it is not installed."""
 
 
 def free_port() -> int:
@@ -205,16 +212,23 @@ class Loopback:
         programs: that are started.
         certificates: a folder of `certificates.make_certificates`: TLS, and registered SuperNodes alone; None: neither.
         port: of the SuperLink.
+        front: the port of nginx, once it is started.
     """
 
     programs: Programs
     certificates: Path | None = None
     port: int = field(default_factory=free_port)
+    front: int | None = None
 
     @property
     def address(self) -> str:
         """Of the SuperLink."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def door(self) -> str:
+        """Where nodes ask: the front, or the SuperLink itself."""
+        return f"127.0.0.1:{self.front or self.port}"
 
     def start_server(self) -> None:
         """Start the SuperLink, or start it again where it was, and wait until it listens."""
@@ -233,6 +247,21 @@ class Loopback:
             security = [*authority, *server, "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
         self.programs.start("superlink", ["flower-superlink", *security, *where, *database])
         wait_until(lambda: listens(self.port), 120, "the SuperLink does not listen")
+
+    def start_front(self) -> None:
+        """Start nginx with deploy/nginx.conf before the SuperLink; nodes that start from now on ask there."""
+        assert self.certificates is not None
+        folder, port = self.programs.folder / "front", free_port()
+        folder.mkdir(exist_ok=True)
+        (folder / "keys").symlink_to(self.certificates.absolute())
+        text = FRONT.read_text().replace("listen 8443", f"listen 127.0.0.1:{port}")
+        (folder / "nginx.conf").write_text(text.replace("127.0.0.1:8000", self.address))
+        # Its workers could not write into a folder of root's.
+        user = ["-g", "user root;"] if os.geteuid() == 0 else []
+        configuration = ["-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "error.log"]
+        self.programs.start("nginx", [NGINX or "nginx", *configuration, *user])
+        wait_until(lambda: listens(port), 60, "nginx does not listen")
+        self.front = port
 
     def register(self, public_key: Path) -> str:
         """Let the SuperNode with this key take part; returns what Flower prints."""
@@ -261,7 +290,7 @@ class Loopback:
         if folder is not None and not plain:
             security = ["--root-certificates", str(folder / "ca.crt")]
         security += [] if key is None else ["--auth-supernode-private-key", str(key)]
-        where = ["--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)]
+        where = ["--superlink", self.door, "--host", "127.0.0.1", "--port", str(port)]
         isolation = ["--isolation", "subprocess" if apps == "programs" else "process"]
         self.programs.start(
             name, ["flower-supernode", *security, *where, *isolation, "--node-config", node_config(config)]

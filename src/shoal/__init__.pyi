@@ -36,6 +36,7 @@ from .algorithms import (
     RRCluster as RRCluster,
     Scaffold as Scaffold,
     ServerOnly as ServerOnly,
+    ServerStart as ServerStart,
     SharedBody as SharedBody,
 )
 from .attacks import (

@@ -169,6 +169,17 @@ def test_clients_and_shadow_are_mixed_by_share_and_the_test_set_evenly() -> None
     assert torch.bincount(federation.test.group).tolist() == [30, 30, 30]
 
 
+def test_a_group_s_share_of_the_shadow_set_may_be_another_than_of_the_clients() -> None:
+    groups = Group("a", 0.5, shadow_share=0.0), Group("b", 0.25), Group("c", 0.25, shadow_share=0.75)
+    federation = federation_of(numbered(1000, 0), partition(20, 5, 200, 90), groups)
+    plain = federation_of(numbered(1000, 0), partition(20, 5, 200, 90), [replace(g, shadow_share=None) for g in groups])
+    assert torch.bincount(federation.shadow.group).tolist() == [0, 50, 150]
+    for name in ("clients", "test"):
+        assert getattr(federation, name).x.equal(getattr(plain, name).x)
+    with pytest.raises(InputError, match=r"^.shadow_share. must be above 0 for at least one group$"):
+        federation_of(numbered(1000, 0), partition(20, 5, 200, 90), [replace(g, shadow_share=0.0) for g in groups])
+
+
 def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -> None:
     groups = (Group("dark", 0.4, brightness=(0.1, 0.3)), Group("dim", 0.6, brightness=(0.5, 0.9)))
     images = white(600)

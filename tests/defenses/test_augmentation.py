@@ -193,3 +193,53 @@ def test_images_are_augmented_once(mlp):
     setup = Augmentation().applied(TrainingSetup(mlp, LOCAL, kind="images"))
     with pytest.raises(InputError, match="augmentation is applied, but images are augmented already"):
         Augmentation(5.0).applied(setup)
+
+
+class Centred(torch.nn.Module):
+    """A network that mixes no examples, with a layer that no formula of per-example gradients knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.linear((self.scale * x).flatten(1))
+
+
+def by_hand(model, row, examples, augmentation, bound, *, copies=3, rate=0.3, steps=2):
+    """Private steps without noise in a plain loop: each image's mean gradient over its copies is clipped once."""
+    (x, y), network, draws = examples, model.network(), Stream(7)("augmentation").generator()
+    torch.nn.utils.vector_to_parameters(row.clone(), network.parameters())
+    for _ in range(steps):
+        changed = augmentation.augmented(x.repeat_interleave(copies, dim=0), draws).split(copies)
+        total = [torch.zeros_like(parameter) for parameter in network.parameters()]
+        for images, label in zip(changed, y, strict=True):
+            of_copies = [
+                torch.autograd.grad(model.loss(network(image[None]), label[None]).sum(), [*network.parameters()])
+                for image in images
+            ]
+            mean = [sum(parts) / copies for parts in zip(*of_copies, strict=True)]
+            norm = sum(part.square().sum() for part in mean).sqrt()
+            total = [one + part * min(1.0, float(bound / norm)) for one, part in zip(total, mean, strict=True)]
+        with torch.no_grad():
+            for parameter, change in zip(network.parameters(), total, strict=True):
+                parameter.sub_(change, alpha=rate / len(y))
+    return torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+
+
+@pytest.mark.parametrize("build", [lambda: Logistic(6, 3), Centred])
+@pytest.mark.parametrize("bound", [0.5, 100.0])
+def test_multiplicity_clips_the_mean_gradient_of_an_image_s_copies_once(build, bound):
+    model, shift = Model(build), Augmentation(rotation=40.0, shift=1.0, multiplicity=3)
+    images, labels = images_of(5, 2, 3, 1), torch.tensor([0, 1, 2, 0, 1])
+    setup = TrainingSetup(model, LocalSGD(steps=2, batch_size="all", learning_rate=0.3))
+    local = shift.applied(DPSGD(max_grad_norm=bound).applied(setup)).first_local()
+    row, federation = model.init(Stream(0)), Federation.from_tensors([(images, labels)], test=(images, labels))
+    randomness = replace(local.randomness(federation.clients, federation.ids, Stream(2)), seeds=torch.tensor([7]))
+    with Engine(model, backend="loop") as engine:
+        shards = engine.prepare(federation).clients
+        ((_, ends),) = engine.train(row[None], torch.tensor([0]), shards, randomness, local)
+    expected = by_hand(model, row, (images, labels), shift, bound)
+    torch.testing.assert_close(ends[0], expected, rtol=1e-4, atol=1e-6)
+    alone = by_hand(model, row, (images, labels), shift, bound, copies=1)
+    assert float((expected - alone).norm()) > 1e-3

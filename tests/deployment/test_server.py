@@ -19,9 +19,17 @@ from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client
 from shoal.deployment.flower_config import NodeSettings, RunSettings
-from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, pack_vote, unpack_offer
+from shoal.deployment.flower_records import (
+    pack_histograms,
+    pack_identity,
+    pack_reply,
+    pack_stamp,
+    pack_vote,
+    unpack_offer,
+)
 from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.server_app import serve
@@ -89,6 +97,7 @@ class Nodes:
                 reply = pack_vote(vote_reply(offer, settings))
             else:
                 reply = pack_reply(training_reply(offer, settings))
+            pack_stamp(reply, Ledger.load(settings.folder / "ledger.json").stamp)
             spoiled = self.spoil(offer.round, partition, reply)
             if spoiled is not None:
                 yield Answer(node, spoiled)
@@ -154,7 +163,7 @@ def rounds_and_kinds(folder: Path, client: str) -> list[tuple[str, str]]:
             "data": {**TABLE["data"], "holdout_examples": 0},
             "red_team": {"every": 1, "shadow_models": 2},
             "privacy": {"thresholds": [0.5, 0.51], "beta": 0.5},
-            "coordinator": {"l2": 0.1, "gain": 1.0, "max_cost": 1.0, "vote_epsilon": 3.0},
+            "coordinator": {"l2": 0.1, "gain": 1.0, "max_cost": 1.0, "vote_epsilon": 1.0},
         },
     ],
     ids=["ifca-mir", "histograms", "fedavg", "cfl", "fedsoft", "ditto", "defenses", "participation", "coordinator"],
@@ -207,6 +216,29 @@ def test_models_are_sent_once_a_round_and_the_chosen_one_comes_back_without_what
     assert all(offer.models.shape == (2, 650) for offer in nodes.offers)
     assert all(set(reply) == {"model", "update"} for reply in replies)
     assert all(set(reply["update"]) == {"cluster", "examples"} for reply in replies)
+
+
+def test_a_client_whose_ledger_is_gone_stops_also_in_another_run_and_the_others_go_on(tmp_path):
+    serve(Nodes(tmp_path), settings(tmp_path))
+    assert json.loads((tmp_path / "ledgers.json").read_text())["partition-1"][0] == 6
+    (tmp_path / "1" / "ledger.json").unlink()
+
+    class Refusing(Nodes):
+        def ask(self, question, messages, awaited, seconds, group):
+            for node, content in messages.items():
+                try:
+                    yield from super().ask(question, {node: content}, awaited, seconds, group)
+                except InputError as error:
+                    yield Answer(node, pack_reply(Refusal(str(error))))
+
+    serve(Refusing(tmp_path), settings(tmp_path, out=str(tmp_path / "second")))
+    rows = list(csv.DictReader((tmp_path / "second" / "clients.csv").read_text().splitlines()))
+    assert [(row["name"], row["rounds"], row["refused"]) for row in rows] == [
+        ("partition-0", "3", "0"), ("partition-1", "0", "3"), ("partition-2", "3", "0")
+    ]  # fmt: skip
+    assert "has seen 6 charges of this client's ledger" in (tmp_path / "second" / "events.csv").read_text()
+    assert json.loads((tmp_path / "ledgers.json").read_text())["partition-0"][0] == 12
+    assert not (tmp_path / "1" / "ledger.json").exists()
 
 
 def test_a_client_of_cfl_is_sent_its_own_model_alone(tmp_path):

@@ -36,15 +36,14 @@ class Tasks:
 def test_a_message_whose_contents_never_come_does_not_hold_up_the_next(tmp_path, monkeypatch):
     lost, done = tmp_path / "lost", tmp_path / "done"
 
-    def run(*, token: str, **arguments: object) -> None:
-        del arguments
+    def answer(address: str, token: str, app: object) -> None:
         if token == "lost":
             lost.write_text(str(os.getpid()))
             time.sleep(30)
         else:
             done.write_text("")
 
-    monkeypatch.setattr(task_worker, "run_clientapp", run)
+    monkeypatch.setattr(task_worker, "_answer", answer)
     monkeypatch.setattr(task_worker.RuntimeHttpClient, "from_server_address", staticmethod(lambda **_: Tasks(done)))
     with pytest.raises(Done):
         task_worker.work("127.0.0.1:1")

@@ -160,7 +160,7 @@ def test_the_ladder_fits_the_data(toy_config):
 @pytest.fixture
 def small(toy_config, tmp_path, monkeypatch):
     """The file of a small run; pages of its runs are left out, and the ladder has two rungs."""
-    monkeypatch.setattr("shoal.sweeps.workers.report_of", lambda out: (out / "report.html").touch())
+    monkeypatch.setattr("shoal.sweeps.workers.report_of", lambda out, **_: (out / "report.html").touch())
     rungs = (Rung("1 round", "1 round instead of 2", {"algorithm.rounds": 1}), Rung("impossible", "", {"seed": -1}))
     monkeypatch.setattr("shoal.protection.search.ladder", lambda *_: rungs)
     path = tmp_path / "small.toml"

@@ -68,6 +68,27 @@ def test_clients_are_sent_students_where_every_round_is_distilled():
         assert not first.models.equal(plain.models)
 
 
+def test_an_average_is_of_the_last_rounds_and_changes_no_training():
+    plain, rounds = simulation(federation(shadow=0)), []
+    with shoal.EngineSettings().engine(plain.setup.model) as engine:
+        training = plain.on(engine)
+        rounds = [state.models for state, _ in training.rounds(training.start(), 3)]
+    expected = rounds[0]
+    for number, models in enumerate(rounds[1:], start=2):
+        expected = expected + (models - expected) / min(number, 2)
+    averaged = trained(replace(plain, release=shoal.Distillation(distil="never", average=2)))
+    assert averaged.state.models.equal(rounds[-1])
+    found = torch.stack([averaged.models[k]["output.weight"].flatten() for k in range(2)])
+    torch.testing.assert_close(found, expected[:, : found.shape[1]])
+    mean = trained(replace(plain, release=shoal.Distillation(distil="never", average=9))).models[0]["output.weight"]
+    torch.testing.assert_close(mean.flatten(), torch.stack(rounds).mean(dim=0)[0, : found.shape[1]])
+
+
+def test_a_release_of_nothing_is_refused():
+    with pytest.raises(InputError, match="changes nothing"):
+        shoal.Distillation(distil="never")
+
+
 def test_where_public_examples_span_everything_a_linear_student_agrees_with_its_teacher():
     own = simulation(release=shoal.Distillation(steps=4000, batch_size=60, learning_rate=1.0))
     plain, students = trained(simulation()), trained(own)
@@ -90,9 +111,9 @@ def test_an_audit_attacks_students_and_retrains_them(distil, tmp_path):
     assert audit.members > 0
 
 
-@pytest.mark.parametrize("distil", ["end", "round"])
+@pytest.mark.parametrize("distil", ["end", "round", "never"])
 def test_a_run_resumes_and_is_prolonged_to_the_same_bits(distil, tmp_path):
-    release = shoal.Distillation(distil=distil, steps=30)
+    release = shoal.Distillation(distil=distil, steps=30, average=2)
     shorter = replace(simulation(release=release), rounds=2)
     trained(shorter, tmp_path / "run")
     longer = shoal.Run(simulation(release=release), tmp_path / "run").train(resume=True)

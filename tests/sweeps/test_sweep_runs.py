@@ -94,7 +94,7 @@ def two_runs(written, tmp_path):
     return path
 
 
-def empty_page(out: Path) -> None:
+def empty_page(out: Path, **_: object) -> None:
     (out / "report.html").touch()
 
 

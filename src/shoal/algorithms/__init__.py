@@ -35,13 +35,13 @@ from shoal.algorithms.wrappers.choice import IFCAMIR, IFCAWithinLimit, PricedCho
 from shoal.algorithms.wrappers.early_stopping import EarlyStopping
 from shoal.algorithms.wrappers.pooling import Pooling
 from shoal.algorithms.wrappers.shared_body import SharedBody
-from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart
+from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart, ServerStart
 
 Algorithms = (
     FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
     | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
     | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
-    | FedRep | APFL | PerFedAvg | PrivateMeans | ServerOnly
+    | FedRep | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
@@ -50,5 +50,5 @@ __all__ = [
     "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning",
     "GroupPrivacy", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "OneShotClustering", "OneShotStart",
     "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold",
-    "ServerOnly", "SharedBody", "Wrapper",
+    "ServerOnly", "ServerStart", "SharedBody", "Wrapper",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
 from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
-from shoal.config.kinds import made, name_of
+from shoal.config.kinds import made, name_of, require_data
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
@@ -277,8 +277,14 @@ class Config:
         return tomli_w.dumps(self.table())
 
 
-def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
+def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bool | None = None) -> Config:
     """The configuration in a TOML file, with ``changes`` such as "algorithm.rounds=10" made to it.
+
+    Args:
+        path: of the file.
+        changes: made to it.
+        allow_code: whether the file may name code (``module:Name``), which is then imported; None: unless it lies in a
+            run's directory, which may be somebody else's.
 
     Raises:
         InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
@@ -297,7 +303,10 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
         >>> config.algorithm.rounds, config.red_team.every
         (5, 5)
     """
-    table = read_toml(path)
+    table, path = read_toml(path), Path(path)
+    of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
+    if allow_code is False or (allow_code is None and of_run):
+        require_data(table, path)
     require(
         SIMULATION not in table,
         f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",

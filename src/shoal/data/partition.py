@@ -40,7 +40,8 @@ class Partition:
         clients: number of clients.
         examples_per_client: training examples of each client; with ``dirichlet_alpha``, their mean.
         holdout_examples: further examples of each client, kept out of its training.
-        shadow_examples: examples of the server's shadow set, mixed like the groups' shares.
+        shadow_examples: examples of the server's shadow set, mixed like the groups' shares, unless they have a
+            ``shadow_share``.
         test_examples: examples held out for measuring, equally many for each group, also for one without clients.
         dirichlet_alpha: label skew: each class is partitioned over the clients in proportions from
             Dirichlet(dirichlet_alpha); None: equal clients without skew.
@@ -91,6 +92,8 @@ class Partition:
         require(any(share > 0 for share in shares), f"at least one group's share must be above 0; got {spelled}")
         total = sum(shares)
         require(abs(total - 1) < 1e-6, f"the groups' shares must sum to 1; {spelled} sum to {total:g}")
+        anywhere = any(group.shadow_weight > 0 for group in groups)
+        require(anywhere, "'shadow_share' must be above 0 for at least one group")
         counts = apportion(shares, self.clients)
         for group, count in zip(groups, counts, strict=True):
             require(
@@ -214,7 +217,7 @@ def partitioned(
     return Federation(
         clients=shards(*training),
         holdout=shards(*holdout),
-        shadow=examples(shadow, apportion(shares, len(shadow))),
+        shadow=examples(shadow, apportion([group.shadow_weight for group in groups], len(shadow))),
         test=examples(test, _equal_counts(len(test), len(groups))),
         ids=ids,
         group=group,

@@ -40,6 +40,8 @@ class Group:
             images of a client have the client's. Test and shadow images belong to no client and always have their own.
         label_shift: s: every example of the group has the label (y + s) mod C in the place of y, C the number of
             classes; so groups of the same images differ in what they mean (concept shift). None: unchanged.
+        shadow_share: weight of the group in the server's shadow set, which may be of other groups than the clients; 0:
+            none of its examples. None: ``share``.
 
     Raises:
         InputError: a value outside its range, a range whose low is above its high, a reserved name, or an angle per
@@ -52,6 +54,7 @@ class Group:
     brightness: Annotated[tuple[_Factor, _Factor], Field(strict=False)] | None = None
     shift_per: Literal["image", "client"] = "image"
     label_shift: Count | None = None
+    shadow_share: Fraction | None = None
 
     def __post_init__(self) -> None:
         require_group_name(self.name)
@@ -63,6 +66,11 @@ class Group:
             self.shift_per == "image" or self.rotation is not None or self.brightness is not None,
             f"'shift_per' = \"client\" of group '{self.name}' needs 'rotation' or 'brightness' as a range to draw from",
         )
+
+    @property
+    def shadow_weight(self) -> float:
+        """The group's weight in the shadow set."""
+        return self.share if self.shadow_share is None else self.shadow_share
 
     def shift(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Shifted copies of ``images`` (B, C, H, W) in [0, 1].

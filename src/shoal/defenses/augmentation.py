@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.core.errors import require
-from shoal.core.settings import Flag, Fraction, Internal, NonNegativeFloat, settings
+from shoal.core.settings import Flag, Fraction, Internal, NonNegativeFloat, Positive, settings
 from shoal.defenses.defense import Scaled, TrainingSetup
 from shoal.engine import ClusterRound, LocalSGD
 
@@ -29,10 +29,13 @@ class Augmentation(Scaled):
         flip: whether one image in two is mirrored left to right.
         crop: largest share of the height and the width that is cut off, in [0, 1), before the rest, from a random
             place, is resized to the whole; shares are uniform.
+        multiplicity: M, copies of each image in a step, each transformed on its own. With DP-SGD the mean of their
+            gradients is clipped once, so a step reads an image M times at the epsilon of one (De et al.).
         strength: of a `scaled` defence, in [0, 1]: the factor on angles, shifts, crops and the share of flips.
 
     Source: on what it does against membership inference, Kaya and Dumitras, "When Does Data Augmentation Help With
-    Membership Inference Attacks?", ICML 2021.
+    Membership Inference Attacks?", ICML 2021. Of ``multiplicity``: De, Berrada, Hayes, Smith, Balle 2022,
+    arXiv:2204.13650, section 3.2.
 
     Example:
         >>> import torch, shoal
@@ -49,6 +52,7 @@ class Augmentation(Scaled):
     shift: NonNegativeFloat = 2.0
     flip: Flag = False
     crop: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    multiplicity: Positive = 1
     strength: Annotated[Fraction, Internal()] = field(default=1.0, kw_only=True)
     name: ClassVar[str] = "augmentation"
     title: ClassVar[str] = "Augmentation"
@@ -69,7 +73,9 @@ class Augmentation(Scaled):
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training on transformed images, the same in every round."""
         nothing = self.rotation == 0 and self.shift == 0 and not self.flip and self.crop == 0
-        return local if nothing or self.strength == 0 else replace(local, augmentation=self)
+        if nothing or self.strength == 0:
+            return local
+        return replace(local, augmentation=self, multiplicity=self.multiplicity)
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transformed copies of images (B, C, H, W), each by draws of its own.

@@ -59,7 +59,8 @@ class NodeSettings:
         alpha: weight of the loss in the client's choice, 1 - ``beta``.
         beta: weight of the risk in the client's choice; None, as ``alpha``: that of the run's configuration.
         threshold: tolerated accuracy of membership inference; None: that of the run's configuration.
-        epsilon_budget: the client refuses a round after which it would have spent more.
+        policy: the TOML file of what the server may ask, `shoal.deployment.client.policy.Policy`; None: its defaults.
+        epsilon_budget: the client refuses what would take its ledger above this; ``noise`` must be secret.
         state_dir: the client's own folder, of its privacy ledger and its personal model; None: beside Flower's files.
         risk: whose estimates of risk the client chooses by: the server's, or its own.
         noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
@@ -77,6 +78,7 @@ class NodeSettings:
     alpha: Fraction | None = None
     beta: Fraction | None = None
     threshold: Annotated[float, Field(ge=0.5, le=1, strict=True)] | None = None
+    policy: _OptionalPath = None
     epsilon_budget: _NonNegative = math.inf
     state_dir: _OptionalPath = None
     risk: Literal["server", "client"] = "server"
@@ -90,6 +92,8 @@ class NodeSettings:
         require(bool(self.name), "a client with data of its own needs a name; give 'client'")
         plain = re.fullmatch(CLIENT_NAME, self.name) is not None
         require(plain, f"'client' must be of letters, digits, '-', '_' and '.'; got {self.name!r}")
+        secret = self.noise == "secret" or self.epsilon_budget == math.inf
+        require(secret, "'epsilon-budget' needs 'noise' to be 'secret': noise that the server knows protects nobody")
         alpha, beta = self.alpha, self.beta
         complementary = alpha is None or beta is None or abs(alpha + beta - 1) < 1e-9
         require(complementary, f"'alpha' and 'beta' must sum to 1; got {alpha} and {beta}")
@@ -131,6 +135,8 @@ class RunSettings:
         config: of the run, a TOML file as `shoal run` takes.
         out: the run's directory at the server; a run in an existing one resumes after its last round.
         data_dir: where the server looks for data first.
+        ledgers: the file of the last charge of each client's ledger that the server has seen, which all runs of the
+            same clients should share; None: ``ledgers.json`` beside ``out``.
         min_nodes: clients without which no round begins.
         round_timeout: seconds that a round waits for replies.
         wait_timeout: seconds that the server waits for enough clients before it gives up.
@@ -141,6 +147,7 @@ class RunSettings:
     config: Annotated[Path, BeforeValidator(_toml_file)]
     out: Annotated[Path, BeforeValidator(lambda value: _path(value).absolute())] = Path("runs/flower")
     data_dir: _OptionalPath = None
+    ledgers: _OptionalPath = None
     min_nodes: Positive = 2
     round_timeout: _NonNegative = 600.0
     wait_timeout: _NonNegative = 600.0
@@ -157,6 +164,11 @@ class RunSettings:
         return _read(RunSettings, {"config": "", **config}, "run config")
 
     @property
+    def stamps(self) -> Path:
+        """``ledgers``, or the file that it is by default."""
+        return self.ledgers or self.out.parent / "ledgers.json"
+
+    @property
     def limits(self) -> Limits:
         """The limits of what is merged."""
         return Limits(self.max_examples, self.max_update_norm or math.inf)
@@ -169,12 +181,3 @@ def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _S
         return kind(**{name: checked(kind, name, config[key], key) for name, key in keys.items() if key in config})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-
-
-def own_code(table: object, key: str = "") -> set[str]:
-    """Each ``module:Name`` in a configuration, which nodes refuse unless their `NodeSettings.allow_code` names it."""
-    if isinstance(table, dict):
-        return {name for key, value in table.items() for name in own_code(value, key)}
-    if isinstance(table, list | tuple):
-        return {name for value in table for name in own_code(value, key)}
-    return {table} if isinstance(table, str) and ":" in table and key not in ("path", "task", "device") else set()

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.core.errors import InputError
 from shoal.data import Standardizer
 from shoal.deployment.flower_config import CLIENT_NAME
-from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, reject_unless
+from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, plain, reject_unless
 from shoal.engine import ClientUpdate
 
 _ARRAY_HEADER = 4096
@@ -35,6 +35,7 @@ class _Header:
     directives: dict[str, list[float]]
     classes: tuple[str, ...]
     scale: Standardizer | None
+    ledger: tuple[int, str]
 
 
 _HEADERS = TypeAdapter(_Header)
@@ -87,8 +88,8 @@ def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts
     Raises:
         RejectedReplyError: missing or unexpected tensors or numbers, wrong shapes or types, or as `check_update`.
     """
-    if set(records) == {"refusal"} and "refusal" in records.config_records:
-        return Refusal(str(records.config_records["refusal"].get("reason"))[:500])
+    if (refusal := unpack_refusal(records)) is not None:
+        return refusal
     _require_names("records", records, {"model", "update"})
     tensors = _record(records, "model", ArrayRecord, "tensors", {"model"})
     keys = {"cluster", "examples", "best"} if counts_best else {"cluster", "examples"}
@@ -98,6 +99,13 @@ def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts
     update = ClientUpdate(_integer(numbers["cluster"]), _integer(numbers["examples"]), end, best)
     check_update(update, offered, limits, counts_best=counts_best)
     return update
+
+
+def unpack_refusal(records: RecordDict) -> Refusal | None:
+    """The refusal in ``records``; None: they are an answer."""
+    if set(records) == {"refusal"} and "refusal" in records.config_records:
+        return Refusal(plain(records.config_records["refusal"].get("reason")))
+    return None
 
 
 def pack_histograms(counts: np.ndarray) -> RecordDict:
@@ -143,6 +151,26 @@ def unpack_identity(records: RecordDict) -> tuple[str, int | None]:
         raise RejectedReplyError(f"{name!r:.200} is no name of a client")
     reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
     return name, None if partition < 0 else partition
+
+
+def pack_stamp(records: RecordDict, stamp: tuple[int, str]) -> None:
+    """Add the last charge of the client's ledger to a reply: its number and hash."""
+    records["ledger"] = ConfigRecord({"count": stamp[0], "hash": stamp[1]})
+
+
+def unpack_stamp(records: RecordDict) -> tuple[int, str]:
+    """Take the last charge of the client's ledger out of a reply; ``(0, "")`` where it has none, as a refusal.
+
+    Raises:
+        RejectedReplyError: it is none.
+    """
+    if "ledger" not in records:
+        return 0, ""
+    record = _record(records, "ledger", ConfigRecord, "keys", {"count", "hash"})
+    count, link = _integer(record["count"]), str(record["hash"])
+    reject_unless(0 <= count < 2**53 and re.fullmatch("[0-9a-f]{32}" if count else "", link) is not None, "no stamp")
+    del records["ledger"]
+    return count, link
 
 
 def _packed(tensor: Tensor) -> Array:

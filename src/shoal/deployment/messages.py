@@ -16,9 +16,25 @@ from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
 from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, remote_rounds
 
+_LONGEST = 200
+
+
+def plain(text: object) -> str:
+    r"""At most 200 printable characters of a stranger's text, on one line, and nothing that a spreadsheet calculates.
+
+    >>> plain("lost\n2026-01-01 round 3: done"), plain("=1+1"), len(plain("x" * 10**6))
+    ('lost 2026-01-01 round 3: done', "'=1+1", 200)
+    """
+    printable = "".join(letter if letter.isprintable() else " " for letter in str(text)[: 10 * _LONGEST])
+    line = " ".join(printable.split())
+    return f"'{line}"[:_LONGEST] if line[:1] in tuple("=+-@") else line[:_LONGEST]
+
 
 class RejectedReplyError(ShoalError):
-    """A reply that is not merged; the text says why."""
+    """A reply that is not merged; the text says why, by `plain`, since it may quote the reply."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(plain(reason))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +50,7 @@ class Offer:
         directives: what the server asks of each model's clients, by name; (K,) float64 each.
         classes: the names of the classes, by number; none where the data are a named set.
         scale: the standardization of columns, fitted to the server's table; None: the data are no tables.
+        ledger: the last charge of the client's ledger that the server has seen: its number and hash.
     """
 
     round: int
@@ -44,6 +61,7 @@ class Offer:
     directives: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
+    ledger: tuple[int, str] = (0, "")
     __repr__ = one_line
 
 

@@ -84,6 +84,8 @@ class LocalSGD:
         gradient_privacy: makes the steps differentially private (set by a defence); None: they are not.
         dropout: rate of the network's `SeededDropout` layers (set by a defence); None: their own.
         augmentation: transforms the images of every batch (set by a defence); None: none.
+        multiplicity: copies of each example in a batch, each augmented on its own, whose mean gradient is the example's
+            (set by a defence).
         objective: replaces the batch's mean loss (set by a defence); None: the mean loss.
         share: fraction of the steps that are taken, in (0, 1], at least one step (set by a defence).
         tensors: names of the trained tensors, at least one; gradients of the others are neither computed nor clipped
@@ -113,6 +115,7 @@ class LocalSGD:
     gradient_privacy: Annotated[GradientPrivacy | None, Internal()] = field(default=None, kw_only=True)
     dropout: Annotated[float | None, Internal(), Field(ge=0, lt=1)] = field(default=None, kw_only=True)
     augmentation: Annotated[Augmentation | None, Internal()] = field(default=None, kw_only=True)
+    multiplicity: Annotated[Positive, Internal()] = field(default=1, kw_only=True)
     objective: Annotated[Objective | None, Internal()] = field(default=None, kw_only=True)
     share: Annotated[float, Internal(), Field(gt=0, le=1)] = field(default=1.0, kw_only=True)
     tensors: Annotated[frozenset[str] | None, Internal()] = field(default=None, kw_only=True)

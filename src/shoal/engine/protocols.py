@@ -63,10 +63,10 @@ class PlanRule(Protocol):
 
 
 class Release(Protocol):
-    """Replaces the models of a round by what is sent to clients in their place, such as students of them."""
+    """Replaces the models of a round by what is sent to clients in their place, such as students, or keeps some."""
 
-    def released(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
-        """Models (K, P) in the place of ``models`` (K, P)."""
+    def after_round(self, before: State, after: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """The state ``after`` a round in which somebody trained, with other models or further tensors."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Distillation: students of the clusters' models, trained on public examples, are released in their place."""
+"""What is released in the place of the clusters' models: averages over rounds, and students of them."""
 
 from dataclasses import replace
 from typing import Literal
@@ -20,9 +20,20 @@ def soft_cross_entropy(outputs: Tensor, posteriors: Tensor) -> Tensor:
     return -(posteriors * functional.log_softmax(outputs, dim=1)).sum(dim=1)
 
 
+_AVERAGE = "release.average"
+"""The running average in `State.server`."""
+
+
 @settings
 class Distillation:
     """A student of each cluster's model, trained from a new start on the shadow set, without its labels.
+
+    With ``average`` the model is first an average over the last rounds, which noise of single rounds moves less:
+
+        average_t = average_(t-1) + (models_t - average_(t-1)) / min(t, N)
+
+    the mean of the first N rounds, then an exponential average. Clients are sent the models themselves, and where their
+    number changes the average begins anew. An average of models is no protection: it follows what they remember.
 
     The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``; of a regression, the
     model's loss with the teacher's outputs. What a teacher remembers of its members outside the span of the public
@@ -34,14 +45,19 @@ class Distillation:
 
     Args:
         distil: "end": the models after the last round are replaced; "round": those of every round, so that clients are
-            sent students, and train these.
+            sent students, and train these; "never": there are no students, and the averages are released.
+        average: N, rounds that an average reaches back; None: the models of the last round are released.
         steps: of SGD.
         batch_size: public examples per step.
         learning_rate: of the steps.
         temperature: T.
 
+    Raises:
+        InputError: neither students nor averages.
+
     Source: Shejwalkar and Houmansadr, "Membership privacy for machine learning models through knowledge transfer", AAAI
-    2021, arXiv:1906.06589; of ours are the clusters and the use of all public examples.
+    2021, arXiv:1906.06589; of ours are the clusters and the use of all public examples. Averages under noise: De,
+    Berrada, Hayes, Smith, Balle 2022, arXiv:2204.13650, section 3.2; over rounds instead of steps, ours.
 
     Example:
         >>> import shoal
@@ -54,11 +70,30 @@ class Distillation:
         1.0
     """
 
-    distil: Literal["end", "round"] = "end"
+    distil: Literal["end", "round", "never"] = "end"
+    average: Positive | None = None
     steps: Positive = 1500
     batch_size: Positive = 100
     learning_rate: PositiveFloat = 0.1
     temperature: PositiveFloat = 1.0
+
+    def __post_init__(self) -> None:
+        require(
+            self.distil != "never" or self.average is not None,
+            "'release' changes nothing with distil = \"never\" and no 'average'; leave it out, or give one of them",
+        )
+
+    def after_round(self, before: State, after: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """The state ``after`` a round with students where each round has some, and with the average."""
+        if self.distil == "round":
+            after = replace(after, models=self.released(after.models, federation, engine, stream))
+        if self.average is None:
+            return after
+        average, models = before.server.get(_AVERAGE), after.models.cpu()
+        if average is None or average.shape != models.shape:
+            average = models
+        average = average + (models - average) / min(after.round, self.average)
+        return replace(after, server={**after.server, _AVERAGE: average})
 
     def released(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
         """The students (K, P) of ``models`` (K, P); they draw from ``stream``."""
@@ -78,16 +113,18 @@ class Distillation:
         return torch.stack(students)
 
     def check(self, federation: Federation) -> None:
-        """Raise `InputError` where there are no public examples."""
+        """Raise `InputError` where students have no public examples."""
         require(
-            len(federation.shadow) > 0,
+            len(federation.shadow) > 0 or self.distil == "never",
             "'release' distils on a shadow set, public examples without labels; give shadow examples",
         )
 
 
 def released(release: Distillation | None, training: Training, state: State) -> State:
-    """The state after the last round as it is released; itself without distillation at the end."""
-    if release is None or release.distil != "end":
+    """The state after the last round as it is released; itself without averages and distillation at the end."""
+    if release is None:
         return state
-    models = release.released(state.models, training.federation, training.engine, training.stream("release"))
-    return replace(state, models=models)
+    models = state.server.get(_AVERAGE, state.models).to(state.models)
+    if release.distil == "end":
+        models = release.released(models, training.federation, training.engine, training.stream("release"))
+    return state if models is state.models else replace(state, models=models)

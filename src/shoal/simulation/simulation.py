@@ -117,7 +117,7 @@ class Simulation:
         attacks: further ones of audits, on the scores of reference models (`ReferenceAttack`), asked at the end of this
             run too where it has reference federations, or on clients' updates (`UpdateAttack`).
         metrics: further measurements of the finished training.
-        release: students that are released in the place of the models; None: the models are.
+        release: students or averages that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
             takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
 
@@ -271,7 +271,7 @@ class Simulation:
             defenses=self.setup.defenses if coordinator is None else (*self.setup.defenses, coordinator),
             malicious_clients=self.malicious_clients,
             coordinator=coordinator,
-            release=self.release if self.release is not None and self.release.distil == "round" else None,
+            release=self.release,
             record_every=self.record_updates,
         )
 

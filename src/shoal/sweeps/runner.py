@@ -136,14 +136,16 @@ def run_sweep(
     return Outcome(report, len(rows), {names[digest]: reason for digest, reason in failed.items()})
 
 
-def report_of_sweep(out: Path) -> Path:
+def report_of_sweep(out: Path, *, allow_code: bool = False) -> Path:
     """Write the tables, figures and page of a sweep again, from its directory alone; returns the path of the page.
+
+    ``allow_code`` is as of `shoal.load`.
 
     Raises:
         InputError: ``out`` holds no sweep, or one of its files is missing or damaged.
     """
     with _lock(out):
-        sweep = read_sweep(out / "sweep.toml")
+        sweep = read_sweep(out / "sweep.toml", allow_code=allow_code)
         done = read_results(out, sweep.axes)
         finished = set(done[[*sweep.axes, "seed"]].itertuples(index=False, name=None))
         missing = [

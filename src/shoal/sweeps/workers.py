@@ -117,7 +117,7 @@ def run_one(
                 watch=watch,
                 watch_references=watch_references,
             )
-            report_of(out)
+            report_of(out, allow_code=True)
         except InputError as error:
             foreign = out.exists() and not (out / "config.toml").exists()
             return digest, f"{error}; or remove {out} to do the run again" if foreign else str(error)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
@@ -12,6 +13,21 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
 from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
+
+
+def trained_by_server(
+    models: Tensor, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream, name: str
+) -> Tensor:
+    """Models (K, P), each trained on the shadow set and its labels from where it is; equal ones stay equal.
+
+    Raises:
+        InputError: no shadow set for the algorithm of that ``name``.
+    """
+    shadow = federation.shadow
+    require(len(shadow) > 0, f"'{name}' trains on the shadow set; give shadow examples")
+    begun, which = models.unique(dim=0, return_inverse=True)
+    trained = [engine.train_centrally(engine.model, row, shadow.x, shadow.y, local, stream("server")) for row in begun]
+    return torch.stack(trained)[which]
 
 
 @settings
@@ -48,12 +64,8 @@ class ServerOnly(Derived):
         Raises:
             InputError: no shadow set.
         """
-        shadow, state = federation.shadow, super().init(engine, federation, local, stream)
-        require(len(shadow) > 0, "'server-only' trains on the shadow set; give shadow examples")
-        passes = replace(local, epochs=self.epochs, steps=None, decay=1.0)
-        begun, drawn = state.models[0], stream("server")
-        trained = engine.train_centrally(engine.model, begun, shadow.x, shadow.y, passes, drawn)
-        return replace(state, models=trained[None])
+        state, passes = super().init(engine, federation, local, stream), replace(local, epochs=self.epochs, steps=None)
+        return replace(state, models=trained_by_server(state.models, engine, federation, passes, stream, self.name))
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Nobody trains."""

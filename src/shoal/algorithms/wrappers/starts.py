@@ -16,11 +16,13 @@ from torch import Tensor
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.clusters.one_shot import first_plan, grouped, require_counted
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.one_model.server_only import trained_by_server
 from shoal.algorithms.wrapper import Wrapper, require_no_first_round
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, LocalSGD, RoundPlan, State, averaging_weights
+from shoal.data import Federation
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, averaging_weights
 
 
 class Start(Wrapper):
@@ -67,6 +69,52 @@ class Start(Wrapper):
     def _left(self) -> str:
         """Name of the tensor with the number of rounds that are left."""
         return f"{type(self).__name__}.left"
+
+
+@settings
+class ServerStart(Wrapper):
+    """Public pretraining: before the first round the server trains each model of ``base`` on the shadow set and its
+    labels; the clients go on from there.
+
+    No client has a part in the start, so it exposes nobody and costs no epsilon, and reference federations begin there
+    too. Models that ``base`` begins alike stay alike; personal models begin as they do without it. Attacks that take
+    the shadow set for non-members (a loss threshold, RMIA's population) are misled, since every model has seen it.
+    Compare with `ServerOnly`, which stops there: clients must add to it.
+
+    Args:
+        base: the algorithm of the clients.
+        local: training on the shadow set, whose steps are neither clipped nor noised; left out: 20 epochs in the
+            batches and at the rate of local training.
+
+    Source: of ours for clusters; as in FedAvg from pretrained models, Nguyen et al., "Where to begin?", ICLR 2023,
+    arXiv:2206.15387, with labels of the server's in the place of other data.
+
+    Example:
+        >>> import shoal
+        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 20, [0, 1] * 20)
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one, shadow=shadow)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> toy = federation, model, shoal.ServerStart(shoal.FedAvg()), shoal.LocalSGD()
+        >>> result = shoal.simulate(*toy, rounds=1, participation=0.0)
+        >>> alone = shoal.simulate(federation, model, shoal.ServerOnly(), shoal.LocalSGD(), rounds=1)
+        >>> result.state.models.equal(alone.state.models)
+        True
+    """
+
+    base: Algorithm = IFCA()
+    local: LocalSGD | None = None
+    name: Literal["server-start"] = "server-start"
+    title: ClassVar[str] = "Start on the shadow set"
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The state of the base, with its models trained.
+
+        Raises:
+            InputError: no shadow set.
+        """
+        state = super().init(engine, federation, local, stream)
+        own = self.local or replace(local, epochs=20, steps=None)
+        return replace(state, models=trained_by_server(state.models, engine, federation, own, stream, self.name))
 
 
 @settings

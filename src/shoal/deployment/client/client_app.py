@@ -10,8 +10,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.ledger import LEDGER, Ledger
+from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, pack_vote, unpack_offer
+from shoal.deployment.flower_records import (
+    pack_histograms,
+    pack_identity,
+    pack_reply,
+    pack_stamp,
+    pack_vote,
+    unpack_offer,
+)
 from shoal.deployment.messages import Refusal
 
 LOG = logging.getLogger("shoal")
@@ -27,30 +36,47 @@ def identify(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Choose among the offered models, train one, and send it."""
-    return _reply(message, context, lambda node: pack_reply(training_reply(unpack_offer(message.content), node)))
+    return _reply(
+        message, context, lambda node: _stamped(pack_reply(training_reply(unpack_offer(message.content), node)), node)
+    )
 
 
 @app.query("histograms")
 def count(message: Message, context: Context) -> Message:
     """Send histograms of the losses of the offered model."""
-    return _reply(message, context, lambda node: pack_histograms(histograms_reply(unpack_offer(message.content), node)))
+    return _reply(
+        message,
+        context,
+        lambda node: _stamped(pack_histograms(histograms_reply(unpack_offer(message.content), node)), node),
+    )
 
 
 @app.query("votes")
 def vote(message: Message, context: Context) -> Message:
     """Send whether the risk of the client's model is over its limit."""
-    return _reply(message, context, lambda node: pack_vote(vote_reply(unpack_offer(message.content), node)))
+    return _reply(
+        message, context, lambda node: _stamped(pack_vote(vote_reply(unpack_offer(message.content), node)), node)
+    )
 
 
 def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict]) -> Message:
     """The reply by the node's settings, or a refusal that says nothing of the client."""
     try:
         config = dict(context.node_config)
-        # Flower's own simulation gives nodes a partition alone.
-        if folder := context.run_config.get("state-dir"):
+        # Flower's simulation gives nodes a partition alone. Elsewhere a node's folders are not the server's business.
+        if "num-partitions" in config and (folder := context.run_config.get("state-dir")):
             config.setdefault("state-dir", f"{folder}/partition-{config.get('partition-id')}")
         content = answer(NodeSettings.read(config))
+    except NotAllowedError as refused:
+        LOG.warning("refused: %s", refused)
+        content = pack_reply(Refusal(refused.reason))
     except Exception:
         LOG.exception("a message of the server could not be answered")
         content = pack_reply(Refusal("the client could not answer; its own log says why"))
     return Message(content=content, reply_to=message)
+
+
+def _stamped(reply: RecordDict, node: NodeSettings) -> RecordDict:
+    """The reply with the last charge of the client's ledger."""
+    pack_stamp(reply, Ledger.load(node.folder / LEDGER).stamp)
+    return reply

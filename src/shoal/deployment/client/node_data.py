@@ -9,6 +9,7 @@ import torch
 
 from shoal.config.build import build, load_source
 from shoal.config.client_files import draw_split, reading_of
+from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
@@ -23,7 +24,7 @@ from shoal.data import (
 )
 from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup, defended
-from shoal.deployment.flower_config import NodeSettings, own_code
+from shoal.deployment.flower_config import NodeSettings
 from shoal.models import Shape, VectorShape
 from shoal.simulation.checks import check_coordinator
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flwr.app import RecordDict
@@ -13,6 +13,7 @@ from shoal.deployment.flower_records import unpack_identity
 from shoal.deployment.messages import RejectedReplyError
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Answer, Exchange, Question
+from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.roster import Member, Roster
 
 
@@ -24,6 +25,7 @@ class Attendance:
     settings: RunSettings
     roster: Roster
     events: Events
+    stamps: LedgerStamps
     _strangers: set[int] = field(default_factory=set)
     _silent: set[int] = field(default_factory=set)
 
@@ -55,6 +57,11 @@ class Attendance:
         awaited = {node for node, i in positions.items() if members[i].waits}
         contents = {node: messages[i] for node, i in positions.items()}
         for answer in self._answers(question, contents, awaited, self.settings.round_timeout, number):
+            try:
+                if answer.content is not None:
+                    self.stamps.take(members[positions[answer.node]].name, answer.content)
+            except RejectedReplyError as error:
+                answer = replace(answer, content=None, error=str(error))  # noqa: PLW2901
             yield positions[answer.node], answer
 
     def reject(
@@ -63,6 +70,11 @@ class Attendance:
         """Count a reply of round ``number`` that is not taken, and say why."""
         member.rejected += 1
         self.events.add(number, kind, member.name, member.node, reason)
+
+    def refuse(self, number: int, member: Member, reason: str) -> None:
+        """Count a question of round ``number`` that a client refused."""
+        member.refused += 1
+        self.events.add(number, "refused", member.name, member.node, reason)
 
     def _answers(
         self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.core.atomic_files import write_text
+from shoal.deployment.messages import plain
 
 LOG = logging.getLogger("shoal")
 
@@ -44,13 +45,12 @@ class Events:
         return Events(path, counts)
 
     def add(self, number: int, kind: Kind, client: str, node: int | None, reason: str = "") -> None:
-        """Say that something happened in round ``number``."""
-        where = "" if node is None else str(node)
+        """Say that something happened in round ``number``; names and reasons may be a stranger's."""
+        where, client, reason = "" if node is None else str(node), plain(client), plain(reason)
         LOG.warning(
             "round %d: client %s (node %s) %s%s", number, client, where or "none", kind, reason and f": {reason}"
         )
         self.counts[kind] += 1
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            plain = " ".join(reason.split())
-            csv.writer(file, lineterminator="\n").writerow([moment, number, kind, client, where, plain])
+            csv.writer(file, lineterminator="\n").writerow([moment, number, kind, client, where, reason])

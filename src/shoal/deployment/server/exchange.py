@@ -1,13 +1,18 @@
 """The way of messages between the server and its nodes."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from shoal.deployment.messages import RejectedReplyError, plain
+from shoal.deployment.server.replies import NotUploadedError, Reply, arrived, confirm, content_of
 
 Question = Literal["identify", "train", "histograms", "votes"]
 """The question of a message to a client."""
@@ -19,10 +24,11 @@ class Answer:
 
     Args:
         node: that it was sent to.
-        content: the reply's records; None: the node's program failed.
-        error: why it did.
-        late: whether it answers a message of an earlier exchange.
+        content: the reply's records; None: there are none that can be read.
+        error: why not.
+        late: whether it answers a message of an earlier exchange; such a reply is not read.
         gone: whether nobody will answer: the node is not there any more, or its message has expired.
+        failed: whether the node's program failed; otherwise what it sent was refused unread.
     """
 
     node: int
@@ -30,6 +36,7 @@ class Answer:
     error: str = ""
     late: bool = False
     gone: bool = False
+    failed: bool = False
 
 
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
@@ -37,13 +44,23 @@ _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Err
 _POLL = 0.25
 """Seconds from one look for replies to the next. Flower's own loop takes three."""
 
+_BATCH = 256
+"""Messages whose replies are asked for at once: the SuperLink's work for each look is in proportion."""
+
+_HEADERS = 1 << 16
+"""Bytes that the arrays of a reply may have more than those of its message."""
+
 
 @dataclass
 class Exchange:
     """Sends messages to nodes and brings their answers; it remembers what is unanswered, to know late replies."""
 
     grid: Grid
-    _pending: dict[str, int] = field(default_factory=dict)
+    _late: dict[str, int] = field(default_factory=dict)
+    _arrived: deque[Reply] = field(default_factory=deque)
+    _uploading: list[Reply] = field(default_factory=list)
+    _again: float = 0.0
+    _looked: int = 0
 
     def connected(self) -> list[int]:
         """The nodes that are connected now, as far as is known."""
@@ -52,44 +69,97 @@ class Exchange:
     def ask(
         self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
     ) -> Iterator[Answer]:
-        """Send each node its message and hand out answers as they come.
+        """Send each node its message and hand out answers as they come, one in memory at a time.
 
         Args:
             question: of all messages.
-            messages: by node.
+            messages: by node. A reply's arrays may be as large as its message's.
             awaited: the nodes for which this waits.
             seconds: after which it waits no longer; a message that is not read by then is never delivered.
             group: names the round in logs.
         """
         kind = MessageType.TRAIN if question == "train" else f"{MessageType.QUERY}.{question}"
-        current = dict[str, int]()
-        for node, content in messages.items():
-            # One at a time, so that no request is larger than a client's offer.
-            message = Message(
-                content=content, dst_node_id=node, message_type=kind, ttl=max(seconds, 1.0), group_id=group
-            )
-            (message_id,) = self.grid.push_messages([message])
-            if message_id:
-                current[message_id] = node
+        current, ttl = dict[str, int](), max(seconds, 1.0)
+        for nodes in _in_batches(messages, self._together):
+            sent = [
+                Message(content=messages[node], dst_node_id=node, message_type=kind, ttl=ttl, group_id=group)
+                for node in nodes
+            ]
+            ids = self.grid.push_messages(sent)
+            current.update({message_id: node for message_id, node in zip(ids, nodes, strict=False) if message_id})
+        largest = {node: _bytes_of(content) + _HEADERS for node, content in messages.items()}
         end, left = time.monotonic() + seconds, set(awaited) & set(current.values())
-        while left and time.monotonic() < end:
-            for reply in self.grid.pull_messages([*current, *self._pending]):
-                message_id = reply.metadata.reply_to_message_id
-                late = message_id not in current
-                node = (self._pending if late else current).pop(message_id, None)
-                if node is None:
-                    continue
-                if not late:
-                    left.discard(node)
-                if reply.has_error():
-                    gone = reply.error.code in _GONE
-                    yield Answer(node, None, f"{reply.error.reason}"[:500], late, gone)
-                else:
-                    yield Answer(node, reply.content, late=late)
-            if left:
-                time.sleep(_POLL)
-        self._pending.update(current)
+        try:
+            while left and time.monotonic() < end:
+                came = False
+                for answer in self._answers(current, largest):
+                    came = True
+                    if not answer.late:
+                        left.discard(answer.node)
+                    yield answer
+                if left and not came:
+                    time.sleep(_POLL)
+        finally:
+            self._late.update(current)
 
     def pause(self) -> None:
         """Wait a moment before looking for nodes again."""
         time.sleep(1.0)
+
+    @property
+    def _together(self) -> int:
+        """How many messages go at once: models that they share are then hashed and sent once."""
+        # Flower's own simulation does not say which of several it could not take.
+        return 64 if isinstance(self.grid, HttpGrid) else 1
+
+    def _answers(self, current: dict[str, int], largest: Mapping[int, int]) -> Iterator[Answer]:
+        """The answers that have come to some of the messages that are unanswered, and will not come again."""
+        pending = [*current, *self._late]
+        first = self._looked % max(len(pending), 1)
+        self._looked += _BATCH
+        self._arrived.extend(arrived(self.grid, (pending[first:] + pending[:first])[:_BATCH]))
+        if time.monotonic() >= self._again:
+            self._arrived.extend(self._uploading)
+            self._uploading, self._again = [], time.monotonic() + 2 * _POLL
+        for _ in range(len(self._arrived)):
+            reply = self._arrived.popleft()
+            messages = current if reply.answers in current else self._late
+            if (node := messages.get(reply.answers)) is None:
+                continue
+            try:
+                answer = self._answer(reply, node, late=messages is self._late, largest=largest.get(node, 0))
+            except NotUploadedError:
+                self._uploading.append(reply)
+                continue
+            del messages[reply.answers]
+            yield answer
+
+    def _answer(self, reply: Reply, node: int, *, late: bool, largest: int) -> Answer:
+        """What a reply says.
+
+        Raises:
+            NotUploadedError: it is not there as a whole.
+        """
+        if reply.error is not None:
+            gone = reply.error.code in _GONE
+            return Answer(node, None, plain(reply.error.reason), late, gone, failed=not gone)
+        content, error = None, ""
+        try:
+            if not late:
+                content = content_of(self.grid, reply, largest)
+        except RejectedReplyError as rejected:
+            error = str(rejected)
+        confirm(self.grid, reply)
+        return Answer(node, content, error, late)
+
+
+def _in_batches(nodes: Iterable[int], size: int) -> Iterator[list[int]]:
+    ordered = list(nodes)
+    for first in range(0, len(ordered), size):
+        yield ordered[first : first + size]
+
+
+def _bytes_of(content: RecordDict) -> int:
+    """The bytes of all arrays in some records."""
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return sum(len(array.data) for record in records for array in record.values())

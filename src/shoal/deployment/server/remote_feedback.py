@@ -17,7 +17,7 @@ from shoal.control import Coordinator
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.flower_records import pack_offer, unpack_histograms, unpack_vote
+from shoal.deployment.flower_records import pack_offer, unpack_histograms, unpack_refusal, unpack_vote
 from shoal.deployment.messages import RejectedReplyError
 from shoal.deployment.server.server_rounds import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
@@ -95,6 +95,9 @@ def _replies(
         try:
             if answer.content is None:
                 raise RejectedReplyError(answer.error)
+            if (refusal := unpack_refusal(answer.content)) is not None:
+                attendance.refuse(state.round, server.members[i], f"{question}: {refusal.reason}")
+                continue
             yield i, unpack(answer.content)
         except RejectedReplyError as error:
             attendance.reject(state.round, server.members[i], f"{question}: {error}")

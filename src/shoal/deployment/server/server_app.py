@@ -12,18 +12,19 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save as serialize
 
 from shoal.config.build import load_data, resolve
-from shoal.config.kinds import title_of
+from shoal.config.kinds import own_code, title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
-from shoal.deployment.flower_config import RunSettings, own_code
+from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
 from shoal.deployment.server.attendance import Attendance
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
+from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.remote_feedback import RemoteCoordinator, RemoteHistograms
 from shoal.deployment.server.roster import Roster
 from shoal.deployment.server.round_rows import round_rows, summary_of
@@ -82,7 +83,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     engine = decided.engine.engine(simulation.setup.model)
     same = lambda: _require_same(settings, decided)  # noqa: E731
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
-        attendance = Attendance(exchange, settings, Roster.load(out / "nodes.json"), Events.open(out / "events.csv"))
+        roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
+        attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
         server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, watch)
         run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine)
         progress = load_checkpoint(checkpoints)
@@ -92,6 +94,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
             began = time.perf_counter()
             progress = run.round(progress)
             progress.seconds["total"] += time.perf_counter() - began
+            attendance.stamps.save()
             attendance.roster.save(out / "nodes.json")
             save_checkpoint(checkpoints, progress)
             write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))

@@ -54,7 +54,8 @@ class Server:
         self, number: int, member: Member, models: Tensor, risks: Tensor, directives: Mapping[str, Tensor]
     ) -> Offer:
         """The offer to a member in the round ``number``."""
-        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale)
+        stamp = self.attendance.stamps.of(member.name)
+        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
         """One round with the clients of its cohort that are there; risks are not estimated yet."""
@@ -96,7 +97,7 @@ class Server:
         """The update in an answer to an offer of ``models``; None where none is to be merged, as the events say."""
         attendance = self.attendance
         if answer.content is None:
-            attendance.reject(number, member, answer.error, kind="failed")
+            attendance.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
             return None
         try:
             limits, counts_best = attendance.settings.limits, self.choice == "shares"
@@ -105,8 +106,7 @@ class Server:
             attendance.reject(number, member, str(error))
             return None
         if isinstance(reply, Refusal):
-            member.refused += 1
-            attendance.events.add(number, "refused", member.name, answer.node, reply.reason)
+            attendance.refuse(number, member, reply.reason)
             return None
         return reply
 

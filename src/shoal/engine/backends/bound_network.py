@@ -126,15 +126,24 @@ class BoundNetwork:
         # Without an optimizer or `.grad`: gradients are used once and need no place of their own.
         return torch.autograd.grad(value, self._trained, materialize_grads=True)
 
-    def private_step(self, x: Tensor, y: Tensor, expected: int, rule: GradientPrivacy, noise: torch.Generator) -> None:
+    def private_step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        expected: int,
+        rule: GradientPrivacy,
+        noise: torch.Generator,
+        multiplicity: int = 1,
+    ) -> None:
         """One step on clipped gradients with noise.
 
         Args:
-            x: inputs (B, ...); with B = 0 the step is noise alone.
-            y: labels (B,).
+            x: inputs (B * M, ...), an example's M copies one after another; with B = 0 the step is noise alone.
+            y: labels (B * M,).
             expected: the number of examples that divides the sum of gradients and noise.
             rule: bound and noise.
             noise: the client's generator.
+            multiplicity: M.
 
         Raises:
             InputError: the network has batch norm, or changes other buffers in training.
@@ -147,7 +156,7 @@ class BoundNetwork:
         total = torch.zeros_like(self.row)
         views = layout.views(total)
         if len(y):
-            for name, gradient in clipper(self._forward, x, y, rule.max_grad_norm).items():
+            for name, gradient in clipper(self._forward, x, y, rule.max_grad_norm, multiplicity).items():
                 views[name].copy_(gradient)
         if rule.noise_multiplier:
             drawn = torch.randn(layout.trainable, generator=noise).to(total.device)

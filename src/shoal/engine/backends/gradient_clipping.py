@@ -59,16 +59,21 @@ class PerExampleClipper:
         self._dropouts = seeded_dropouts(network)
         self._batched = not self._dropouts
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
+    def __call__(
+        self, forward: Forward, x: Tensor, y: Tensor, bound: float, multiplicity: int = 1
+    ) -> dict[str, Tensor]:
         """The sum over a batch of ``gradient * min(1, bound / norm of gradient)``, by parameter, in float32.
 
         Args:
             forward: runs the network: inputs to float32 outputs (B, C).
-            x: inputs (B, ...), at least one.
-            y: labels (B,).
+            x: inputs (B * M, ...) of at least one example, with its M copies one after another.
+            y: labels (B * M,).
             bound: on the L2 norm of one example's gradient; may be infinite.
+            multiplicity: M; an example's gradient is the mean of its copies', clipped once.
         """
         parts = None
+        if multiplicity > 1:
+            return self._by_example(forward, x, y, bound, multiplicity)
         if self._layers is not None:
             before = [layer.generator.get_state() for layer in self._dropouts[:1] if layer.generator is not None]
             parts = self._parts(self._layers, forward, x, y)
@@ -130,24 +135,31 @@ class PerExampleClipper:
         error = max(float((one - gradient.float()).norm()) for one, gradient in zip(sums, true, strict=True))
         return error, size
 
-    def _by_example(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
+    def _by_example(
+        self, forward: Forward, x: Tensor, y: Tensor, bound: float, multiplicity: int = 1
+    ) -> dict[str, Tensor]:
         """The result of `__call__` by the gradients of all examples from vmap, or of one after another."""
-        gradients = self._by_vmap(x, y)
+        copies = x.split(multiplicity), y.split(multiplicity)
+        gradients = self._by_vmap(*map(torch.stack, copies))
         if gradients is None:
-            examples = zip(x.split(1), y.split(1), strict=True)
-            losses = (self._loss(forward(one), label).sum() for one, label in examples)
+            losses = (self._loss(forward(one), label).mean() for one, label in zip(*copies, strict=True))
             gradients = gradients_one_by_one(losses, self._named)
-        flat = {name: gradient.float().flatten(1) for name, gradient in gradients.items()}
+        flat = {name: gradient.float().reshape(len(gradient), -1) for name, gradient in gradients.items()}
         factors = _factors(torch.stack([rows.square().sum(dim=1) for rows in flat.values()]).sum(dim=0), bound)
         return {name: (factors @ rows).view(self._named[name].shape) for name, rows in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
-        """Each example's gradient (B, ...), by parameter; None where vmap cannot batch the network."""
+        """Each example's mean gradient over its copies, (B, ...), by parameter; None: vmap cannot batch the network.
+
+        Args:
+            x: inputs (B, M, ...).
+            y: labels (B, M).
+        """
         if not self._batched:
             return None
 
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return self._loss(functional_call(self._network, weights, (x[None],)).float(), y[None]).sum()
+            return self._loss(functional_call(self._network, weights, (x,)).float(), y).mean()
 
         # Weights per example, without which recurrent layers fail.
         weights = {name: tensor.detach().expand(len(x), *tensor.shape) for name, tensor in self._named.items()}

@@ -110,17 +110,18 @@ class _Batches:
         batch, left = local.batch(size), local.steps_of(size)
         if batch == size:
             x, y = self._read(self.examples)
+            weights = None if weights is None else self._copies(weights)
             for number in range(left):
                 yield augment(x), y, weights, number
             return
         for number, order in enumerate(self.orders[: local.passes_of(size)]):
             taken = order[: min(size, left * batch)]
             x, y = self._read(self.examples[taken])
-            of_pass = None if weights is None else weights[taken.to(weights.device)]
+            of_pass = None if weights is None else self._copies(weights[taken.to(weights.device)])
             # A pass at once, which takes less time than batch by batch.
-            x = augment(x)
-            for begin in range(0, len(y), batch):
-                part = slice(begin, begin + batch)
+            x, width = augment(x), batch * local.multiplicity
+            for begin in range(0, len(y), width):
+                part = slice(begin, begin + width)
                 yield x[part], y[part], None if of_pass is None else of_pass[part], number
                 left -= 1
 
@@ -134,9 +135,14 @@ class _Batches:
             yield augment(x) if len(x) else x, y, None, 0
 
     def _read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        indices, device = indices.to(self.shards.y.device), self.bound.row.device
+        """Inputs and labels, each example as many times in a row as `LocalSGD.multiplicity` says."""
+        indices, device = self._copies(indices).to(self.shards.y.device), self.bound.row.device
         x = to_compute_dtype(gather(self.shards.x, indices), self.bound.dtype, device)
         return x, self.shards.y[indices].to(device)
+
+    def _copies(self, rows: Tensor) -> Tensor:
+        copies = self.local.multiplicity
+        return rows if copies == 1 else rows.repeat_interleave(copies, dim=0)
 
     def _augment(self) -> Callable[[Tensor], Tensor]:
         """The transformation of the owner's images; the identity without augmentation."""
@@ -182,7 +188,7 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
     # A shorter last batch too is divided by the nominal size: by its own, noise would be larger than stated.
     expected = batches.local.batch(len(batches.examples))
     for x, y, *_ in batches.poisson() if rule.poisson else batches.in_passes():
-        batches.bound.private_step(x, y, expected, rule, noise)
+        batches.bound.private_step(x, y, expected, rule, noise, batches.local.multiplicity)
 
 
 def augmented(augmentation: Augmentation, generator: torch.Generator, x: Tensor) -> Tensor:

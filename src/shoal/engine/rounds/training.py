@@ -58,7 +58,7 @@ class Training:
         defenses: change local training, in order, for each cluster in each round.
         malicious_clients: replace local training; None: all clients are honest.
         coordinator: turns each estimate of risks into directives; None: there are no directives.
-        release: replaces the models after every round; None: nothing does.
+        release: replaces the models after every round, or averages them; None: nothing does.
         record_every: rounds between reports with the updates that the server received; 0: none has them.
 
     Example:
@@ -160,8 +160,7 @@ class Training:
             after = self.merged(state, cohort, plan, aggregate, adversary)
             if self.release is not None:
                 stream = self.stream("round", number, "release")
-                models = self.release.released(after.models, self.federation, self.engine, stream)
-                after = replace(after, models=models)
+                after = self.release.after_round(state, after, self.federation, self.engine, stream)
             seconds["choose"], seconds["train"] = planned - start, time.perf_counter() - planned
 
         start = time.perf_counter()

@@ -1,0 +1,131 @@
+# ruff: noqa: N802 - the methods of Flower's HTTP client
+"""A SuperLink in this process, below Flower's own grid, whose nodes are functions: for tests and benchmarks.
+
+What crosses it are the objects of the wire format, as bytes, so that a node may send what no honest program would.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import (
+    GetNodesRequest,
+    GetNodesResponse,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+
+Node = Callable[[str, RecordDict], RecordDict | dict[str, bytes] | None]
+"""Answers a message of a type: records; or objects by id, the reply's last; or nothing."""
+
+
+@dataclass(eq=False)
+class InProcessSuperLink:
+    """Messages and objects of one run.
+
+    Args:
+        nodes: by id.
+        keys: public keys of nodes, in PEM.
+        names: that nodes are registered by.
+        uploading: ids of objects that are announced and not there.
+    """
+
+    nodes: Mapping[int, Node]
+    keys: dict[int, bytes] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    uploading: set[str] = field(default_factory=set)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    pushed: list[str] = field(default_factory=list)
+    _unanswered: dict[str, int] = field(default_factory=dict)
+
+    def grid(self) -> HttpGrid:
+        """Flower's grid with this in the place of its HTTP client."""
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+        grid = HttpGrid(insecure=True, token="in process")
+        grid._client = self  # pyright: ignore[reportAttributeAccessIssue]
+        grid.set_run(Run.create_empty(1))
+        return grid
+
+    def GetNodes(self, request: GetNodesRequest) -> GetNodesResponse:
+        """All nodes, with their keys and names."""
+        del request
+        return GetNodesResponse(
+            nodes=[
+                NodeInfo(node_id=node, public_key=self.keys.get(node, b""), name=self.names.get(node))
+                for node in self.nodes
+            ]
+        )
+
+    def PushMessages(self, request: PushAppMessagesRequest) -> PushAppMessagesResponse:
+        """Take the server's messages."""
+        ids = [proto.metadata.message_id for proto in request.messages_list]
+        self._unanswered.update(
+            {proto.metadata.message_id: proto.metadata.dst_node_id for proto in request.messages_list}
+        )
+        wanted = {each for tree in request.message_object_trees for each in _ids(tree)} - self.objects.keys()
+        return PushAppMessagesResponse(message_ids=ids, objects_to_push=wanted, session_id="1")
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
+        """Take an object of a message."""
+        self.objects[request.object_id] = request.object_content
+        self.pushed.append(request.object_id)
+        return PushObjectResponse(stored=True)
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+        """The replies to messages, which nodes make now."""
+        protos, trees = [], []
+        for message_id in request.message_ids:
+            if (node := self._unanswered.get(message_id)) is None:
+                continue
+            asked = inflate_object_from_contents(message_id, self.objects, keep_object_contents=True)
+            assert isinstance(asked, Message)
+            asked.metadata.__dict__["_message_id"] = message_id
+            content = self.nodes[node](asked.metadata.message_type, asked.content)
+            if content is None:
+                continue
+            del self._unanswered[message_id]
+            reply = Message(RecordDict(), reply_to=asked)
+            if isinstance(content, RecordDict):
+                reply = Message(content, reply_to=asked)
+                content = {key: value.deflate() for key, value in get_all_nested_objects(reply).items()}
+            self.objects.update(content)
+            *parts, reply_id = content
+            proto = message_to_proto(Message(RecordDict(), reply_to=asked))
+            proto.metadata.message_id = reply_id
+            protos.append(proto)
+            trees.append(ObjectTree(object_id=reply_id, children=[ObjectTree(object_id=part) for part in parts]))
+        return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        """An object of a reply."""
+        known, there = request.object_id in self.objects, request.object_id not in self.uploading
+        content = self.objects[request.object_id] if known and there else b""
+        return PullObjectResponse(object_found=known, object_available=there, object_content=content)
+
+    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> ConfirmMessageReceivedResponse:
+        """Forget a reply, but for what others have too."""
+        self.objects.pop(request.message_object_id, None)
+        return ConfirmMessageReceivedResponse()
+
+
+def _ids(tree: ObjectTree) -> list[str]:
+    return [tree.object_id, *(each for child in tree.children for each in _ids(child))]
