@@ -48,9 +48,6 @@ SURE_AUC = 0.98
 UNSURE_AUC = 0.58
 """The largest AUC of any test below which they count as hidden."""
 
-MOST_GAIN = 2
-"""Rounds, at most, that tell apart as if each had other examples: errors change from one to the next."""
-
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -140,6 +137,7 @@ class Exposure:
         capacity: c(r), the independent directions that the moves of these rounds can have.
         distinct: n(r), the distinct inputs behind them.
         expected: the AUC that is predicted of the attack; NaN: nothing is.
+        exact: whether records are recognised by the span, and not by the matched filter.
     """
 
     layer: LayerShape
@@ -148,11 +146,7 @@ class Exposure:
     capacity: int
     distinct: int
     expected: float = nan
-
-    @property
-    def exact(self) -> bool:
-        """Whether records are recognised by the span."""
-        return self.expected == 1.0
+    exact: bool = False
 
     @property
     def auc(self) -> tuple[float, float]:
@@ -185,7 +179,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
         capacity, each = min(layer.outputs * rounds, layer.inputs), moves.inputs_each(rounds, layer)
         distinct = moves.examples_seen(rounds) * each
         if capacity > distinct and moves.exact and moves.noise == 0 and plain:
-            return Exposure(layer, "recognised", rounds, capacity, distinct, 1.0)
+            return Exposure(layer, "recognised", rounds, capacity, distinct, 1.0, exact=True)
         # An example with several inputs is judged by all of them together.
         z = max(capacity, layer.inputs - capacity) * sqrt(capacity * each) / (2 * distinct)
         if z > largest:
@@ -203,8 +197,9 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     expected = terms.auc(examples, **seen)
     if expected > SURE_AUC and moves.copies == 1 and moves.merged == 1:
         return replace(most, verdict="recognised", rounds=1, expected=expected)
+    # What the span shows besides, where there is no noise.
     besides = 0.0 if moves.noise else sqrt(2) * largest
-    bound = terms.auc(examples, **seen, rounds=moves.rounds, clutter=1 / min(moves.rounds, MOST_GAIN), besides=besides)
+    bound = terms.auc(examples, **seen, rounds=moves.rounds, besides=besides)
     expected = terms.auc(examples, **seen, rounds=moves.rounds)
     return replace(most, verdict="hidden" if bound < UNSURE_AUC else "between", expected=expected)
 

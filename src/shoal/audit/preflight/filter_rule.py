@@ -68,9 +68,8 @@ class ExampleTerms:
     _known: dict[tuple[int, float], tuple[Tensor, float, float]] = field(default_factory=dict)
 
     def auc(
-        self, examples: int, noise: float = 0.0, *, rounds: int = 1, share: float = 1.0, clutter: float = 1.0,
-        besides: float = 0.0,
-    ) -> float:  # fmt: skip
+        self, examples: int, noise: float = 0.0, *, rounds: int = 1, share: float = 1.0, besides: float = 0.0
+    ) -> float:
         """The AUC that is predicted for moves of ``examples``, in [0.5, 1].
 
         Args:
@@ -78,13 +77,12 @@ class ExampleTerms:
             noise: s, in units of the terms.
             rounds: r, over which noise is averaged.
             share: of the moves that an example is behind.
-            clutter: a factor on the variance by other examples.
             besides: d' of what else tells members.
         """
         if (examples, noise) not in self._known:
             self._known[examples, noise] = self._variances(examples, noise)
         own, others, noisy = self._known[examples, noise]
-        separation = share * own.sqrt() / max(clutter * others + noisy / rounds, 1e-30) ** 0.5
+        separation = share * own.sqrt() / max(others + noisy / rounds, 1e-30) ** 0.5
         found = float(torch.special.ndtr((separation.square() + besides**2).sqrt() / 2**0.5).mean())
         never = (1 - share) ** rounds
         return (1 - never) * found + never / 2

@@ -49,21 +49,21 @@ class GroupExposure:
             return f"{every} can be recognised"
         if self.exposure.verdict == "hidden":
             return "records are hidden"
-        return "records may be recognised in part" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
+        return "records may be recognised" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
 
     def sentence(self) -> str:
-        """What the rule says of the group, and by which layer."""
+        """What the rule says of the group, without its name, and by which layer."""
         one, layer = self.exposure, self.exposure.layer
         after = "" if self.view == OUTSIDER else f" after {_rounds(one.rounds)}"
         shown = f"'{layer.name}', a layer of {count(layer.inputs)} inputs and {count(layer.outputs)} outputs"
         shown = f"{self._inputs()} in {shown}{self._why()}"
         if one.verdict == "recognised":
             by = "" if one.exact else f" by a matched filter (AUC up to {one.expected:.2f})"
-            return f"{self.group}: every record of {self.whose} can be recognised{by}{after}: {shown}."
+            return f"every record of {self.whose} can be recognised{by}{after}: {shown}."
         if one.verdict == "hidden":
-            return f"{self.group}: the records of {self.whose} are hidden from this attack: {shown}."
+            return f"the records of {self.whose} are hidden from this attack: {shown}."
         said = self.answer.removeprefix("records ")
-        return f"{self.group}: records of {self.whose} {said}: {shown}."
+        return f"records of {self.whose} {said}: {shown}."
 
     def _inputs(self) -> str:
         """The distinct inputs in words."""

@@ -1,7 +1,7 @@
 """What a simulation will show of its records, before its first round: the rows, sentences and keys of a preflight."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf, isfinite
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ class Preflight:
             "auc.high": what the verdict allows for the AUC of the span attacks; "auc.expected": what is predicted, NaN
             where nothing is.
         answers: on each view, in few words.
-        sentences: on each view, a sentence a group.
+        sentences: on each view, a sentence a group, or one of all groups.
         changes: what would change it, by the group that shows most and the view.
         assumptions: of the rule, and the sizes of clusters.
         epsilons: of a record after all rounds, with DP-SGD: for every view, "", or by view, with noise in the sum.
@@ -119,7 +119,8 @@ def preflight(simulation: "Simulation") -> Preflight:
             continue
         found = [group_exposure(seen, view, group) for group in groups]
         rows += [one.row() for one in found]
-        answers[view], said[view] = _answer(found), [one.sentence() for one in found]
+        answers[view] = "; ".join(_together(found, lambda one: one.answer)) + "."
+        said[view] = _together(found, GroupExposure.sentence)
         if view != OUTSIDER:
             worst = max(found, key=lambda one: (one.exposure.auc, one.exposure.expected))
             changes[f"{worst.group}, to {_WHO[view]}"] = [*protection_advice(seen, worst)]
@@ -128,14 +129,14 @@ def preflight(simulation: "Simulation") -> Preflight:
     return Preflight(views, answers, said, changes, _assumptions(seen), epsilons, delta, choice is not None)
 
 
-def _answer(found: Sequence[GroupExposure]) -> str:
-    """What the rule says of a view in few words, of all groups together where it says the same."""
-    of_answer: dict[str, list[str]] = defaultdict(list)
+def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], str]) -> list[str]:
+    """What is said of groups, once for all of which the same is said; of all groups, without their names."""
+    groups: dict[str, list[str]] = defaultdict(list)
     for one in found:
-        of_answer[one.answer].append(one.group)
-    if len(of_answer) == 1:
-        return f"{found[0].answer}."
-    return "; ".join(f"{', '.join(groups)}: {answer}" for answer, groups in of_answer.items()) + "."
+        groups[said(one)].append(one.group)
+    if len(groups) == 1:
+        return [*groups]
+    return [f"{', '.join(named)}: {sentence}" for sentence, named in groups.items()]
 
 
 def _promise(seen: VisibleMoves, choice: float | None) -> tuple[dict[str, float], float]:

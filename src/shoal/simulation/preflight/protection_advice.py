@@ -38,7 +38,7 @@ class _Option:
         verdict = cache(lambda value: self.exposure(value).verdict)
         partly = _first(lambda value: verdict(value) != "recognised", self.values) if recognised else None
         hidden = _first(lambda value: verdict(value) == "hidden", self.values)
-        named = {} if partly in {None, hidden} else {partly: "leave records recognised in part"}
+        named = {} if partly in {None, hidden} else {partly: "end certainty"}
         named |= {} if hidden is None else {hidden: "hide every record"}
         return [f"{self.bound} {_number(value)} {effect}" for value, effect in named.items() if value is not None]
 
