@@ -173,7 +173,10 @@ def protect(
     view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
     references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
     choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,
-    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge.")] = 3,
+    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge.")] = 4,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="Largest epsilon of differential privacy, where one must be kept.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory; runs/protect-NAME of the file by default.")
     ] = None,
@@ -198,7 +201,7 @@ def protect(
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
     settings = read_config(config, changes or [], allow_code=allow_code or None)
-    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging)
+    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging, epsilon)
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         protection = search(
             settings,

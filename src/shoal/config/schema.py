@@ -17,7 +17,7 @@ from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import InputError, located, nearest, quoted, require, require_instance
-from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
+from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import View
@@ -229,11 +229,33 @@ class RecordSection:
 
 
 @settings
+class SecureAggregationSection:
+    """Secure aggregation on several machines: the server learns the sum of the updates of each cluster's clients, and
+    neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds plain
+    numbers, and says what the server's epsilon is with secure sums.
+
+    Args:
+        min_clients: a cluster that fewer clients chose in a round is not opened to anybody, and stays as it is.
+        max_update_norm: L2 norm to which each client clips its update, in units of parameters; also the range of the
+            integers that are added.
+        max_examples: largest number of examples that a client says it has; more count as so many.
+        threshold: share of a round's clients of whom more must answer to the end, so that a sum can be opened; the
+            others may fall silent. At 2 / 3, a server that a third of the clients help cannot open single ones.
+    """
+
+    min_clients: Annotated[int, Field(ge=2, strict=True)] = 3
+    max_update_norm: PositiveFloat = 10.0
+    max_examples: Positive = 10_000
+    threshold: Annotated[float, Field(ge=0.5, lt=1, strict=True)] = 2 / 3
+
+
+@settings
 class Config:
     """A run's configuration.
 
     Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
-    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`.
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`,
+    `secure_aggregation`.
 
     Args:
         seed: of everything random.
@@ -266,6 +288,7 @@ class Config:
     release: Distillation | None = None
     coordinator: CoordinatorSection | None = None
     canaries: MislabelledCanaries | None = None
+    secure_aggregation: SecureAggregationSection | None = None
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A key has "-" where the field of the settings has "_".
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -32,12 +31,10 @@ def _path(value: object) -> Path:
 
 
 def _toml_file(value: object) -> Path:
-    """The file ``value`` as the server finds it: from where it was started, or in the app that was sent."""
-    if isinstance(value, str | Path) and str(value):
-        for folder in (Path.cwd(), *map(Path, sys.path)):
-            if (path := folder / _path(value)).is_file():
-                return path
-    raise ValueError("a TOML file at the server or in the app")
+    """The file ``value`` at the server, from where its SuperLink was started."""
+    if isinstance(value, str | Path) and str(value) and (path := _path(value).absolute()).is_file():
+        return path
+    raise ValueError("a TOML file at the server")
 
 
 _OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value in ("", None) else _path(value))]
@@ -66,6 +63,13 @@ class NodeSettings:
         noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
             answer; or "seed", the run's seed, which the server knows and could subtract them by: for trials alone.
         threads: of the processor.
+        secure_aggregation: "required": the node answers secure sums alone, and no question for its single update or
+            histograms; "allowed": as the run says. With ``peer_keys`` it is required.
+        node_key: file of the private key by which the node signs in secure sums, as the one of its SuperNode; None: one
+            of its own, made in its state folder.
+        peer_keys: file of the public keys of all clients, a name and a key a line, without which nobody takes part;
+            None: the first key of each name is taken, and another one is refused.
+        min_clients: the node takes part in secure sums that open clusters of at least so many.
         allow_code: ``module:Name`` of the user's own algorithms, networks and so on that a run's configuration may
             name, separated by commas; the node must have their modules installed. Any other code is refused.
     """
@@ -84,6 +88,10 @@ class NodeSettings:
     risk: Literal["server", "client"] = "server"
     noise: Literal["secret", "seed"] = "secret"
     threads: Threads = 1
+    secure_aggregation: Literal["allowed", "required"] = "allowed"
+    node_key: _OptionalPath = None
+    peer_keys: _OptionalPath = None
+    min_clients: Positive = 2
     allow_code: str = ""
 
     def __post_init__(self) -> None:
@@ -111,6 +119,11 @@ class NodeSettings:
         return _read(NodeSettings, config, "--node-config")
 
     @property
+    def answers_sums_alone(self) -> bool:
+        """Whether single updates and histograms are refused."""
+        return self.secure_aggregation == "required" or self.peer_keys is not None
+
+    @property
     def name(self) -> str:
         """The client's name; "" where it has data of its own and no name was given."""
         return self.client or ("" if self.partition_id is None else f"partition-{self.partition_id}")
@@ -129,7 +142,7 @@ class NodeSettings:
 
 @settings
 class RunSettings:
-    """The configuration of a run, ``[tool.flwr.app.config]``.
+    """The configuration of a run, ``[tool.flwr.app.config]`` of deploy/app/pyproject.toml.
 
     Args:
         config: of the run, a TOML file as `shoal run` takes.
@@ -141,7 +154,9 @@ class RunSettings:
         round_timeout: seconds that a round waits for replies.
         wait_timeout: seconds that the server waits for enough clients before it gives up.
         max_examples: the largest number of examples that is believed of a client.
-        max_update_norm: the largest L2 norm of an update; 0: any.
+        max_update_norm: the largest L2 norm of an update; 0: as `Limits` says.
+        max_norm_ratio: the largest multiple of the median norm of a round's updates; 0: any.
+        quorum: share of a round's clients after whose updates it waits for no more.
     """
 
     config: Annotated[Path, BeforeValidator(_toml_file)]
@@ -153,6 +168,8 @@ class RunSettings:
     wait_timeout: _NonNegative = 600.0
     max_examples: Positive = 10_000_000
     max_update_norm: _NonNegative = 0.0
+    max_norm_ratio: _NonNegative = 10.0
+    quorum: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
 
     @staticmethod
     def read(config: Mapping[str, object]) -> "RunSettings":
@@ -171,7 +188,7 @@ class RunSettings:
     @property
     def limits(self) -> Limits:
         """The limits of what is merged."""
-        return Limits(self.max_examples, self.max_update_norm or math.inf)
+        return Limits(self.max_examples, self.max_update_norm or None, self.max_norm_ratio or math.inf)
 
 
 def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _Settings:

@@ -10,18 +10,21 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import LEDGER, Ledger
-from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import (
     pack_histograms,
     pack_identity,
+    pack_kept_features,
     pack_reply,
     pack_stamp,
     pack_vote,
+    unpack_features,
     unpack_offer,
 )
-from shoal.deployment.messages import Refusal
+from shoal.deployment.messages import NotAllowedError, Offer, Refusal
+from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 
 LOG = logging.getLogger("shoal")
 app = ClientApp()
@@ -33,30 +36,52 @@ def identify(message: Message, context: Context) -> Message:
     return _reply(message, context, lambda node: pack_identity(node.name, node.partition_id))
 
 
+@app.query("features")
+def features(message: Message, context: Context) -> Message:
+    """Keep the map of inputs to features that the server sends."""
+    return _reply(
+        message,
+        context,
+        lambda node: pack_kept_features(keep_features(node.folder, *unpack_features(message.content))),
+    )
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Choose among the offered models, train one, and send it."""
-    return _reply(
-        message, context, lambda node: _stamped(pack_reply(training_reply(unpack_offer(message.content), node)), node)
-    )
+    return _stamped(message, context, lambda offer, node: pack_reply(training_reply(offer, node)))
 
 
 @app.query("histograms")
 def count(message: Message, context: Context) -> Message:
     """Send histograms of the losses of the offered model."""
-    return _reply(
-        message,
-        context,
-        lambda node: _stamped(pack_histograms(histograms_reply(unpack_offer(message.content), node)), node),
-    )
+    return _stamped(message, context, lambda offer, node: pack_histograms(histograms_reply(offer, node)))
 
 
 @app.query("votes")
 def vote(message: Message, context: Context) -> Message:
     """Send whether the risk of the client's model is over its limit."""
-    return _reply(
-        message, context, lambda node: _stamped(pack_vote(vote_reply(unpack_offer(message.content), node)), node)
-    )
+    return _stamped(message, context, lambda offer, node: pack_vote(vote_reply(offer, node)))
+
+
+@app.query("secure")
+def add_up(message: Message, context: Context) -> Message:
+    """Answer a question of a secure sum."""
+    return _reply(message, context, lambda node: _with_stamp(secure_reply(message.content, node), node))
+
+
+def _stamped(message: Message, context: Context, answer: Callable[[Offer, NodeSettings], RecordDict]) -> Message:
+    """The reply to an offer of which a single client's numbers are asked, with the last charge of its ledger."""
+
+    def reply(node: NodeSettings) -> RecordDict:
+        return _with_stamp(answer(require_plain(unpack_offer(message.content), node), node), node)
+
+    return _reply(message, context, reply)
+
+
+def _with_stamp(reply: RecordDict, node: NodeSettings) -> RecordDict:
+    pack_stamp(reply, Ledger.load(node.folder / LEDGER).stamp)
+    return reply
 
 
 def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict]) -> Message:
@@ -74,9 +99,3 @@ def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], 
         LOG.exception("a message of the server could not be answered")
         content = pack_reply(Refusal("the client could not answer; its own log says why"))
     return Message(content=content, reply_to=message)
-
-
-def _stamped(reply: RecordDict, node: NodeSettings) -> RecordDict:
-    """The reply with the last charge of the client's ledger."""
-    pack_stamp(reply, Ledger.load(node.folder / LEDGER).stamp)
-    return reply

@@ -13,25 +13,15 @@ from pydantic import Field
 
 from shoal.config.schema import Config
 from shoal.config.toml_files import parse, read_toml
-from shoal.core.errors import InputError, quoted
+from shoal.core.errors import quoted
 from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data import Columns
-from shoal.defenses.accounting import private_rule
+from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
 
-REFUSED = "the client's own policy does not allow it"
-"""All that a server is told of a refusal by the policy."""
-
 _Question = Literal["train", "choice", "histogram", "vote"]
-
-
-class NotAllowedError(InputError):
-    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told."""
-
-    def __init__(self, sentence: str, reason: str = REFUSED) -> None:
-        super().__init__(sentence)
-        self.reason = reason
 
 
 @settings
@@ -67,7 +57,7 @@ class Policy:
     >>> Policy(questions=("train",)).check_answer("vote", 0.5, Ledger())
     Traceback (most recent call last):
     ...
-    shoal.deployment.client.policy.NotAllowedError: the policy's 'questions' are 'train'; the server asks for a vote
+    shoal.deployment.messages.NotAllowedError: the policy's 'questions' are 'train'; the server asks for a vote
     """
 
     delta: Annotated[float, Field(gt=0, le=0.01, strict=True)] = 1e-5
@@ -81,9 +71,9 @@ class Policy:
     choice_epsilon: PositiveFloat | None = None
     choice_every: Positive = 1
     histogram_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1.0
-    histograms: Count = 20
+    histograms: Count = 5
     vote_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1.0
-    votes: Count = 20
+    votes: Count = 5
     columns: tuple[str, ...] | None = None
     networks: Mapping[str, Positive] | None = None
 
@@ -125,7 +115,7 @@ class Policy:
             f"the policy's 'rounds' is {self.rounds}, which the ledger has",
         )
         for local in trainings:
-            batch, rule = local.batch(examples), private_rule(local)
+            batch, rule = local.batch(examples), accounting.private_rule(local)
             _allow(
                 batch >= self.min_batch_size,
                 f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",

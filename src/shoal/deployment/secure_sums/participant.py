@@ -187,6 +187,11 @@ class Participant:
         return replace(self, stage=5), BlockShares(shares)
 
     @property
+    def finished(self) -> bool:
+        """Whether nothing more can be asked, so that its secrets may be forgotten."""
+        return self.stage == 5
+
+    @property
     def threshold(self) -> int:
         """The number of clients whose shares give a secret."""
         return threshold_of(len(self.cards), self.share)

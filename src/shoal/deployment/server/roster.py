@@ -71,7 +71,8 @@ class Roster:
         nobody = torch.zeros(count, dtype=torch.int64)
         x, y = clients.x[:0], clients.y[:0]
         return Federation(
-            clients=Shards.from_indices(x, y, torch.zeros(int(sizes.sum()), dtype=torch.int64), sizes),
+            # Sizes are what clients say: nothing of their sum is allocated.
+            clients=Shards.from_indices(x, y, torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())), sizes),
             holdout=Shards.from_indices(x, y, torch.zeros(0, dtype=torch.int64), nobody),
             ids=torch.tensor([member.id for member in self.members], dtype=torch.int64),
             group=nobody,
