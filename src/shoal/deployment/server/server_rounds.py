@@ -121,7 +121,8 @@ class Server:
         number, members, attendance = state.round + 1, self.members, self.attendance
         offered, messages = self._offered(training, state, cohort), {}
         # Clients that are offered the same models are sent the same object, which is packed and hashed once.
-        packed = {id(models): pack_models(models) for models, _ in offered.values()}
+        distinct = {id(models): models for models, _ in offered.values()}
+        packed = {key: pack_models(models) for key, models in distinct.items()}
         for i, (models, clusters) in offered.items():
             directives = {name: values[clusters] for name, values in state.directives.items()}
             offer = self.offer(number, members[i], models, state.risks[clusters], directives)
