@@ -36,7 +36,7 @@ from shoal.deployment.flower_records import (
     unpack_offer,
 )
 from shoal.deployment.messages import Offer, Refusal
-from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server.exchange import Answer, Registration
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.server_app import serve
 from shoal.deployment.server.server_rounds import Progress, Server
@@ -78,8 +78,9 @@ class Nodes:
     offers: list[Offer] = field(default_factory=list)
     pauses: int = 0
 
-    def connected(self) -> list[int]:
-        return [100 + number for number in self.numbers if number not in self.away()]
+    def connected(self) -> dict[int, Registration]:
+        away = self.away()
+        return {100 + i: Registration(f"key-{i}") for i in self.numbers if i not in away}
 
     def pause(self) -> None:
         self.pauses += 1
@@ -445,7 +446,7 @@ def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, chang
     ("config", "words"),
     [
         ({"config": ""}, "'config' must be a TOML file"),
-        ({"config": "nowhere.toml"}, "a TOML file at the server or in the app; got 'nowhere.toml'"),
+        ({"config": "nowhere.toml"}, "a TOML file at the server; got 'nowhere.toml'"),
         ({"min-nodes": 0}, "'min-nodes' must be at least 1"),
         ({"round-timeout": -1.0}, "'round-timeout' must be at least 0"),
     ],
@@ -504,8 +505,8 @@ def test_a_node_that_did_not_answer_is_waited_for_again_where_too_few_are_there(
 
 def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     class Twice(Nodes):
-        def connected(self) -> list[int]:
-            return [100, 101, 102, 1100] if self.offers else [100, 101, 102]
+        def connected(self) -> dict[int, Registration]:
+            return super().connected() | ({1100: Registration("key-0")} if self.offers else {})
 
         def ask(self, question, messages, awaited, seconds, group):
             if question == "identify" and 1100 in messages:
