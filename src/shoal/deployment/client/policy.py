@@ -99,8 +99,13 @@ class Policy:
                 f"the policy's 'networks' allow {most:,} parameters of '{name}'; the server asks for {parameters:,}",
             )
         if self.columns is not None and isinstance(columns := config.data.columns, Columns):
-            named = {columns.client, columns.label, *(columns.inputs or ())} | ({columns.group} - {None})
-            more = sorted(named - set(self.columns))
+            named = [
+                columns.client,
+                columns.label,
+                *(columns.inputs or ()),
+                *([columns.group] if columns.group else []),
+            ]
+            more = sorted({*named} - {*self.columns})
             _allow(not more, f"the policy's 'columns' are {quoted(self.columns)}; the server also names {quoted(more)}")
             _allow(columns.inputs is not None, "the policy has 'columns'; the server names no inputs, which is all")
         _allow(
