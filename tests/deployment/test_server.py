@@ -39,7 +39,7 @@ from shoal.deployment.flower_records import (
 )
 from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.server import server_app
-from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server.exchange import Answer, Registration
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.server_app import serve
 from shoal.deployment.server.server_rounds import Progress, Server
@@ -81,8 +81,9 @@ class Nodes:
     offers: list[Offer] = field(default_factory=list)
     pauses: int = 0
 
-    def connected(self) -> list[int]:
-        return [100 + number for number in self.numbers if number not in self.away()]
+    def connected(self) -> dict[int, Registration]:
+        away = self.away()
+        return {100 + i: Registration(f"key-{i}") for i in self.numbers if i not in away}
 
     def pause(self) -> None:
         self.pauses += 1
@@ -507,8 +508,8 @@ def test_a_node_that_did_not_answer_is_waited_for_again_where_too_few_are_there(
 
 def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     class Twice(Nodes):
-        def connected(self) -> list[int]:
-            return [100, 101, 102, 1100] if self.offers else [100, 101, 102]
+        def connected(self) -> dict[int, Registration]:
+            return super().connected() | ({1100: Registration("key-0")} if self.offers else {})
 
         def ask(self, question, messages, awaited, seconds, group):
             if question == "identify" and 1100 in messages:
@@ -524,9 +525,9 @@ def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
 
 def test_a_node_that_was_restarted_is_taken_once_its_first_self_has_left(tmp_path):
     class Restarted(Nodes):
-        def connected(self) -> list[int]:
+        def connected(self) -> dict[int, Registration]:
             last = max((offer.round for offer in self.offers), default=0)
-            return [*([100] if last < 2 else []), 101, 102, *([1100] if last else [])]
+            return dict.fromkeys([*([100] if last < 2 else []), 101, 102, *([1100] if last else [])], Registration())
 
         def ask(self, question, messages, awaited, seconds, group):
             first = {1100: 100}
