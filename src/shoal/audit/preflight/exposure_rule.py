@@ -136,7 +136,7 @@ class Exposure:
         rounds: r, after which it holds: from which records are recognised, otherwise where the layer says most.
         capacity: c(r), the independent directions that the moves of these rounds can have.
         distinct: n(r), the distinct inputs behind them.
-        expected: the AUC that is predicted of the attack; NaN: nothing is.
+        expected: the AUC that is predicted of the attack, rather too large; NaN: nothing is.
         exact: whether records are recognised by the span, and not by the matched filter.
     """
 
@@ -201,7 +201,10 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     besides = 0.0 if moves.noise else sqrt(2) * largest
     bound = terms.auc(examples, **seen, rounds=moves.rounds, besides=besides)
     expected = terms.auc(examples, **seen, rounds=moves.rounds)
-    return replace(most, verdict="hidden" if bound < UNSURE_AUC else "between", expected=expected)
+    if bound < UNSURE_AUC:
+        return replace(most, verdict="hidden", expected=expected)
+    # Of transformed images the filter's own term is not known.
+    return replace(most, expected=expected if moves.copies == 1 else nan)
 
 
 def most_exposed(
