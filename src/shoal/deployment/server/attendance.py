@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -18,6 +19,9 @@ from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.roster import Member, Roster
 from shoal.models import FeatureMap
 
+_BEHIND = 2
+"""Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
+
 
 @dataclass
 class Attendance:
@@ -33,6 +37,7 @@ class Attendance:
     stamps: LedgerStamps
     idle: int = 0
     _strangers: dict[int, str] = field(default_factory=dict)
+    _behind: Counter[int] = field(default_factory=Counter)
     _silent: set[int] = field(default_factory=set)
 
     def gather(self, number: int) -> None:
@@ -93,6 +98,11 @@ class Attendance:
             member = self.roster.by_node(answer.node)
             if member is not None:
                 member.waits = True
+            self._behind[answer.node] = self._behind[answer.node] + 1 if answer.late else 0
+            if self._behind[answer.node] == _BEHIND:
+                name = "unknown" if member is None else member.name
+                reason = "each of its replies comes a message late, as after an outage: restart its SuperNode"
+                self.events.add(number, "missed", name, answer.node, reason)
             if not answer.late:
                 yield answer
 
@@ -123,6 +133,9 @@ class Attendance:
                 identities.append((-1 if partition is None else partition, name, answer.node))
             except RejectedReplyError as error:
                 self._turn_away(number, answer.node, str(error))
+        for node in sorted(awaited & self._silent):
+            reason = f"is connected and did not say its client in {seconds:g} seconds: is its task worker running?"
+            self.events.add(number, "missed", "unknown", node, reason)
         named = {registered.name: node for node, registered in nodes.items() if registered.name}
         # Whoever answers first: a run that is done once more has its clients in the same order.
         for partition, name, node in sorted(identities):
