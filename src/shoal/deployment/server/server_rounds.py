@@ -142,7 +142,7 @@ class Server:
                 update, norm = reply
                 chosen = update.cluster if self.choice != "server" else int(clusters[0])
                 updates[i] = _Update(
-                    replace(update, cluster=chosen, end=update.end[:0]), norm, row=ends.add(update.end)
+                    replace(update, cluster=chosen, end=torch.empty(0)), norm, row=ends.add(update.end)
                 )
             if time.monotonic() - shown > _SHOWN:
                 shown = time.monotonic()
