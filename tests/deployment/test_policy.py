@@ -374,3 +374,13 @@ def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path,
     assert "the server asks to keep a map of features" in caplog.text
     histograms = answer("query.histograms", client_app.count)
     assert unpack_stamp(histograms) == Ledger.load(tmp_path / "ledger.json").stamp
+
+
+def test_the_policy_that_the_documentation_prints_is_one(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (tmp_path / "policy.toml").write_text(
+        page.partition("## A node's own policy")[2].split("```toml")[1].split("```")[0]
+    )
+    policy = Policy.read(tmp_path / "policy.toml")
+    assert (policy.choice_every, policy.networks) == (10, {"logistic": 1000})
+    assert len({name for name in vars(policy) if vars(policy)[name] != vars(Policy())[name]}) >= 12
