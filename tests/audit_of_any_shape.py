@@ -31,7 +31,7 @@ def attack_row(
     values |= {metric: tpr if known else nan for metric, known in enough.items()}
     values["tpr_at_fpr_0.01_per_record"] = values["tpr_at_fpr_0.01"]
     row: dict[str, Any] = {"view": VIEW.get(attack, "outsider"), "attack": attack, "scope": scope, "name": name}
-    row |= {"members": records, "non_members": records}
+    row |= {"members": records, "non_members": records, "exact": nan}
     for metric in METRICS:
         low, high = values[metric] - width / 2, values[metric] + width / 2
         row |= {metric: values[metric], f"{metric}.low": low, f"{metric}.high": high}

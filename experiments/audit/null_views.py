@@ -9,8 +9,8 @@ which it trained on neither, while the reference federations trained on one of e
 
 A seed whose file is in OUT/runs is not trained again. Written: OUT/null-views.csv, a row for each kind and view: in how
 many audits the 95 % interval of the AUC and of the balanced accuracy of the attack that decides, over all records, has
-0.5 in it, and lies above it; the mean AUC; and of how many records the span attack of the view says that they are
-members, of all audits.
+0.5 in it, and lies above it; the mean AUC; and of the view's span attack, on how many records of all audits it says
+"member", and in how many audits it says of any record that its verdict is exact.
 """
 
 import argparse
@@ -97,7 +97,8 @@ def audited(seed: int, references: int) -> Iterator[dict[str, Any]]:
             key = f"views.{view}.all"
             figures = {f"{name}{end}": found[f"{key}.{name}{end}"] for name in ("auc", "accuracy") for end in ENDS}
             known = {"kind": kind, "view": view, "attack": found[f"{key}.attack"], "pairs": len(records.scores) // 2}
-            yield {**known, **figures, "members called": called, "non-members called": others}
+            exact = np.nan if span is None or span.exact is None else span.exact.mean()
+            yield {**known, **figures, "members called": called, "non-members called": others, "exact": exact}
 
 
 ENDS = ("", ".low", ".high")
@@ -113,6 +114,7 @@ def table_of(rows: pd.DataFrame) -> pd.DataFrame:
             row |= {f"{name} holds 0.5": ((low <= 0.5) & (high >= 0.5)).sum(), f"{name} above": (low > 0.5).sum()}
             row[f"mean {name}"] = mine[name].mean()
         row |= {name: mine[name].mean() for name in ("members called", "non-members called")}
+        row["audits with an exact verdict"] = (mine["exact"] > 0).sum() if mine["exact"].notna().all() else np.nan
         parts.append({**row, "attacks": " ".join(sorted(set(mine["attack"])))})
     return pd.DataFrame(parts).round(4)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 import shoal
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, UpdateSpan
+from shoal.attacks.span.record_scores import calibrated
 from shoal.core.errors import InputError
 from shoal.engine import Engine, LocalSGD, RoundUpdates, Training
 
@@ -203,6 +204,49 @@ def test_the_span_of_other_records_claims_none_of_those_asked(federation, mlp, l
     assert (found.score > found.threshold).mean() < 0.2
 
 
+@pytest.mark.parametrize("labels", [False, True])
+def test_without_a_span_non_members_of_every_kind_are_called_at_the_stated_rate(labels):
+    """Records of a client's group and labels lie closer to its moves than others, so thresholds are of their mix."""
+    draw, directions = shoal.Stream(6).generator(), 3 * torch.randn(6, INPUTS, generator=shoal.Stream(7).generator())
+
+    def records(count, group):
+        y = torch.arange(count) % CLASSES
+        return torch.randn(count, INPUTS, generator=draw) + directions[CLASSES * group + y], y
+
+    shares = []
+    for _ in range(6):
+        clients = [records(9, 0), records(9, 1)]
+        federation = shoal.Federation.from_tensors(clients, test=records(9, 0))
+        model = shoal.create_model("mlp", shoal.VectorShape(inputs=INPUTS, classes=CLASSES), hidden=40)
+        _, updates, engine = seen(federation, model)
+        (x, y), (known, known_y) = (
+            (torch.cat(both) for both in zip(records(90, 0), records(90, 1), strict=True)) for _ in "ab"
+        )
+        group = torch.arange(180) // 90
+        strata = (torch.stack([group, CLASSES * group + of], dim=1) for of in (y, known_y))
+        more = {"y": y, "known_y": known_y} if labels else {}
+        found = UpdateSpan().score(updates, Candidates(x, known, *strata, row=group, **more), engine)
+        assert not found.exact.any()
+        called = np.where(np.isnan(found.score), np.nan, found.score > found.threshold)
+        shares.append(np.nanmean(called, axis=1))
+    # 540 records of each client; their thresholds are of 90 known ones each.
+    np.testing.assert_allclose(np.mean(shares, axis=0), 0.05, atol=0.035)
+
+
+def test_known_records_are_weighted_to_the_strata_that_are_asked():
+    draw = np.random.default_rng(0)
+    kind = np.repeat([0, 1], [1800, 200])[:, None]
+    others, asked = draw.normal(3.0 * kind[:, 0]), np.repeat([0, 1], [100, 900])[:, None]
+    strata = np.zeros_like(kind), np.zeros_like(asked)
+    cuts = calibrated(others, np.hstack([strata[0], kind]), np.hstack([strata[1], asked]), 0.05)
+    assert len(np.unique(cuts)) == 1
+    assert (draw.normal(3.0 * np.repeat(asked, 50)) > cuts[0]).mean() == pytest.approx(0.05, abs=0.02)
+    # Strata of fewer than five known records are left to a coarser column; a new one to all.
+    few = np.where(np.arange(2000) < 4, 2, kind[:, 0])[:, None]
+    (of_few,) = calibrated(others, np.hstack([strata[0], few]), np.array([[0, 2]]), 0.05)
+    assert of_few == pytest.approx(calibrated(others, strata[0], np.zeros((1, 1)), 0.05)[0])
+
+
 def test_a_layer_with_fewer_inputs_than_records_claims_no_span():
     draw = shoal.Stream(2).generator()
     labels = torch.arange(12) % CLASSES
@@ -312,7 +356,7 @@ def test_wrong_input_is_refused_in_one_sentence(federation, mlp):
         UpdateSpan().score([broken], candidates, engine)
     with pytest.raises(InputError, match=r"'models' must have shape \(rounds \+ 1, K, \d+\)"):
         ModelSpan().score(models[:1], candidates, engine)
-    with pytest.raises(InputError, match="'stratum' must have shape"):
+    with pytest.raises(InputError, match=r"'stratum' must have shape \(70,\) or \(70, S\)"):
         replace(candidates, stratum=torch.zeros(3, dtype=torch.int64))
     with pytest.raises(InputError, match="no records"):
         Candidates(candidates.x[:0])

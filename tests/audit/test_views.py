@@ -7,9 +7,10 @@ import pytest
 
 from made_up_scores import made_up
 from shoal.audit.audit import audit_records, parse_gates
-from shoal.audit.records import CLIENT, OUTSIDER, SERVER
+from shoal.audit.records import CLIENT, OUTSIDER, SERVER, strongest
 from shoal.audit.reference_records import AttackScores, AuditRecords, attack_records
 from shoal.core.randomness import Stream
+from shoal.data.preferences import VIEWS
 
 KEYS = ("attack", *(f"{m}{end}" for m in ("accuracy", "auc", "tpr_at_fpr_0.01") for end in ("", ".low", ".high")))
 
@@ -21,10 +22,12 @@ def records():
     return AuditRecords(scores, names, names, np.where(np.arange(2400) % 3 == 0, "few", "many").astype(object))
 
 
-def seen(records, view, right, name):
-    """The records with an attack that is right about a share of them."""
-    called = records.scores.member ^ (np.random.default_rng(2).random(len(records)) >= right)
-    further = {**records.further, name: AttackScores(view, 1.0 * called, np.full(len(records), 0.5))}
+def seen(records, view, right, name, exact=0.0):
+    """The records with an attack that is right about a share of them, and says of a share that it is exact."""
+    draw = np.random.default_rng(2)
+    called = records.scores.member ^ (draw.random(len(records)) >= right)
+    cut, said = np.full(len(records), 0.5), draw.random(len(records)) < exact
+    further = {**records.further, name: AttackScores(view, 1.0 * called, cut, exact=said)}
     return replace(records, further=further)
 
 
@@ -64,21 +67,35 @@ def test_a_larger_view_has_the_attacks_of_the_smaller_ones_too(records, plain):
 
 
 @pytest.mark.parametrize(("view", "name"), [(CLIENT, "span-models"), (SERVER, "span")])
-def test_the_exact_attack_of_a_view_is_chosen_beforehand_for_it(records, plain, view, name):
-    """It decides where no other is certain to find more, and other views are as they were."""
+def test_the_span_attack_of_a_view_is_chosen_beforehand_where_it_is_exact(records, plain, view, name):
+    """Elsewhere what decides for the narrower view decides for the wider one too; other views are as they were."""
     decides = plain.strongest()
-    audit = audited(seen(records, view, decides["accuracy"] + 0.01, name))
-    assert audit.headline(view)["attack"] == name
-    assert audit.headline(OUTSIDER)["attack"] == audit.strongest()["attack"] == decides["attack"]
-    chosen = audit.attacks[audit.attacks["chosen"] & (audit.attacks["scope"] == "all")]
-    assert set(chosen["attack"]) == {name, decides["attack"]}
-    blind = audited(seen(records, view, 0.5, name)).headline(view)
-    assert blind["attack"] != name, "another is certain to find more"
-    assert blind["accuracy"] > 0.55
+    right = decides["accuracy"] + 0.01
+    for exact, first in ((0.9, name), (0.1, decides["attack"])):
+        audit = audited(seen(records, view, right, name, exact))
+        assert audit.headline(view)["attack"] == first
+        assert audit.headline(OUTSIDER)["attack"] == audit.strongest()["attack"] == decides["attack"]
+        chosen = audit.attacks[audit.attacks["chosen"] & (audit.attacks["scope"] == "all")]
+        assert set(chosen["attack"]) == {first, decides["attack"]}
+        assert audit.flat()[f"attacks.{name}.all.exact"] == pytest.approx(exact, abs=0.03)
+    assert audited(seen(records, view, 0.99, name)).headline(view)["attack"] == name, "it is certain to find more"
+
+
+@pytest.mark.parametrize("exact", [0.0, 1.0])
+@pytest.mark.parametrize("right", [(0.5, 0.5), (0.52, 0.6), (0.66, 0.5), (0.66, 0.64), (0.7, 0.68), (0.95, 0.9)])
+def test_a_wider_view_never_has_the_lower_figure(records, right, exact):
+    records = seen(seen(records, CLIENT, right[0], "span-models", exact), SERVER, right[1], "span", exact)
+    audit, attacked = audited(records), attack_records(records)
+    for scope, name in (("all", "all"), ("group", "few"), ("group", "many")):
+        figures = [audit.headline(view, scope, name)["accuracy"] for view in VIEWS]
+        assert figures == sorted(figures)
+        if scope == "group":
+            found = [attacked.of_view(view).measured("group")[name] for view in VIEWS]
+            assert [attacks[strongest(attacks)[0]].accuracy for attacks in found] == figures
 
 
 def test_the_attacks_of_a_view_are_those_that_an_audit_judges_it_by(records):
-    records = seen(seen(records, CLIENT, 0.9, "span-models"), SERVER, 0.8, "mine")
+    records = seen(seen(records, CLIENT, 0.9, "span-models", 1.0), SERVER, 0.8, "mine")
     attacked = attack_records(records)
     assert attacked.of_view(OUTSIDER).attacks.keys() == attack_records(replace(records, further={})).attacks.keys()
     assert attacked.of_view(OUTSIDER).chosen == attacked.chosen

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from every_algorithm import ALGORITHMS
-from shoal.attacks import Gap, SpanScores
+from shoal.attacks import Candidates, Gap, SpanScores
 from shoal.audit import AuditRecords, RedTeam
 from shoal.audit.records import measure
 from shoal.config.build import build
@@ -112,12 +112,30 @@ def test_a_run_that_cannot_be_repeated_says_so(dense):
 
 
 def test_models_are_compared_by_their_known_non_members():
-    score = np.array([[-1e-9, -0.5, -0.4, -0.6, -0.5], [-0.02, -0.021, -0.02, -0.019, -0.021]])
-    threshold, one = np.array([[-1e-3] * 5, [-0.015] * 5]), np.ones(2, dtype=np.int64)
-    found = SpanScores(score, threshold, one > 0, one, "hidden", 5, direct=True, noisy=False)
-    largest_score, cut = largest(found, np.arange(2), np.arange(2, 5))
-    assert largest_score[0] > cut[0]
-    assert largest_score[1] < cut[1]
+    score, known = np.array([[-1e-9, -0.5], [-0.02, -0.021]]), np.array([[-0.4, -0.6, -0.5], [-0.02, -0.019, -0.021]])
+    threshold, one = np.array([[-1e-3] * 2, [-0.015] * 2]), np.ones(2, dtype=np.int64)
+    found = SpanScores(score, threshold, one > 0, one, known, "hidden", 5, direct=True, noisy=False)
+    of_largest = largest(found, Candidates(torch.zeros(2, 4), known=torch.zeros(3, 4)))
+    np.testing.assert_array_equal(of_largest.score > of_largest.threshold, [True, False])
+    assert of_largest.exact is not None
+    assert of_largest.exact.all()
+
+
+def test_the_largest_of_many_scores_has_the_stated_share_of_false_alarms():
+    """The largest of ten scores exceeds the threshold of one three to eight times as often."""
+    draw = np.random.default_rng(0)
+    both = -(10.0 ** draw.normal(size=(10, 6000)))
+    group, none = torch.arange(6000) % 2, np.zeros(10, dtype=np.int64)
+    both[:, group == 1] /= 3
+    score, known = both[:, :4000], both[:, 4000:]
+    cut = np.repeat(np.quantile(known, 0.95, axis=1)[:, None], 4000, axis=1)
+    found = SpanScores(score, cut, none > 0, none, known, "hidden", 5, direct=True, noisy=False)
+    candidates = Candidates(torch.zeros(4000, 1), torch.zeros(2000, 1), group[:4000], group[4000:])
+    of_largest = largest(found, candidates)
+    assert of_largest.exact is not None
+    assert not of_largest.exact.any()
+    for value in (0, 1):
+        assert (of_largest.score > of_largest.threshold)[group[:4000] == value].mean() == pytest.approx(0.05, abs=0.015)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)

@@ -287,11 +287,14 @@ def lines(page: Page) -> list[str]:
 
 
 def test_the_page_begins_with_a_line_for_each_view() -> None:
-    spans = {"span-models": ("minority", 0.97, 0.98), "span": ("majority", 0.99, 1.0)}
+    spans = {"span-models": ("minority", 0.97, 0.98, 0.0), "span": ("majority", 0.99, 1.0, 0.75)}
     made = [
         attack_row("rmia", "group", name, value, chosen=True) for name, value in (("minority", 0.6), ("majority", 0.55))
     ]
-    made += [attack_row(key, "group", of, value, tpr=rate, chosen=True) for key, (of, value, rate) in spans.items()]
+    made += [
+        attack_row(key, "group", of, value, tpr=rate, chosen=True, exact=exact)
+        for key, (of, value, rate, exact) in spans.items()
+    ]
     page = shown(audit_of(rows=made))
     outsider, client, server = lines(page)
     assert page.source.index('class="view"') < page.source.index('class="verdict"')
@@ -302,10 +305,22 @@ def test_the_page_begins_with_a_line_for_each_view() -> None:
     assert client.startswith(
         "Another client of the federation, who sees every round: recognises 98.0 % of the records at"
     )
-    assert "span of models&#39; moves; AUC 1.000" in client
+    assert "span of models&#39; moves, statistical; AUC 1.000" in client
     assert server.startswith(
-        "The server, who sees every client&#39;s updates: recognises 100.0 % of the records at 1 %"
+        "The server, who sees every client&#39;s updates: finds the span of the inputs and recognises 100.0 % of the "
+        "records at 1 % false alarms (span of updates, exact for 75.0 % of the records asked; AUC 1.000"
     )
+
+
+def test_every_views_line_is_of_the_group_of_largest_auc() -> None:
+    """Which need not be that of largest balanced accuracy."""
+    figures = (("minority", 0.6, 0.9), ("majority", 0.7, 0.8))
+    made = [
+        attack_row(attack, "group", name, accuracy, auc=auc, chosen=True)
+        for attack in ("rmia", "span-models", "span")
+        for name, accuracy, auc in figures
+    ]
+    assert all("group minority" in line for line in lines(shown(audit_of(rows=made))))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +348,7 @@ def test_a_view_s_line_says_no_more_than_its_intervals(made: list, said: str) ->
 def test_a_view_that_was_not_measured_says_why_and_what_would_measure_it() -> None:
     audit = replace(audit_of(), omitted={"span-models": "needs a dense layer"})
     _, client, server = lines(page_of(html_of(audit)))
-    assert client.endswith("not measured, since the exact attack needs a dense layer.")
+    assert client.endswith("not measured, since the span attack needs a dense layer.")
     assert server.endswith("and shoal audit --trace DIR those that were recorded.")
 
 

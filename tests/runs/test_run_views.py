@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -32,11 +33,9 @@ def _exact_attacks(monkeypatch):
 
     def scores(attacked, target, references, engine, **_):
         member = target.member.numpy()
-        wrong = torch.arange(len(member)).numpy() % 10 == 0
-        return {
-            SEEN["client"]: AttackScores("client", 1.0 * (member ^ wrong), 0.5 + 0.0 * member),
-            SEEN["server"]: AttackScores("server", 1.0 * member, 0.5 + 0.0 * member),
-        }, {}
+        wrong, cut = torch.arange(len(member)).numpy() % 10 == 0, np.full(len(member), 0.5)
+        found = {SEEN["client"]: ("client", 1.0 * (member ^ wrong)), SEEN["server"]: ("server", 1.0 * member)}
+        return {name: AttackScores(*score, cut, exact=cut > 0) for name, score in found.items()}, {}
 
     monkeypatch.setattr(reference_store, "view_scores", scores)
 

@@ -28,8 +28,9 @@ from shoal.attacks.scores.lira import LiRA, OfflineLiRA
 from shoal.attacks.scores.rmia import RMIA, OfflineRMIA
 from shoal.attacks.scores.stack import Stack
 from shoal.attacks.scores.trajectory import LossTrajectory
+from shoal.attacks.span.candidates import Candidates, SpanScores
 from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
-from shoal.attacks.span.span import Candidates, ModelSpan, SpanScores, UpdateSpan
+from shoal.attacks.span.span import ModelSpan, UpdateSpan
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
 from shoal.attacks.updates.client_canaries import (

@@ -14,6 +14,7 @@ from shoal.attacks import ReferenceAttack, client_scores
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import (
     AGAINST_CLIENTS,
+    CHOSEN_OF_VIEW,
     CLIENT,
     RecordTable,
     attacks_of_view,
@@ -42,7 +43,7 @@ METRICS = {
 """The metrics of an audit by name, each with the fields of `MembershipMetrics` that hold it and its interval."""
 
 ATTACK_COLUMNS = (
-    "view", "attack", "scope", "name", "members", "non_members",
+    "view", "attack", "scope", "name", "members", "non_members", "exact",
     *(column for metric in METRICS for column in (metric, f"{metric}.low", f"{metric}.high")),
     "accuracy.null_high", "chosen", "strongest", "title",
 )  # fmt: skip
@@ -62,6 +63,7 @@ class Audit:
     Args:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
+            "exact": the share of records on which the attack says that its verdict is exact, not one of statistics.
             "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "view": the `View` that
             the attack needs. "chosen": whether it was chosen beforehand for that view or a larger one, without the
             attacked model's members; "strongest": whether it decides how exposed the scope's records are. See
@@ -119,6 +121,8 @@ class Audit:
         for row in shown.to_dict("records"):
             key = f"attacks.{row['attack']}.{row['name']}"
             flat |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
+            if row["attack"] in CHOSEN_OF_VIEW.values() and not isnan(row["exact"]):
+                flat[f"{key}.exact"] = row["exact"]
         for view, (name, scope) in product(VIEWS, self._scopes().items()):
             if (decides := self.headline(view, *scope)) is not None:
                 flat[f"views.{view}.{name}.attack"] = str(decides["attack"])
@@ -147,14 +151,15 @@ class _Judged(NamedTuple):
 
     accuracy: float
     low: float
+    exact: float
 
 
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
     """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
     measured there.
 
-    It is the `strongest` of all attacks that need this view or a smaller one. The exact attack of the view is the one
-    chosen beforehand, wherever it was measured, else the one that is chosen without it.
+    It is the `strongest` of all attacks that need this view or a smaller one; `attacks_of_view` says which of them is
+    chosen beforehand.
 
     Args:
         attacks: `Audit.attacks`.
@@ -167,12 +172,9 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
     if view not in needed.values():
         return None
-    chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: -VIEWS.index(needed[a]))
-    judged = {
-        attack: _Judged(rows[attack]["accuracy"], rows[attack]["accuracy.low"])
-        for attack in attacks_of_view(view, needed, chosen)
-    }
-    return rows[strongest(judged)[0]]
+    chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
+    judged = {attack: _Judged(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()}
+    return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
 
 
 def audit_records(
@@ -213,8 +215,7 @@ def audit_records(
     require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
     attacked = attack_records(records, attacks)
     views = attacked.views
-    rows, metrics = [], {name: measure(attacked.attacks[name]) for name in dict.fromkeys((attacked.chosen, *views))}
-    rows += scope_rows("all", "all", metrics, views, attacked.order)
+    rows, metrics = scope_rows("all", "all", attacked.on_all, views, attacked.order), attacked.on_all
     decisive, _ = strongest(metrics)
     for scope in ("group", "model"):
         for name, metrics in attacked.measured(scope).items():
@@ -290,8 +291,8 @@ def scope_rows(
     The first of ``metrics`` is of the attack that was chosen beforehand; ``order`` is `AttackedRecords.order`.
     """
     decisive, _ = strongest(metrics)
-    measured: dict[str, View] = {name: views[name] for name, found in metrics.items() if not np.isnan(found.accuracy)}
-    first = (attacks_of_view(view, measured, order)[:1] for view in VIEWS)
+    measured = {name: found for name, found in metrics.items() if not np.isnan(found.accuracy)}
+    first = (attacks_of_view(view, views, order or [*metrics], measured)[:1] for view in VIEWS)
     chosen = {attack for attacks in first for attack in attacks} or {decisive}
     return [
         attack_row(scope, name, attack, view, metrics[attack], chosen=attack in chosen, strongest=attack == decisive)
@@ -305,7 +306,7 @@ def attack_row(
     """A row of `Audit.attacks`."""
     row: dict[str, Any] = {"view": view, "attack": attack, "scope": scope, "name": name}
     row |= {"accuracy.null_high": metrics.null_high, "chosen": chosen, "strongest": strongest}
-    row |= {"members": metrics.members, "non_members": metrics.non_members}
+    row |= {"members": metrics.members, "non_members": metrics.non_members, "exact": metrics.exact}
     for metric, attributes in METRICS.items():
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):
             row[f"{metric}{end}"] = getattr(metrics, attribute)

@@ -24,7 +24,7 @@ SERVER: View = "server"
 """The views of an attacker, each of which sees what those before it see; `VIEWS` has all."""
 
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
-"""The attack that is chosen beforehand for a view, wherever it is measured: it is exact where it applies."""
+"""The attack that is chosen beforehand for a view where it finds itself exact on half of the records or more."""
 
 AGAINST_CLIENTS = "-others"
 """Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
@@ -47,6 +47,7 @@ class RecordTable:
         attack, view: the attack's name, and the `View` that it needs.
         pair: the pair of a member and a non-member that the row is of; intervals then allow for what the two have in
             common. None: rows are independent.
+        exact: whether the attack says that its verdict on the record is exact, not one of statistics.
         level: the score's level on its record (`record_levels`), by which a true positive rate has a threshold for each
             record. None: unknown.
 
@@ -69,6 +70,7 @@ class RecordTable:
     model: NDArray[Any]
     attack: NDArray[Any]
     view: NDArray[Any]
+    exact: Bools
     pair: Ints | None = None
     level: Floats | None = None
     __repr__ = one_line
@@ -86,11 +88,12 @@ class RecordTable:
         model: ArrayLike = 0,
         attack: str = "",
         view: View = OUTSIDER,
+        exact: ArrayLike = False,
         pair: Ints | None = None,
         level: Floats | None = None,
     ) -> "RecordTable":
         """The table of columns (M,); a single value is that of all rows, and takes no memory."""
-        columns = [score, member, threshold, weight, record, client, group, model, attack, view]
+        columns = [score, member, threshold, weight, record, client, group, model, attack, view, exact]
         rows = (np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns)
         return RecordTable(*rows, pair=pair, level=level)
 
@@ -143,9 +146,10 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
     """
     if by is None:
         table = records
-        return membership_metrics(
+        metrics = membership_metrics(
             table.score, table.member, table.weight, threshold=table.threshold, pair=table.pair, level=table.level
         )
+        return replace(metrics, exact=float(table.exact.mean())) if table.exact.any() else metrics
     number, values = pd.factorize(getattr(records, by))
     rows = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
     # An empty table has no value, and one empty part.
@@ -171,7 +175,9 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
 
 
 class Judged(Protocol):
-    """The balanced accuracy of an attack, NaN where it was not measured, and the lower end of its interval."""
+    """The balanced accuracy of an attack, NaN where it was not measured, the lower end of its interval, and the share
+    of records on which it says that it is exact.
+    """
 
     @property
     def accuracy(self) -> float:
@@ -180,6 +186,11 @@ class Judged(Protocol):
 
     @property
     def low(self) -> float:
+        """See `MembershipMetrics`."""
+        ...
+
+    @property
+    def exact(self) -> float:
         """See `MembershipMetrics`."""
         ...
 
@@ -193,25 +204,54 @@ def views_within(view: View) -> tuple[View, ...]:
     return VIEWS[: VIEWS.index(view) + 1]
 
 
-def attacks_of_view(view: View, needed: Mapping[str, View], order: Iterable[str]) -> list[str]:
+def attacks_of_view(
+    view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, Judged]
+) -> list[str]:
     """The attacks that a view can carry out, the one that is chosen beforehand first.
+
+    For an outsider it is the first of ``order``. For a wider view it is its own exact attack (`CHOSEN_OF_VIEW`) where
+    that finds itself exact, which no member is needed for and no null run does, and is not below what decides for the
+    narrower view. Elsewhere, as where noise hides the span, it is what decides for the narrower view: so a wider view's
+    figure is never the lower one.
 
     Args:
         view: of the attacker.
         needed: the view that each attack needs, by the attack's name.
-        order: in which attacks are chosen beforehand, after the exact ones of a view (`CHOSEN_OF_VIEW`).
+        order: in which attacks are chosen beforehand.
+        measured: what each finds, by its name.
 
     Example:
-        >>> from shoal.audit.records import attacks_of_view
-        >>> needed = {"loss": "outsider", "rmia": "outsider", "span-models": "client"}
-        >>> attacks_of_view("outsider", needed, ["rmia", "loss"]), attacks_of_view("server", needed, ["rmia", "loss"])
-        (['rmia', 'loss'], ['span-models', 'loss', 'rmia'])
+        >>> import numpy as np
+        >>> from shoal.audit.records import RecordTable, attacks_of_view, measure
+        >>> member = np.arange(400) < 200
+        >>> blind = measure(RecordTable.from_columns(1.0 * (np.arange(400) % 2), member))
+        >>> exact = measure(RecordTable.from_columns(1.0 * member, member, exact=True))
+        >>> needed, order = {"loss": "outsider", "rmia": "outsider", "span-models": "client"}, ["rmia", "loss"]
+        >>> attacks_of_view("client", needed, order, {"loss": blind, "rmia": blind, "span-models": exact})
+        ['span-models', 'loss', 'rmia']
+        >>> attacks_of_view("client", needed, order, {"loss": blind, "rmia": blind, "span-models": blind})
+        ['rmia', 'loss', 'span-models']
     """
-    within = views_within(view)
-    exact = (CHOSEN_OF_VIEW[seen] for seen in reversed(within) if seen in CHOSEN_OF_VIEW)
-    inside = [name for name, needs in needed.items() if needs in within]
-    first = [name for name in (*exact, *order) if name in inside][:1]
-    return [*dict.fromkeys((*first, *inside))]
+    names, first = list[str](), list[str]()
+    for seen in views_within(view):
+        if names:
+            # What decides for the narrower view.
+            first = [strongest({name: measured[name] for name in names})[0]]
+        inside = [name for name, needs in needed.items() if needs in views_within(seen) and name in measured]
+        first = first or [name for name in order if name in inside][:1]
+        own = CHOSEN_OF_VIEW.get(seen, "")
+        if (
+            own in inside
+            and _exact(measured[own])
+            and not any(measured[own].accuracy < measured[name].accuracy for name in first)
+        ):
+            first = [own]
+        names = [*dict.fromkeys((*first, *inside))]
+    return names
+
+
+def _exact(metrics: Judged) -> bool:
+    return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
 
 
 def strongest(attacks: Mapping[str, Judged]) -> tuple[str, float]:

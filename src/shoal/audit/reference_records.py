@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,12 +57,14 @@ class AttackScores:
         score: (M,), higher for members; NaN for a record that it cannot be asked of.
         threshold: (M,), above which it says member.
         reference: (M, R), of the same attack on each reference model, which reads no members of that; None: unknown.
+        exact: (M,) whether the attack says that its verdict is exact, not one of statistics; None: none is.
     """
 
     view: View
     score: Floats
     threshold: Floats
     reference: Floats | None = None
+    exact: Bools | None = None
     __repr__ = one_line
 
 
@@ -115,6 +118,7 @@ class AuditRecords:
             view=scores.view,
             pair=self.pair,
             level=self._levels(scores),
+            exact=False if scores.exact is None else scores.exact,
         )
         scored = ~np.isnan(scores.score)
         return table if scored.all() else table.take(scored)
@@ -140,12 +144,14 @@ class AttackedRecords:
         order: the attacks in the order in which they are chosen beforehand, without the attacked model's members.
         references: R, the number of reference models.
         omitted: attacks that were not computed, and why.
+        view: whose attacks they are; None: all.
     """
 
     attacks: Mapping[str, RecordTable]
     order: Sequence[str]
     references: int
     omitted: Mapping[str, str] = field(default_factory=dict)
+    view: View | None = None
     __repr__ = one_line
 
     @property
@@ -158,19 +164,31 @@ class AttackedRecords:
         """The view that each attack needs."""
         return {name: table.view[0] for name, table in self.attacks.items()}
 
+    @cached_property
+    def on_all(self) -> dict[str, MembershipMetrics]:
+        """Metrics of each attack on all records, the chosen attack first."""
+        return {name: measure(self.attacks[name]) for name in dict.fromkeys((self.chosen, *self.attacks))}
+
     def of_view(self, view: View) -> "AttackedRecords":
         """The attacks that a view can carry out, the one that is chosen beforehand for it first."""
-        inside = attacks_of_view(view, self.views, self.order)
+        inside = attacks_of_view(view, self.views, self.order, self.on_all)
         order = dict.fromkeys((*inside[:1], *(name for name in self.order if name in inside)))
-        return replace(self, attacks={name: self.attacks[name] for name in inside}, order=[*order])
+        return replace(self, attacks={name: self.attacks[name] for name in inside}, order=[*order], view=view)
 
     def measured(self, by: str) -> dict[Any, dict[str, MembershipMetrics]]:
-        """Metrics of each attack on the records of each value of a column, the chosen attack first."""
+        """Metrics of each attack on the records of each value of a column, the attack that is chosen for them first."""
         metrics: dict[Any, dict[str, MembershipMetrics]] = {}
         for name in dict.fromkeys((self.chosen, *self.attacks)):
             for value, measured in measure(self.attacks[name], by=by).items():
                 metrics.setdefault(value, {})[name] = measured
-        return metrics
+        if self.view is None:
+            return metrics
+        views, outsiders = self.views, [name for name in self.order if self.views[name] == OUTSIDER]
+        chosen = {value: attacks_of_view(self.view, views, outsiders, found)[:1] for value, found in metrics.items()}
+        return {
+            value: {name: found[name] for name in dict.fromkeys((*chosen[value], *found))}
+            for value, found in metrics.items()
+        }
 
 
 def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = REFERENCE_ATTACKS) -> AttackedRecords:

@@ -74,7 +74,7 @@ class ScoredUpdates:
     Args:
         name, title, view: as of an `UpdateAttack`.
         values: (N, M) scores of the clients of `UpdateScores` and its records; NaN as there.
-        threshold: (N, M).
+        threshold, exact: (N, M); see `AttackScores`.
     """
 
     name: str
@@ -82,6 +82,7 @@ class ScoredUpdates:
     view: View
     values: Floats
     threshold: Floats
+    exact: NDArray[np.bool_]
     __repr__ = one_line
 
     def score(self, scores: UpdateScores) -> Floats:
@@ -190,6 +191,7 @@ def _records(
     kind = scores.group * (scores.label.max() + 1) + scores.label
     owner = np.where(scores.client == NOBODY, NOBODY, scores.clients[scores.client])
     tables, thresholds = [], np.broadcast_to(attack.threshold, score.shape)
+    exact = np.broadcast_to(attack.exact if isinstance(attack, ScoredUpdates) else np.False_, score.shape)
     for i, row in enumerate(score):
         trained, seen = scores.client == i, ~np.isnan(row)
         member = trained & seen
@@ -209,6 +211,7 @@ def _records(
             model=scores.clients[i],
             attack=attack.name + (AGAINST_CLIENTS if other_clients else ""),
             view=attack.view,
+            exact=exact[i, rows],
         )
         tables.append(table)
     return RecordTable.join(tables)
@@ -304,9 +307,9 @@ def with_server(audit: Audit, server: Audit) -> Audit:
     The server's attack decides on a scope where the lower end of its interval is above 0.5 and the other's figure.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
-    # Of both, the first was chosen without the updates; the exact attack of a view stays chosen beside it.
-    exact = rows["attack"].isin([*CHOSEN_OF_VIEW.values()])
-    rows["chosen"] &= exact | ~rows.assign(exact=exact).duplicated(["scope", "name", "chosen", "exact"])
+    # Of both, the first was chosen without the updates; the span attack of a view stays chosen beside it.
+    span = rows["attack"].isin([*CHOSEN_OF_VIEW.values()])
+    rows["chosen"] &= span | ~rows.assign(span=span).duplicated(["scope", "name", "chosen", "span"])
     for _, decides in rows[rows["strongest"].astype(bool)].groupby(["scope", "name"]):
         if len(decides) == 2:
             outsider, updates = decides.index

@@ -249,8 +249,10 @@ class AttackedRun:
             client=federation.ids[self.records.client],
             x=gather(self.records.federation.clients.x, everyone),
             y=self.records.labels,
+            group=federation.group[self.records.client],
             known=others.x,
             known_y=others.y.cpu(),
+            known_group=others.group.cpu(),
         )
 
     def _spans(self, seen: FirstRounds, engine: Engine, known: Knowledge) -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from shoal.algorithms import MRMTL, FedOpt, FedSoft, Scaffold
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
-from shoal.attacks.reference_scores import Floats, Ints
+from shoal.attacks.reference_scores import Ints
+from shoal.attacks.span.record_scores import calibrated
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.reference_records import AttackScores
 from shoal.audit.update_audit import ScoredUpdates
@@ -36,28 +37,29 @@ class AskedRecords:
         client: (M,) int64, the id of the client that each belongs or would belong to.
         x: inputs (M, ...).
         y: labels (M,), or targets of a regression.
-        known, known_y: inputs (Z, ...) and labels of the others.
+        group: (M,) int64, whose distribution each follows.
+        known, known_y, known_group: inputs (Z, ...), labels and groups of the others.
     """
 
     client: Tensor
     x: Tensor
     y: Tensor
+    group: Tensor
     known: Tensor
     known_y: Tensor
+    known_group: Tensor
     __repr__ = one_line
 
-    def candidates(self, row: Tensor | None = None, *, everything: bool = False) -> Candidates:
-        """The records for an attack, of one client each by ``row`` (M,); with ``everything`` the known ones after them.
-
-        Strata are labels.
-        """
-        x, y = (
-            (self.x, self.y) if not everything else (torch.cat([self.x, self.known]), torch.cat([self.y, self.known_y]))
-        )
+    def candidates(self, row: Tensor | None = None) -> Candidates:
+        """The records for an attack, of one client each by ``row`` (M,); strata are groups, then groups with labels."""
         if not len(self.known):
-            return Candidates(x, row=row)
-        of_y, of_known = (None, None) if y.is_floating_point() else (y, self.known_y)
-        return Candidates(x, self.known, of_y, of_known, row, y, self.known_y)
+            return Candidates(self.x, row=row)
+        strata = [self.group[:, None], self.known_group[:, None]]
+        if not self.y.is_floating_point():
+            classes = 1 + int(max(self.y.max(), self.known_y.max()))
+            labels = (self.y[:, None], self.known_y[:, None])
+            strata = [torch.cat([of, of * classes + label], dim=1) for of, label in zip(strata, labels, strict=True)]
+        return Candidates(self.x, self.known, *strata, row, self.y, self.known_y)
 
 
 def span_scores(
@@ -100,18 +102,15 @@ def _of_updates(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledg
     found = UpdateSpan().score(seen.updates, asked.candidates(row), engine, knowledge)
     columns = np.arange(len(row))
     score, threshold = (np.where(sent, values[row, columns], np.nan) for values in (found.score, found.threshold))
-    return AttackScores(UpdateSpan.view, score, threshold)
+    return AttackScores(UpdateSpan.view, score, threshold, exact=found.exact[row])
 
 
 def _of_models(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
-    # Known non-members are asked too: by their scores those of different clusters can be compared.
-    found = ModelSpan().score(seen.moves(), asked.candidates(everything=True), engine, knowledge, seen.first)
-    count = len(asked.x)
-    known = np.arange(count, count + len(asked.known)) if len(asked.known) else np.arange(count)
-    score, threshold = largest(found, np.arange(count), known)
+    candidates = asked.candidates()
+    scores = largest(ModelSpan().score(seen.moves(), candidates, engine, knowledge, seen.first), candidates)
     unseen = ~torch.isin(asked.client, seen.senders).numpy()
-    score[unseen], threshold[unseen] = np.nan, np.nan
-    return AttackScores(ModelSpan.view, score, threshold)
+    scores.score[unseen], scores.threshold[unseen] = np.nan, np.nan
+    return scores
 
 
 def spans_of_updates(
@@ -119,7 +118,7 @@ def spans_of_updates(
 ) -> tuple[list[ScoredUpdates], dict[str, str]]:
     """The span attacks on recorded rounds, each record asked of every client, and why one cannot be asked.
 
-    Of the records that nobody trained on every second one is known to the attacker and sets thresholds; it has no score
+    Of the records that nobody trained on every second one is known to the attacker and sets thresholds; it is not asked
     (NaN). Of each client the first `ROUNDS` updates are read, as far as they fit into memory. The moves of models are
     those of the first rounds that follow each other.
 
@@ -134,35 +133,38 @@ def spans_of_updates(
     nobody = torch.nonzero(records.client == NOBODY).flatten()
     kind = records.group[nobody] * (int(records.label.max()) + 1) + records.label[nobody]
     known = nobody[torch.argsort(kind, stable=True)[1::2]]
-    known_x, known_y = (of[known.to(of.device)] for of in (records.x, records.y))
-    candidates = AskedRecords(records.client, records.x, records.y.cpu(), known_x, known_y.cpu()).candidates()
+    columns = torch.nonzero(~torch.isin(torch.arange(len(records)), known)).flatten()
+    x, y, group = (
+        [of[part.to(of.device)] for part in (columns, known)] for of in (records.x, records.y.cpu(), records.group)
+    )
+    candidates = AskedRecords(
+        records.client[columns], x[0], y[0], group[0], known=x[1], known_y=y[1], known_group=group[1]
+    ).candidates()
 
-    def of_models() -> tuple[Ints, Floats, Floats]:
+    def of_models() -> tuple[Ints, AttackScores]:
         require(len(models) > 1, "needs the models of rounds that follow each other")
         found = ModelSpan().score(torch.stack(models), candidates, engine, knowledge, first)
-        score, threshold = (
-            np.broadcast_to(table, (len(clients), len(records))).copy()
-            for table in largest(found, np.arange(len(records)), known.numpy())
-        )
-        return clients, score, threshold
+        return np.arange(len(clients)), largest(found, candidates)
 
-    def of_updates() -> tuple[Ints, Floats, Floats]:
+    def of_updates() -> tuple[Ints, SpanScores]:
         require(bool(kept), TOO_LARGE)
-        found = UpdateSpan().score(kept, candidates, engine, knowledge)
-        return torch.cat([updates.clients for updates in kept]).unique().numpy(), found.score, found.threshold
+        senders = torch.cat([updates.clients for updates in kept]).unique().numpy()
+        return np.searchsorted(clients, senders), UpdateSpan().score(kept, candidates, engine, knowledge)
 
     scored, omitted = list[ScoredUpdates](), dict[str, str]()
     for attack, score in zip(SPANS, (of_models, of_updates), strict=True):
         try:
-            senders, *tables = score()
+            rows, found = score()
         except InputError as error:
             omitted[attack.name] = str(error)
             continue
         values, threshold = np.full((2, len(clients), len(records)), np.nan)
-        for whole, table in zip((values, threshold), tables, strict=True):
-            whole[np.searchsorted(clients, senders)] = table
-            whole[:, known.numpy()] = np.nan
-        scored.append(ScoredUpdates(attack.name, attack.title, attack.view, values, threshold))
+        exact = np.zeros(values.shape, dtype=np.bool_)
+        places = np.ix_(rows, columns.numpy())
+        values[places], threshold[places] = found.score, found.threshold
+        # Of models it is said of each record, of updates of each client.
+        exact[places] = found.exact if isinstance(found, AttackScores) else found.exact[:, None]
+        scored.append(ScoredUpdates(attack.name, attack.title, attack.view, values, threshold, exact))
     return scored, omitted
 
 
@@ -188,26 +190,31 @@ def _kept(rounds: Iterable[RoundUpdates]) -> tuple[list[RoundUpdates], list[Tens
     return kept, models, first
 
 
-def largest(found: SpanScores, asked: Ints, known: Ints) -> tuple[Floats, Floats]:
-    """The largest of each record's scores by K models, and its threshold, (M,) each.
+def largest(found: SpanScores, candidates: Candidates) -> AttackScores:
+    """The largest of each record's scores by K models, its threshold, and whether that model's span is exact.
 
     Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
-    of residuals it is their number of digits that is compared, since exact ones have five more than others. Every
-    fourth of the known ones counts: the attacks estimate nothing by these.
+    of residuals it is their number of digits that is compared, since exact ones have five more than others. The largest
+    of several scores exceeds a threshold more often than one does: where spans are not exact, thresholds are of the
+    largest scores of the known ones.
 
     Args:
-        found: the scores.
-        asked, known: (M,) and (Z,) the places of the records, and of the known non-members.
+        found: the scores of ``candidates``.
+        candidates: that were asked. Without known non-members they are compared by themselves.
     """
-    known = known[3::4] if len(known) >= 80 else known
     of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
-    values, cuts = found.score[of_model], found.threshold[of_model]
+    judged = ~np.isnan(found.known[of_model]).any(axis=0)
+    values, cuts, known = (table[of_model] for table in (found.score, found.threshold, found.known[:, judged]))
+    known = known if known.shape[1] else values
     if not found.noisy:
-        values, cuts = (-np.log10(np.maximum(-table, 1e-8)) for table in (values, cuts))
-    centre, width = values[:, known].mean(axis=1, keepdims=True), values[:, known].std(axis=1, keepdims=True)
-    values, cuts = ((table[:, asked] - centre) / np.maximum(width, 1e-12) for table in (values, cuts))
+        values, cuts, known = (-np.log10(np.maximum(-table, 1e-8)) for table in (values, cuts, known))
+    centre, width = known.mean(axis=1, keepdims=True), np.maximum(known.std(axis=1, keepdims=True), 1e-12)
+    values, cuts, known = ((table - centre) / width for table in (values, cuts, known))
+    exact, (strata, of_known) = found.exact[of_model], candidates.strata
+    if (~exact).sum() > 1 and judged.any():
+        cuts[~exact] = calibrated(known[~exact].max(axis=0), of_known[judged], strata, ModelSpan().false_alarms)
     best, columns = values.argmax(axis=0), np.arange(values.shape[1])
-    return values[best, columns], cuts[best, columns]
+    return AttackScores(ModelSpan.view, values[best, columns], cuts[best, columns], exact=exact[best])
 
 
 def knowledge_of(training: Training, state: State) -> Knowledge:

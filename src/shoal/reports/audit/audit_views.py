@@ -41,7 +41,9 @@ def headlines(audit: Attacked, groups: Sequence[str]) -> Headlines:
 
 
 def lines(found: Headlines, omitted: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Of each view who it is, and what it recognises of the group on which it finds most, or how to measure it.
+    """Of each view who it is, and what it recognises of the group of largest AUC, or how to measure it.
+
+    A span is said to be found where the attack is exact on most records; elsewhere its verdict is one of statistics.
 
     Args:
         found: the headlines.
@@ -53,17 +55,21 @@ def lines(found: Headlines, omitted: Mapping[str, str]) -> list[tuple[str, str]]
 def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str]) -> str:
     if not groups:
         reason = omitted.get(CHOSEN_OF_VIEW.get(view, ""), "")
-        return f"not measured, since the exact attack {reason}." if reason else f"not measured; {TO_MEASURE[view]}."
-    worst = max(groups.values(), key=lambda finding: (finding.accuracy.value, finding.auc.value))
+        return f"not measured, since the span attack {reason}." if reason else f"not measured; {TO_MEASURE[view]}."
+    worst = max(groups.values(), key=lambda finding: (finding.auc.value, finding.accuracy.value))
     accuracy, rate = worst.accuracy.among(len(groups)), worst.tpr[0.01]
     records = f"the records of group {worst.name}" if len(groups) > 1 else "the records"
     named = rate.among(len(groups)).low > 0.01
-    by = f"({worst.title}; AUC {worst.auc.text}, {worst.auc.interval})"
+    kind = "" if worst.exact is None else ", statistical"
+    if worst.exact:
+        kind = ", exact" if worst.exact == 1 else f", exact for {percent(worst.exact)} of the records asked"
+    by = f"({worst.title}{kind}; AUC {worst.auc.text}, {worst.auc.interval})"
+    finds = "finds the span of the inputs and " if worst.exact is not None and worst.exact >= 0.5 else ""
     if named and rate.known:
         average = ", though on average it is at chance" if accuracy.outcome == "chance" else ""
-        return f"recognises {percent(rate.value)} of {records} at 1 % false alarms{average} {by}."
+        return f"{finds}recognises {percent(rate.value)} of {records} at 1 % false alarms{average} {by}."
     if accuracy.outcome == "exposed":
-        return f"is right about {records} in {accuracy.percent} of cases, where chance is 50 % {by}."
+        return f"{finds}is right about {records} in {accuracy.percent} of cases, where chance is 50 % {by}."
     what = "is not shown to recognise" if accuracy.outcome == "chance" else "may or may not recognise, by so few,"
     interval = accuracy.with_interval(at_chance(worst.null_high))
     return f"{what} {records}: {worst.title} has balanced accuracy {interval}."
@@ -110,7 +116,8 @@ def by_view(found: Headlines) -> plot.Figure | None:
 
     caption = (
         "How well each view tells the records that were trained on from others: the attack that decides for it, with "
-        "its 95 % interval. A view has the attacks of those above it too."
+        "its 95 % interval. A view has the attacks of those above it too. The lines at the top of the page are of the "
+        "group of largest AUC."
     )
     if len(shown) < len(names):
         caption += f" The {len(shown)} most exposed of {len(names):,} groups are drawn."

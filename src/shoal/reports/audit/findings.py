@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from shoal.audit.records import CHOSEN_OF_VIEW
 from shoal.core.formats import capitalized, count
 from shoal.metrics import least_non_members
 from shoal.reports.attack_titles import BY, attack_head, attack_title
@@ -29,6 +30,7 @@ class Finding:
         null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
         chosen: whether the attack was chosen beforehand, without the attacked model's members.
         strongest: whether it decides how exposed the scope's records are; see `Audit.strongest`.
+        exact: the share of records on which a span attack says that its verdict is exact; None: of another attack.
         declared: the title that the attack declares; "": see `attack_title`.
     """
 
@@ -44,6 +46,7 @@ class Finding:
     null_high: float = nan
     chosen: bool = False
     strongest: bool = False
+    exact: float | None = None
     declared: str = ""
 
     @staticmethod
@@ -62,6 +65,7 @@ class Finding:
             null_high=float(row["accuracy.null_high"]),
             chosen=bool(row["chosen"]),
             strongest=bool(row["strongest"]),
+            exact=float(row["exact"]) if row["attack"] in CHOSEN_OF_VIEW.values() else None,
             declared=title if isinstance(title := row.get("title"), str) else "",
         )
 

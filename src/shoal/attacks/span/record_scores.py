@@ -1,0 +1,253 @@
+"""Scores of records by the moves of a dense layer, and thresholds: exact where the span decides, else calibrated."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.attacks.span.candidates import Candidates, SpanScores
+from shoal.attacks.span.dense_layers import DenseLayer, dense_layers, layer_inputs
+from shoal.attacks.span.knowledge import Knowledge
+from shoal.attacks.span.layer_moves import LayerMove, Move, layer_moves, worth
+from shoal.attacks.span.matched_filter import Clutter
+from shoal.attacks.span.row_space import joined
+from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
+from shoal.engine import Engine
+
+_LEAST_KNOWN = 20
+"""Known non-members, at least, of which the matched filter learns."""
+
+_LEAST_OF_STRATUM = 5
+"""Known non-members of a stratum, at least, by which thresholds are set."""
+
+_SEARCHED = 20
+"""Known non-members, at most, that are searched for by transforms."""
+
+_FLOORS = 20.0
+"""A residual below so many times what rounding leaves counts as 0."""
+
+
+def scores_of_moves(
+    layer: str | None,
+    false_alarms: float,
+    moves: list[Move],
+    count: int,
+    candidates: Candidates,
+    engine: Engine,
+    knowledge: Knowledge,
+) -> SpanScores:
+    """The scores of ``count`` rows by the dense layer of this name, or by the one that tells most.
+
+    See `shoal.attacks.UpdateSpan` for ``layer`` and ``false_alarms``.
+    """
+    layers = dense_layers(engine.model, layer)
+    pairs = ((layer, layer_moves(layer, moves, engine, knowledge)) for layer in layers)
+    chosen, parts = max(pairs, key=lambda pair: worth(*pair, noisy=knowledge.noisy))
+    seen = _Seen(chosen, candidates, engine, knowledge, parts)
+    of_row: dict[int, list[LayerMove]] = defaultdict(list)
+    for part in parts:
+        of_row[part.move.row].append(part)
+    score, threshold = np.full((2, count, len(candidates.x)), np.nan)
+    known = np.full((count, len(seen.known)), np.nan)
+    exact, rank = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
+    for row, own in of_row.items():
+        asked = torch.arange(len(candidates.x))
+        if candidates.row is not None:
+            asked = torch.nonzero(candidates.row == row).flatten()
+        if seen.family is not None:
+            # Every pass has other transforms, so more rounds have more inputs, not more of the same.
+            used = [min(own, key=lambda part: part.space.rank)]
+        elif seen.direct:
+            used = [replace(own[0], space=joined([part.space for part in own]))]
+        else:
+            used = own
+        rank[row] = max(part.space.rank for part in used)
+        if len(asked):
+            values, cut, exact[row] = _judged(false_alarms, seen, own, used, asked)
+            score[row, asked], threshold[row, asked] = values[: len(asked)], cut
+            known[row, seen.judged_by(asked)] = values[len(asked) :]
+    found = score, threshold, exact, rank, known, chosen.name, chosen.width
+    return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
+
+
+def calibrated(
+    others: NDArray[np.float64], of_others: NDArray[np.int64], of_asked: NDArray[np.int64], rate: float
+) -> NDArray[np.float64]:
+    """Thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
+
+    A further non-member exceeds the k-th of n known ones, in order, with probability ``(n + 1 - k) / (n + 1)``, so the
+    threshold is at ``k = (1 - rate) (n + 1)``, between two by interpolation, where conformal prediction rounds k up.
+    Known ones are weighted to the mix of strata of the records that are asked, since who is asked of a client has its
+    labels: those of a stratum have the weight of the records there, and n is their effective number.
+
+    Source: Tibshirani, Barber, Candès, Ramdas, "Conformal Prediction Under Covariate Shift", NeurIPS 2019.
+
+    Args:
+        others: (Z,) scores of known non-members, Z >= 1.
+        of_others, of_asked: strata (Z, S) and (m, S), coarse columns first; see `Candidates`. Of a record counts
+            the last stratum that five known ones are of.
+        rate: of false alarms.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks.span.record_scores import calibrated
+        >>> even, scores = np.arange(38)[:, None] % 2, np.arange(38.0)
+        >>> calibrated(scores, even, np.array([[0], [1], [2]]), 0.05).round(1)
+        array([36. , 37. , 36.1])
+    """
+    order, cuts = np.argsort(others), np.empty(len(of_asked))
+    part = of_asked[:, 0] if of_asked.shape[1] else np.zeros(len(of_asked), dtype=np.int64)
+    for value in np.unique(part):
+        weights, rest = np.zeros(len(others)), part == value
+        for column, known in zip(of_asked.T[::-1], of_others.T[::-1], strict=True):
+            for stratum, count in zip(*np.unique(column[rest], return_counts=True), strict=True):
+                same = known == stratum
+                if same.sum() >= _LEAST_OF_STRATUM:
+                    weights += same * count / same.sum()
+                    rest = rest & (column != stratum)
+        weights += rest.sum() / len(others)
+        places = np.cumsum(weights[order]) / (weights.sum() + (weights**2).sum() / weights.sum())
+        used = weights[order] > 0
+        cuts[part == value] = np.interp(1 - rate, places[used], others[order][used])
+    return cuts
+
+
+class _Seen:
+    """What a layer sees of candidates and of known non-members, by the model that a move started from."""
+
+    def __init__(
+        self,
+        layer: DenseLayer,
+        candidates: Candidates,
+        engine: Engine,
+        knowledge: Knowledge,
+        parts: Sequence[LayerMove],
+    ) -> None:
+        self.layer, self.candidates, self.engine, self.knowledge = layer, candidates, engine, knowledge
+        self.filters = (
+            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _LEAST_KNOWN
+        )
+        self.known = candidates.x[:0] if candidates.known is None else candidates.known
+        self.family: TransformFamily | None = None
+        self._of: dict[int, tuple[Tensor, Tensor, Tensor, Clutter | None]] = {}
+        self._kept: list[Tensor] = []
+        self.direct = not parts or self._is_direct(parts[0].move.start)
+
+    def _is_direct(self, start: Tensor) -> bool:
+        """Whether a few records' inputs of the layer are the same of another model, and which transforms to search."""
+        few, start = self.candidates.x[:4], torch.nan_to_num(start)
+        here, there = (
+            layer_inputs(self.engine.model, row, self.layer, few, self.knowledge.dtype)[0]
+            for row in (start, start + torch.linspace(-0.1, 0.1, len(start)))
+        )
+        transforms = None if self.knowledge.local is None else self.knowledge.local.augmentation
+        if few.is_floating_point() and isinstance(transforms, TransformFamily) and transforms.varied:
+            pixels = few.cpu().to(self.knowledge.dtype).float().flatten(1)
+            as_they_are = here.dim() == 2 and here[:, : self.layer.inputs].equal(pixels)
+            self.family = transforms if as_they_are and not self.knowledge.noisy else None
+        return here.equal(there)
+
+    def of(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor, Clutter | None]:
+        """Inputs and errors of the M candidates and then Z known non-members, and the moments of them all.
+
+        All, so that a candidate that is no member is treated as a known one is. Models are kept, so moves from one
+        share them. Without labels there are no errors and no moments.
+        """
+        key = start.data_ptr()
+        if key not in self._of:
+            self._kept.append(start)
+            row, labels = torch.nan_to_num(start), None
+            if self.candidates.y is not None and self.candidates.known_y is not None:
+                labels = torch.cat([self.candidates.y.cpu(), self.candidates.known_y.cpu()])
+            x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
+            inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
+            count = len(self.candidates.x)
+            clutter = Clutter.of_records(inputs, errors) if self.filters else None
+            self._of[key] = inputs, errors, torch.arange(count, len(x)), clutter
+        return self._of[key]
+
+    def judged_by(self, asked: Tensor) -> Tensor:
+        """The places of the known non-members by which ``asked`` are judged: of a search few, first of their kinds."""
+        places = torch.arange(len(self.known))
+        if self.family is None:
+            return places
+        kinds, of_known = (strata[:, :1] for strata in self.candidates.strata)
+        other = ~np.isin(of_known, kinds[asked.numpy()]).all(axis=1)
+        return places[np.argsort(other, kind="stable")[:_SEARCHED]]
+
+    def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Residuals, their floors, and soft ones or under noise leverages: of candidates and of known non-members."""
+        if self.family is not None:
+            images = torch.cat([self.candidates.x.cpu()[asked], self.known[self.judged_by(asked)].cpu()])
+            outside, floor = searched_residuals(
+                part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
+            )[:2]
+            return outside, floor, outside
+        inputs, _, known, _ = self.of(part.move.start)
+        chosen = inputs[torch.cat([asked, known])]
+        weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
+        return *part.space.residuals(chosen), weighted(chosen)
+
+    def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> NDArray[np.float64] | None:
+        """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
+        if not self.filters or self.family is not None:
+            return None
+        total = torch.zeros(len(asked) + len(self.known), dtype=torch.float64)
+        for part in parts:
+            inputs, errors, known, clutter = self.of(part.move.start)
+            assert clutter is not None
+            chosen = torch.cat([asked, known])
+            total += clutter.scores(part.matrix, part.space.deviation, inputs[chosen], errors[chosen])
+        others = total[len(asked) :]
+        return ((total - others.mean()) / others.std().clamp(min=1e-300)).numpy()
+
+
+def _complete(seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove]) -> bool:
+    """Whether moves show all their inputs: each has fewer directions than rows, or directions come again."""
+    parts = own if seen.family is None else used
+    again = seen.direct and seen.family is None and used[0].space.rank < sum(part.space.rank for part in own)
+    return again or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
+
+
+def _judged(
+    rate: float, seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
+) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
+    """Scores (m + z,) of the records ``asked`` of one row and of the known non-members that it is judged by, thresholds
+    (m,), and whether its span is exact.
+
+    Thresholds of what is not exact have a ``rate`` of false alarms.
+    """
+    count = len(asked)
+    columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
+    residual, floor, weighted = (torch.stack(column).mean(dim=0).numpy() for column in columns)
+    if seen.knowledge.noisy:
+        filtered = seen.filtered(own, asked)
+        score = weighted if filtered is None else filtered
+    else:
+        # Without known non-members, all records stand for them.
+        ordinary = residual[count:] if len(residual) > count else residual
+        level = float(np.quantile(ordinary, 0.01 if len(residual) > count else 0.9))
+        # Rounding may be as large as residuals, where a space has directions of small values.
+        inside = residual < np.minimum(_FLOORS * floor, level / 10)
+        # Of the records that lie further inside than others do, beyond the few in a hundred that do by chance, most
+        # must lie inside up to rounding.
+        clear = int((residual[:count] < level).sum()) - 0.02 * count
+        most = 2 * int(inside[:count].sum()) >= max(1.0, clear)
+        if _complete(seen, own, used) and most and level > 3 * _FLOORS * float(np.median(floor)):
+            # Half way, in digits, from rounding to the residuals of others.
+            return -residual, -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
+        filtered, digits = seen.filtered(own, asked), np.log10(weighted.clip(min=1e-8))
+        if filtered is not None:
+            # Two kinds of evidence, each in standard units of known non-members.
+            digits = digits - filtered * digits[count:].std()
+        score = -(10**digits)
+    others = score[count:]
+    if not len(others):
+        return score, np.full(count, np.quantile(score, 1 - rate)), False
+    strata, of_known = seen.candidates.strata
+    cuts = calibrated(others, of_known[seen.judged_by(asked).numpy()], strata[asked.numpy()], rate)
+    return score, cuts, False
