@@ -70,7 +70,7 @@ def protect(
     federations that train under the same protection, and those that may be within the limit on the other choosing
     seeds too. Rungs that are slow are tried where no quicker one is within limit and price. Judging: `candidates` are
     judged on other seeds, one after another until one is within the limit; where none is, but more seeds may show it,
-    the best has up to `LOOKS + 1` times as many.
+    the best has up to twice as many.
 
     Raises:
         InputError: a federation that cannot be replayed, or a directory of another search; nothing is written then.
@@ -107,9 +107,8 @@ def protect(
         if judgements[-1].outcome == "met":
             break
     best = chosen(judgements)
-    further = best.seeds + best.more_seeds
-    if best.outcome == "open" and best.exposure <= demand.limit and further <= (LOOKS + 1) * demand.judging:
-        best = _judged(runs, by_name[best.rung], alone, demand, before, further)
+    if 0 < best.more_seeds <= (LOOKS - 1) * demand.judging:
+        best = _judged(runs, by_name[best.rung], alone, demand, before, best.seeds + best.more_seeds)
     _write(out, config, by_name[best.rung], best, demand, pd.concat([figures.means(), left_out]), runs)
     return best
 
@@ -211,7 +210,7 @@ def _screened(
         for variant in rung.at_rates()
         if best[rung.name] == variant.name and variant.name in cheap
     ]
-    rest = means.loc[[name for name in best if name not in cheap]].assign(exposure=nan, group="", epsilon=nan)
+    rest = means.loc[[name for name in best if name not in cheap]].assign(exposure=nan, group="")
     return kept, rest.rename(index=variants)
 
 
