@@ -1,6 +1,6 @@
 """The judgement of protections by the figures of their runs: what is judged, what is met, what is chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
 from typing import Any
@@ -201,7 +201,7 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
     return cheapest.index[cheapest["exposure"] < lowest].tolist()
 
 
-def judged(rung: Rung, figures: Figures, demand: Demand, before: pd.Series, alone: float = nan) -> Protection:
+def judged(rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan) -> Protection:
     """The judgement of a rung on the judging seeds.
 
     Args:

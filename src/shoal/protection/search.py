@@ -99,7 +99,7 @@ def protect(
     figures, tried, left_out = _chosen_on_seeds(runs, rungs, demand)
     by_name = {rung.name: rung for rung in tried}
     alone = next(iter(possible_rungs(measured, data, (steps.server_alone,))), None) if steps.server_alone else None
-    before = figures.means().loc[UNPROTECTED.name]
+    before = figures.means().loc[UNPROTECTED.name].to_dict()
     judgements: list[Protection] = []
     names = candidates(figures, demand)
     for name in names[:MOST_JUDGED]:
@@ -214,7 +214,9 @@ def _screened(
     return kept, rest.rename(index=variants)
 
 
-def _judged(runs: _Runs, rung: Rung, alone: Rung | None, demand: Demand, before: pd.Series, judging: int) -> Protection:
+def _judged(
+    runs: _Runs, rung: Rung, alone: Rung | None, demand: Demand, before: Mapping[Any, Any], judging: int
+) -> Protection:
     """The judgement of a rung on so many judging seeds."""
     first = runs.config.seed + demand.choosing
     seeds = range(first, first + judging)
@@ -271,7 +273,7 @@ def _write(
 ) -> None:
     """Write what was found."""
     write_text(out / "protected.toml", tomli_w.dumps(rung.applied(config.table())))
-    write_text(out / "runs.csv", pd.DataFrame(runs.rows.values()).to_csv(index=False))
+    write_text(out / "runs.csv", pd.DataFrame([*runs.rows.values()]).to_csv(index=False))
     shown = {
         key: None if isinstance(value, float) and isnan(value) else value
         for key, value in (asdict(best) | asdict(demand)).items()
