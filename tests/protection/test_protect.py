@@ -239,9 +239,10 @@ def small(toy_config, tmp_path, monkeypatch):
 QUICK = ["--references", "1", "--choosing", "1", "--judging", "2", "--max-cost", "1.0", "--quiet"]
 
 
-def test_a_search_leaves_a_configuration_that_runs_and_does_no_run_twice(small, tmp_path, capsys):
+@pytest.mark.parametrize("view", ["outsider", "server"])
+def test_a_search_leaves_a_configuration_that_runs_and_does_no_run_twice(small, tmp_path, capsys, view):
     out = tmp_path / "out"
-    call = ["protect", str(small), "--out", str(out), "--limit", "1.0", *QUICK]
+    call = ["protect", str(small), "--out", str(out), "--limit", "1.0", "--view", view, *QUICK]
     assert main(call) == 0
     said = capsys.readouterr().out
     figures = json.loads((out / "protection.json").read_text())

@@ -215,7 +215,8 @@ def judged(rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, An
     own = figures.attacked["setting"] == rung.name
     seeds = figures.exposures.loc[own, now["group"]].to_numpy()
     spread = float(seeds.std(ddof=1))
-    low, high = (float(now["exposure"]) + sign * _width(spread, len(seeds)) for sign in (-1, 1))
+    mean, width = float(now["exposure"]), _width(spread, len(seeds))
+    low, high = max(0.0, mean - width), min(1.0, mean + width)
     outcome = "met" if high <= demand.limit else "not met" if low > demand.limit else "open"
     more = _needed(demand.limit - float(now["exposure"]), spread, len(seeds)) if outcome == "open" else 0
     payer = figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean()

@@ -52,6 +52,9 @@ BASE = "base.toml"
 MOST_JUDGED = 3
 """Rungs, at most, that are judged one after another."""
 
+FIRST_JUDGED = 3
+"""Judging seeds after which a rung whose mean is above the limit is given up."""
+
 
 def protect(
     config: Config,
@@ -69,8 +72,8 @@ def protect(
     those that cannot be within the price are left out. Choosing: the others are attacked there, with reference
     federations that train under the same protection, and those that may be within the limit on the other choosing
     seeds too. Rungs that are slow are tried where no quicker one is within limit and price. Judging: `candidates` are
-    judged on other seeds, one after another until one is within the limit; where none is, but more seeds may show it,
-    the best has up to twice as many.
+    judged on other seeds, on a few first, one after another until one is within the limit; where none is, but more
+    seeds may show it, the best has up to twice as many.
 
     Raises:
         InputError: a federation that cannot be replayed, or a directory of another search; nothing is written then.
@@ -103,7 +106,9 @@ def protect(
     judgements: list[Protection] = []
     names = candidates(figures, demand)
     for name in names[:MOST_JUDGED]:
-        judgements.append(_judged(runs, by_name[name], alone, demand, before, demand.judging))
+        judgements.append(_judged(runs, by_name[name], alone, demand, before, min(FIRST_JUDGED, demand.judging)))
+        if judgements[-1].exposure <= demand.limit:
+            judgements[-1] = _judged(runs, by_name[name], alone, demand, before, demand.judging)
         if judgements[-1].outcome == "met":
             break
     best = chosen(judgements)
