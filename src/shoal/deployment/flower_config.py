@@ -6,7 +6,6 @@ A key has "-" where the field of the settings has "_".
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -32,12 +31,10 @@ def _path(value: object) -> Path:
 
 
 def _toml_file(value: object) -> Path:
-    """The file ``value`` as the server finds it: from where it was started, or in the app that was sent."""
-    if isinstance(value, str | Path) and str(value):
-        for folder in (Path.cwd(), *map(Path, sys.path)):
-            if (path := folder / _path(value)).is_file():
-                return path
-    raise ValueError("a TOML file at the server or in the app")
+    """The file ``value`` at the server, from where its SuperLink was started."""
+    if isinstance(value, str | Path) and str(value) and (path := _path(value).absolute()).is_file():
+        return path
+    raise ValueError("a TOML file at the server")
 
 
 _OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value in ("", None) else _path(value))]
@@ -145,7 +142,7 @@ class NodeSettings:
 
 @settings
 class RunSettings:
-    """The configuration of a run, ``[tool.flwr.app.config]``.
+    """The configuration of a run, ``[tool.flwr.app.config]`` of deploy/app/pyproject.toml.
 
     Args:
         config: of the run, a TOML file as `shoal run` takes.
@@ -159,6 +156,9 @@ class RunSettings:
         max_examples: the largest number of examples that is believed of a client.
         max_update_norm: the largest L2 norm of an update; 0: as `Limits` says.
         max_norm_ratio: the largest multiple of the median norm of a round's updates; 0: any.
+        names: what a client's name belongs to: the key of the first node that came with it, for ever; or "nodes", where
+            nodes have no keys of their own, for trials: another node takes it once the first has missed a deadline.
+        max_members: clients that a run knows; further ones are turned away.
         quorum: share of a round's clients after whose updates it waits for no more.
     """
 
@@ -172,6 +172,8 @@ class RunSettings:
     max_examples: Positive = 10_000_000
     max_update_norm: _NonNegative = 0.0
     max_norm_ratio: _NonNegative = 10.0
+    names: Literal["keys", "nodes"] = "keys"
+    max_members: Positive = 10_000
     quorum: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
 
     @staticmethod
