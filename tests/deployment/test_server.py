@@ -1,6 +1,7 @@
 """The server's rounds with nodes that are functions: who is merged, who is not, and going on after a kill."""
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,15 +20,19 @@ from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.kept_features import keep_features, kept_features
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client
+from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings, RunSettings
 from shoal.deployment.flower_records import (
     pack_histograms,
     pack_identity,
+    pack_kept_features,
     pack_reply,
     pack_stamp,
     pack_vote,
+    unpack_features,
     unpack_offer,
 )
 from shoal.deployment.messages import Offer, Refusal
@@ -36,6 +41,7 @@ from shoal.deployment.server.roster import Member
 from shoal.deployment.server.server_app import serve
 from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine
+from shoal.models import Features
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
@@ -90,6 +96,10 @@ class Nodes:
             settings = self.settings_of(partition)
             if question == "identify":
                 yield Answer(node, pack_identity(settings.name, partition))
+                continue
+            if question == "features":
+                digest, map_ = unpack_features(content)
+                yield Answer(node, pack_kept_features(keep_features(settings.folder, digest, map_)))
                 continue
             offer = unpack_offer(content)
             self.offers.append(offer)
@@ -161,6 +171,7 @@ def rounds_and_kinds(folder: Path, client: str) -> list[tuple[str, str]]:
         {"algorithm": {"name": "ditto", "rounds": 3}, "red_team": {"every": 0}},
         {"defenses": {"dp_sgd": {"noise_multiplier": 0.5}, "max_update_norm": 0.1}},
         {"algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3, "participation": 0.67}},
+        {"model": {"name": "logistic", "features": {"maps": ["scattering", "pca"], "dimension": 6}}},
         {
             "data": {**TABLE["data"], "holdout_examples": 0},
             "red_team": {"every": 1, "shadow_models": 2},
@@ -168,7 +179,18 @@ def rounds_and_kinds(folder: Path, client: str) -> list[tuple[str, str]]:
             "coordinator": {"l2": 0.1, "gain": 1.0, "max_cost": 1.0, "vote_epsilon": 1.0},
         },
     ],
-    ids=["ifca-mir", "histograms", "fedavg", "cfl", "fedsoft", "ditto", "defenses", "participation", "coordinator"],
+    ids=[
+        "ifca-mir",
+        "histograms",
+        "fedavg",
+        "cfl",
+        "fedsoft",
+        "ditto",
+        "defenses",
+        "participation",
+        "features",
+        "coordinator",
+    ],
 )
 def test_a_run_is_the_simulators(tmp_path, changes):
     table = {**TABLE, **changes}
@@ -181,6 +203,56 @@ def test_a_run_is_the_simulators(tmp_path, changes):
     assert deployed.directives.keys() == expected.directives.keys()
     assert all(torch.equal(deployed.directives[name], values) for name, values in expected.directives.items())
     assert ("coordinator" in changes) == any(bool(values.any()) for values in deployed.directives.values())
+
+
+FEATURES = {"model": {"name": "logistic", "features": {"maps": ["scattering", "pca"], "dimension": 6}}}
+
+
+class Refusing(Nodes):
+    """Nodes that answer as the client's program does where it refuses."""
+
+    def ask(self, question, messages, awaited, seconds, group):
+        for node, content in messages.items():
+            try:
+                yield from super().ask(question, {node: content}, awaited, seconds, group)
+            except NotAllowedError as refused:
+                yield Answer(node, pack_reply(Refusal(refused.reason)))
+
+
+def test_a_map_of_features_is_sent_once_and_again_to_a_node_that_lost_it(tmp_path):
+    def lose(number, partition, reply):
+        if number == 1 and partition == 1:
+            (kept,) = (tmp_path / "1" / "features").iterdir()
+            kept.write_bytes(kept.read_bytes()[:-1])
+            open_client.cache_clear()
+        return reply
+
+    nodes = Refusing(tmp_path, spoil=lose)
+    serve(nodes, settings(tmp_path, {**TABLE, **FEATURES}))
+    asked = [partition for question, partition in nodes.asked if question == "features"]
+    assert sorted(asked) == [0, 1, 1, 2]
+    assert rounds_and_kinds(tmp_path, "partition-1") == [("1", "joined"), ("2", "refused")]
+    (kept,) = (tmp_path / "1" / "features").iterdir()
+    assert kept.read_bytes() == (tmp_path / "run" / "features.safetensors").read_bytes()
+    assert all(offer.features == kept.stem for offer in nodes.offers)
+
+
+def test_a_map_that_is_not_what_its_hash_says_is_not_kept(tmp_path):
+    inputs = torch.rand(9, 4, generator=torch.Generator().manual_seed(0))
+    content = Features(("pca",), dimension=2).fit(inputs).serialized()
+    for digest, given, words in (
+        ("0" * 64, content, "has the hash"),
+        (hashlib.sha256(b"no").hexdigest(), b"no", "is damaged"),
+        ("../../x", content, "has the hash"),
+    ):
+        with pytest.raises(InputError, match=words):
+            keep_features(tmp_path / "node", digest, given)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    with pytest.raises(InputError, match="is no hash"):
+        kept_features(tmp_path / "node", "../../x")
+    digest = hashlib.sha256(content).hexdigest()
+    assert keep_features(tmp_path / "node", digest, content) == digest
+    assert kept_features(tmp_path / "node", digest).serialized() == content
 
 
 class AllowingNodes(Nodes):
@@ -354,6 +426,10 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
         ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
         ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
         ({"canaries": {"per_client": 2}}, "works in simulations alone"),
+        (
+            {"model": {"name": "logistic", "features": {"maps": ["torch.nn:Identity"]}}},
+            "'model.features.maps' has 'torch.nn:Identity', whose code no message has",
+        ),
         ({"coordinator": {"pooling": 0.5}}, "'coordinator.pooling' is steered in simulations alone"),
     ],
 )

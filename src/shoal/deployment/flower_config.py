@@ -6,7 +6,6 @@ A key has "-" where the field of the settings has "_".
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -32,12 +31,10 @@ def _path(value: object) -> Path:
 
 
 def _toml_file(value: object) -> Path:
-    """The file ``value`` as the server finds it: from where it was started, or in the app that was sent."""
-    if isinstance(value, str | Path) and str(value):
-        for folder in (Path.cwd(), *map(Path, sys.path)):
-            if (path := folder / _path(value)).is_file():
-                return path
-    raise ValueError("a TOML file at the server or in the app")
+    """The file ``value`` at the server, from where its SuperLink was started."""
+    if isinstance(value, str | Path) and str(value) and (path := _path(value).absolute()).is_file():
+        return path
+    raise ValueError("a TOML file at the server")
 
 
 _OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value in ("", None) else _path(value))]
@@ -145,7 +142,7 @@ class NodeSettings:
 
 @settings
 class RunSettings:
-    """The configuration of a run, ``[tool.flwr.app.config]``.
+    """The configuration of a run, ``[tool.flwr.app.config]`` of deploy/app/pyproject.toml.
 
     Args:
         config: of the run, a TOML file as `shoal run` takes.

@@ -36,6 +36,7 @@ class _Header:
     classes: tuple[str, ...]
     scale: Standardizer | None
     ledger: tuple[int, str]
+    features: str
 
 
 _HEADERS = TypeAdapter(_Header)
@@ -157,6 +158,42 @@ def unpack_identity(records: RecordDict) -> tuple[str, int | None]:
         raise RejectedReplyError(f"{name!r:.200} is no name of a client")
     reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
     return name, None if partition < 0 else partition
+
+
+def pack_features(digest: str, content: bytes) -> RecordDict:
+    """A map of inputs to features in the format of its file, and the hash of the file."""
+    array = Array(np.frombuffer(content, dtype=np.uint8))
+    return RecordDict({"map": ArrayRecord({"map": array}), "features": ConfigRecord({"hash": digest})})
+
+
+def unpack_features(records: RecordDict) -> tuple[str, bytes]:
+    """The hash and the file of a map of features; what they are is for `keep_features` to check.
+
+    Raises:
+        InputError: the records are no such message.
+    """
+    try:
+        digest, array = str(records.config_records["features"]["hash"]), records.array_records["map"]["map"]
+        values = array.numpy()
+        if values.dtype != np.uint8:
+            raise ValueError("it is not of bytes")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the server's message is no map of features of this version of shoal: {error}") from error
+    return digest, values.tobytes()
+
+
+def pack_kept_features(digest: str) -> RecordDict:
+    """A client's answer that it has the map with this hash."""
+    return RecordDict({"features": ConfigRecord({"hash": digest})})
+
+
+def unpack_kept_features(records: RecordDict, digest: str) -> None:
+    """Raise `RejectedReplyError` unless ``records`` say that a client has the map with this hash."""
+    if (refusal := unpack_refusal(records)) is not None:
+        raise RejectedReplyError(refusal.reason)
+    _require_names("records", records, {"features"})
+    found = _record(records, "features", ConfigRecord, "keys", {"hash"})["hash"]
+    reject_unless(found == digest, f"the map of features {found!r:.80}, and not that of the run")
 
 
 def pack_stamp(records: RecordDict, stamp: tuple[int, str]) -> None:

@@ -33,6 +33,9 @@ _TAIL = 30.0
 
 _LONGEST = 200
 
+NO_FEATURES = "the client does not have the run's map of features"
+"""The reason of a client's refusal, after which the server sends the map again."""
+
 
 def plain(text: object) -> str:
     r"""At most 200 printable characters of a stranger's text, on one line, and nothing that a spreadsheet calculates.
@@ -66,6 +69,7 @@ class Offer:
         classes: the names of the classes, by number; none where the data are a named set.
         scale: the standardization of columns, fitted to the server's table; None: the data are no tables.
         ledger: the last charge of the client's ledger that the server has seen: its number and hash.
+        features: the hash of the map of inputs that was sent before; "": there is none.
     """
 
     round: int
@@ -77,6 +81,7 @@ class Offer:
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
     ledger: tuple[int, str] = (0, "")
+    features: str = ""
     __repr__ = one_line
 
 

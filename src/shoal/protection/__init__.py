@@ -3,9 +3,9 @@
 May import `sweeps` and below.
 """
 
-from shoal.protection.answer import sentences
 from shoal.protection.judgement import Demand, Protection
 from shoal.protection.ladder import Ladder, Rung
+from shoal.protection.recommendation import sentences
 from shoal.protection.search import protect
 
 __all__ = ["Demand", "Ladder", "Protection", "Rung", "protect", "sentences"]

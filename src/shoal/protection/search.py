@@ -25,7 +25,6 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, ShoalError, require
 from shoal.data import Federation, SourceData
 from shoal.data.preferences import VIEWS
-from shoal.protection.answer import sentences
 from shoal.protection.judgement import (
     DEMAND,
     LOOKS,
@@ -39,6 +38,7 @@ from shoal.protection.judgement import (
     promising,
 )
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
+from shoal.protection.recommendation import sentences
 from shoal.reports.protection_page import protection_page
 from shoal.sweeps import SweepProgress, Workers
 from shoal.sweeps.plan import planned_runs

@@ -10,15 +10,18 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import LEDGER, Ledger
 from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import (
     pack_histograms,
     pack_identity,
+    pack_kept_features,
     pack_reply,
     pack_stamp,
     pack_vote,
+    unpack_features,
     unpack_offer,
 )
 from shoal.deployment.messages import Offer, Refusal
@@ -32,6 +35,16 @@ app = ClientApp()
 def identify(message: Message, context: Context) -> Message:
     """Name the client of this node."""
     return _reply(message, context, lambda node: pack_identity(node.name, node.partition_id))
+
+
+@app.query("features")
+def features(message: Message, context: Context) -> Message:
+    """Keep the map of inputs to features that the server sends."""
+    return _reply(
+        message,
+        context,
+        lambda node: pack_kept_features(keep_features(node.folder, *unpack_features(message.content))),
+    )
 
 
 @app.train()

@@ -111,7 +111,7 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
         NotAllowedError: as `training_reply`.
         InputError: the run has no coordinator.
     """
-    client = open_client(offer.config, settings, offer.classes, offer.scale)
+    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features)
     section = client.config.coordinator
     require(section is not None, "the run has no coordinator, so there is no vote to answer")
     assert section is not None
@@ -179,7 +179,7 @@ def randomised(choice: int, choices: int, epsilon: float, coins: np.random.Gener
 @contextmanager
 def _opened(offer: Offer, settings: NodeSettings, policy: Policy) -> Iterator[tuple[Client, Training]]:
     """The node's client, and its training on an engine that is closed afterwards."""
-    client = open_client(offer.config, settings, offer.classes, offer.scale)
+    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features)
     config, setup = client.config, client.setup
     policy.check_run(config, setup.model.parameters, int(client.federation.clients.sizes[0]))
     algorithm = parts_of(config.algorithm.value).client

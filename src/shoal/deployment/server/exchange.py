@@ -14,7 +14,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from shoal.deployment.messages import RejectedReplyError, plain
 from shoal.deployment.server.replies import NotUploadedError, Reply, arrived, confirm, content_of
 
-Question = Literal["identify", "train", "histograms", "votes", "secure"]
+Question = Literal["identify", "features", "train", "histograms", "votes", "secure"]
 """The question of a message to a client."""
 
 

@@ -23,7 +23,7 @@ from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
 from shoal.deployment.secure_sums.contributions import check_summable
 from shoal.deployment.secure_sums.secure_rounds import SecureHistograms, SecureRounds
-from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.server.attendance import Attendance, SentFeatures
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
 from shoal.deployment.server.ledger_stamps import LedgerStamps
@@ -32,11 +32,13 @@ from shoal.deployment.server.roster import Roster
 from shoal.deployment.server.round_rows import round_rows, summary_of
 from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine, State, Training
+from shoal.models import FeatureMap
 from shoal.reports.deployment_page import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.directory import is_begun, is_finished, logged, opened
 from shoal.runs.hashes import differences
-from shoal.simulation.simulation import Simulation, SimulationState
+from shoal.runs.result import FEATURES
+from shoal.simulation.simulation import Simulation, SimulationState, with_features
 
 LOG = logging.getLogger("shoal")
 app = ServerApp()
@@ -72,7 +74,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     choice = parts_of(config.algorithm.value).choice
     _require_supported(config)
     resolved = resolve(config, load_data(config.data, settings.data_dir))
-    decided, simulation = resolved.config, resolved.simulation()
+    decided, simulation = resolved.config, with_features(resolved.simulation())
+    features = SentFeatures.of(simulation.features) if isinstance(simulation.features, FeatureMap) else None
     classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
     # Paths are the server's own.
     sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
@@ -87,7 +90,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
         attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
-        server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, watch)
+        server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch)
         sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
         run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
         progress = load_checkpoint(checkpoints)
@@ -122,7 +125,10 @@ class _Run:
 
     def round(self, progress: SimulationState | None) -> SimulationState:
         """The run after one round more."""
-        self.server.attendance.gather(1 if progress is None else progress.state.round + 1)
+        number = 1 if progress is None else progress.state.round + 1
+        self.server.attendance.gather(number)
+        if self.server.features is not None:
+            self.server.features.send(self.server.attendance, number)
         training = self._training(None if progress is None else progress.state)
         if progress is None:
             progress = SimulationState(training.start())
@@ -157,6 +163,8 @@ class _Run:
             for name, tensor in layout.state_dict(model).items()
         }
         write_bytes(out / "models.safetensors", serialize(tensors))
+        if self.server.features is not None:
+            write_bytes(out / FEATURES, self.server.features.content)
         events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
         title = f"{title_of(config.algorithm.value)} on {config.data.source}, {members} machines"
         page = deployment_page(pd.DataFrame(list(progress.rows)), clients, events, config.toml(), title)
@@ -237,6 +245,11 @@ def _require_supported(config: Config) -> None:
         check_summable(config)
     in_sum = rule is not None and rule.noise == "sum" and secure is None
     require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines without [secure_aggregation]")
-    require(config.model.features is None, "[model.features] works in simulations alone; leave it out")
+    own = [name for name in (config.model.features.maps if config.model.features else ()) if ":" in name]
+    require(
+        not own,
+        f"'model.features.maps' has {quoted(own)}, whose code no message has; on several machines it takes "
+        "'scattering' and 'pca'",
+    )
     for name in ("property_attack", "canaries", "record", "release"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")

@@ -14,8 +14,8 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.data import Standardizer
 from shoal.deployment.flower_records import pack_models, pack_offer, unpack_reply
-from shoal.deployment.messages import Offer, Refusal, RejectedReplyError, too_long
-from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.messages import NO_FEATURES, Offer, Refusal, RejectedReplyError, too_long
+from shoal.deployment.server.attendance import Attendance, SentFeatures
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.update_file import UpdateFile
@@ -69,6 +69,7 @@ class Server:
         choice: who decides which model a client trains; see `RemoteRounds`.
         classes: names by number, where clients have data of their own.
         scale: the standardization of columns, where clients have tables of their own.
+        features: the map of inputs that clients are sent; None: there is none.
         watch: called whenever something changes in a round.
     """
 
@@ -77,6 +78,7 @@ class Server:
     choice: Literal["client", "server", "shares"]
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
+    features: SentFeatures | None = None
     watch: Callable[[Progress], object] = lambda _: None
 
     @property
@@ -89,7 +91,8 @@ class Server:
     ) -> Offer:
         """The offer to a member in the round ``number``."""
         stamp = self.attendance.stamps.of(member.name)
-        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp)
+        digest = "" if self.features is None else self.features.digest
+        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp, digest)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
         """One round with the clients of its cohort that are there; risks are not estimated yet.
@@ -190,6 +193,8 @@ class Server:
             return None
         if isinstance(reply, Refusal):
             attendance.refuse(number, member, reply.reason)
+            if self.features is not None and reply.reason == NO_FEATURES:
+                self.features.forget(member)
             return None
         return reply
 

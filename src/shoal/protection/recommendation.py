@@ -1,4 +1,4 @@
-"""The answer of a search in plain words: what to change, what it costs, and what it does not cover."""
+"""The recommendation of a search in plain words: what to change, what it costs, and what it does not cover."""
 
 from math import isnan
 
