@@ -303,7 +303,7 @@ def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_roun
             known = {"node-key": keys / f"node-{i}", "peer-keys": tmp_path / "peers"}
             node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}", **known}
             forks.start(loopback.start_node(f"node-{i}", node, apps="none"))
-        loopback.run(an_app(tmp_path / "app"), {"config": path, "out": out, "min-nodes": 4})
+        loopback.run(APP, {"config": path, "out": out, "min-nodes": 4})
         wait_until(lambda: finished(out), SECONDS, "2 rounds")
     sums = list(csv.DictReader((out / "sums.csv").read_text().splitlines()))
     assert [(row["round"], row["cluster"], row["clients"], row["opened"]) for row in sums] == [

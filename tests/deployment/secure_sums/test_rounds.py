@@ -1,6 +1,7 @@
 """Rounds by secure sums: the server's and the nodes' programs, in one process, against the simulation."""
 
 import csv
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from flwr.app import RecordDict
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
+from shoal.defenses import accounting
+from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.flower_config import NodeSettings, RunSettings
 from shoal.deployment.flower_records import pack_identity, pack_reply
 from shoal.deployment.messages import Offer, Refusal
@@ -268,3 +271,44 @@ def test_a_sum_is_opened_to_a_node_once_and_numbers_of_a_run_only_rise(tmp_path)
     opened("a", 3)
     with pytest.raises(RefusedError, match="another sum than the one that is open"):
         secure_reply(pack_question(Members(Session("b" * 32, 1, "train"), ("partition-0",))), node)
+
+
+PROMISE = {
+    "algorithm": {"name": "fedavg", "rounds": 2},
+    "local": {"batch_size": "all", "steps": 1},
+    "red_team": {"every": 0},
+    "defenses": {"dp_sgd": {"noise_multiplier": 2.0, "noise": "sum", "min_clients": 4}},
+    "secure_aggregation": {"min_clients": 4},
+}
+
+
+def test_noise_in_shares_gives_the_server_a_clients_epsilon_and_ledgers_say_so(tmp_path):
+    table = {**TABLE, **PROMISE}
+    state = served(tmp_path, Nodes(tmp_path), table)
+    # Noise by the run's seed, so that it is the simulation's.
+    assert (state.models - simulated(table).models).abs().max() < 1e-5
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    expected = accounting.gaussian_epsilon((2 / (2.0**2 * 3 / 4)) ** 0.5, 1e-5)
+    assert summary["epsilon.server"] == summary["epsilon.client"] == summary["epsilon"] == pytest.approx(expected)
+    assert summary["epsilon.outsider"] < summary["epsilon.client"]
+    for i in range(6):
+        ((noise, rate, steps),) = Ledger.load(tmp_path / str(i) / "ledger.json").steps
+        assert (noise, rate, steps) == (pytest.approx(2.0 * (3 / 4) ** 0.5), 1.0, 2)
+
+
+def test_a_share_of_noise_is_never_clipped(tmp_path):
+    nodes = Nodes(tmp_path)
+    served(tmp_path, nodes, {**TABLE, **PROMISE, "secure_aggregation": {"min_clients": 4, "max_update_norm": 1e-3}})
+    assert len(nodes.refusals) == 12
+    assert "clipped, its share of the sum's noise would be too small" in nodes.refusals[0]
+
+
+def test_an_update_above_the_norm_is_clipped_by_its_client(tmp_path):
+    table = {**TABLE, "algorithm": {"name": "fedavg", "rounds": 1}, "red_team": {"every": 0}}
+    free = served(tmp_path / "free", Nodes(tmp_path / "free"), table)
+    clipped = {**table, "secure_aggregation": {"min_clients": 2, "max_update_norm": 1e-2}}
+    state = served(tmp_path, Nodes(tmp_path), clipped)
+    (row,) = rows_of(tmp_path, "sums.csv")
+    (other,) = rows_of(tmp_path / "free", "sums.csv")
+    assert float(row["norm"]) <= 1e-2 < float(other["norm"])
+    assert not torch.equal(state.models, free.models)

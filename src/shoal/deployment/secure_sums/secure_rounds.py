@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Shards
+from shoal.defenses import accounting
 from shoal.deployment.flower_records import pack_offer
 from shoal.deployment.messages import Offer
 from shoal.deployment.secure_sums.contributions import (
@@ -122,6 +124,20 @@ class SecureRounds:
         counts = {k: summed_histograms(block) for k, block in sums.blocks.items()}
         self._write(state.round, "histograms", sums, {k: (float(part.sum()), 0.0) for k, part in counts.items()})
         return counts
+
+    def epsilons(self) -> dict[str, float]:
+        """``epsilon`` and ``epsilon.<view>`` of the updates, where clients share the noise of sums; none otherwise.
+
+        Of the client in most sums; the server, which sees sums alone and may know one client's share, has its view.
+        """
+        rule = self.config.defenses.dp_sgd
+        if rule is None or rule.noise != "sum":
+            return {}
+        rounds = torch.tensor([max(member.trained for member in self.server.members)])
+        by_view = accounting.epsilons_by_view(rule, rounds, secure=True)
+        values = {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
+        values = {"epsilon": values["epsilon.client"], **values, "delta": rule.delta}
+        return {name: value for name, value in values.items() if isfinite(value)}
 
     def _summed(self, kind: Kind, number: int, cohort: list[int], state: State, length: int) -> tuple[int, ClusterSums]:
         """The sums over the clients at ``cohort``, and how many of them began; raises `RefusedError`."""
