@@ -21,9 +21,8 @@ from shoal.defenses import DPSGD, accounting
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client, run_config
-from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.messages import Offer
+from shoal.deployment.messages import NotAllowedError, Offer
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
 from shoal.simulation.coordination import accountable_trainings

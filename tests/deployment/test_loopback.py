@@ -233,7 +233,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     states = [tmp_path / f"state-{i}" for i in range(4)]
     # Noise by the run's seed, so that the test is the same each time.
     nodes = [{"partition-id": i, "state-dir": folder, "noise": "seed"} for i, folder in enumerate(states)]
-    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0}
+    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0, "names": "nodes"}
     faulty = tmp_path / "faulty_client.py"
     faulty.write_text(FAULTY)
     with logs_on_failure(tmp_path), Programs(tmp_path) as programs:

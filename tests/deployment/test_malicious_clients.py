@@ -26,8 +26,12 @@ from shoal.deployment.client.client_round import histograms_reply, training_repl
 from shoal.deployment.flower_config import NodeSettings, RunSettings
 from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, unpack_offer
 from shoal.deployment.messages import Limits, RejectedReplyError, check_histograms, plain, too_long, with_bounded_shares
+from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
+from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.replies import Reply, content_of
+from shoal.deployment.server.roster import Roster
 from shoal.deployment.server.server_app import serve
 from shoal.engine import server_round
 from shoal.runs.checkpoint import load_checkpoint
@@ -385,3 +389,108 @@ def test_a_reply_whose_upload_takes_a_while_is_merged_when_it_is_there(tmp_path)
     honest.serve()
     assert torch.equal(federation.models, honest.models)
     assert not federation.events("missed")
+
+
+@dataclass(eq=False)
+class Door:
+    """Who is let in, of nodes that say a name each."""
+
+    folder: Path
+    settings: dict[str, object] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.folder / "run.toml").write_text("")
+        self.restart()
+
+    def restart(self) -> None:
+        """The server begins anew, with what is in its directory."""
+        given = {"config": str(self.folder / "run.toml"), "out": str(self.folder), "min-nodes": 1, **self.settings}
+        settings = RunSettings.read(given)
+        stamps = LedgerStamps(self.folder / "stamps.json")
+        roster, events = Roster.load(self.folder / "nodes.json"), Events.open(self.folder / "events.csv")
+        link = InProcessSuperLink({}, self.keys, self.names)
+        self.link, self.attendance = link, Attendance(Exchange(link.grid()), settings, roster, events, stamps)
+
+    def come(self, *nodes: tuple[int, str, str], number: int = 1) -> dict[str, int]:
+        """Nodes are connected, which have a key and say a name; returns the members and where they are."""
+        self.keys.update({node: key.encode() for node, key, _ in nodes})
+        self.link.nodes = {node: lambda _, __, name=name: pack_identity(name, None) for node, _, name in nodes}
+        self.attendance.gather(number)
+        return {member.name: member.node for member in self.attendance.roster.members if member.node is not None}
+
+    def reasons(self) -> list[str]:
+        rows = csv.DictReader((self.folder / "events.csv").read_text().splitlines())
+        return [row["reason"] for row in rows if row["kind"] == "rejected"]
+
+
+def test_a_name_belongs_to_the_key_that_first_came_with_it_whatever_its_node_does(tmp_path):
+    door = Door(tmp_path)
+    north, south = (1, "key-n", "north"), (2, "key-s", "south")
+    assert door.come(north, south) == {"north": 1, "south": 2}
+    door.attendance.roster.by_name("north").waits = False  # It has missed a deadline.
+    thief = (3, "key-x", "north")
+    assert door.come(north, south, thief) == {"north": 1, "south": 2}
+    assert door.come(south, thief) == {"south": 2}
+    door.restart()
+    assert door.come(south, thief) == {"south": 2}
+    assert door.come(south, (4, "key-n", "north")) == {"south": 2, "north": 4}
+    assert set(door.reasons()) == {"the client 'north' belongs to another key"}
+
+
+def test_a_name_that_was_registered_for_a_key_is_nobody_elses_from_the_first_day(tmp_path):
+    door = Door(tmp_path, names={1: "north"})
+    # The other one answers first, and before any round.
+    assert door.come((0, "key-x", "north"), (1, "key-n", "north")) == {"north": 1}
+    assert door.come((0, "key-x", "north"), (1, "key-n", "south")) == {"north": 1}
+    door.names[5] = "south"
+    assert door.come((1, "key-n", "north"), (5, "key-s", "east")) == {"north": 1}
+    assert door.reasons() == [
+        "the name 'north' is registered for node 1", "its key is registered for 'south', not for 'east'"
+    ]  # fmt: skip
+    # Its key is lost, and the name is registered for another.
+    door.names[6] = "north"
+    assert door.come((6, "key-n2", "north")) == {"north": 6}
+
+
+def test_many_identities_of_one_key_are_one(tmp_path):
+    door = Door(tmp_path)
+    assert door.come((1, "key", "a")) == {"a": 1}
+    assert door.come((2, "key", "b"), (3, "other", "c")) == {"c": 3}
+    assert door.come((4, "key", "a"), (3, "other", "c")) == {"a": 4, "c": 3}
+    assert door.reasons() == ["its key is that of the client 'a', not of 'b'"]
+
+
+def test_members_are_limited(tmp_path):
+    door = Door(tmp_path, {"max-members": 3})
+    assert len(door.come(*((i, f"key-{i}", f"client-{i}") for i in range(50)))) == 3
+    assert set(door.reasons()) == {"there are 'max-members' = 3 clients"}
+
+
+def test_without_keys_a_node_that_restarts_at_once_is_let_in_when_the_first_is_gone(tmp_path):
+    door = Door(tmp_path, {"names": "nodes"})
+    assert door.come((1, "once", "north")) == {"north": 1}
+    again = (2, "anew", "north")
+    assert door.come((1, "once", "north"), again) == {"north": 1}
+    assert door.come((1, "once", "north"), again) == {"north": 1}
+    assert door.come(again) == {"north": 2}
+    assert door.reasons() == ["the client 'north' is at node 1 already"]
+
+
+def test_thousands_of_clients_are_found_without_a_scan_for_each():
+    """Each is looked up by name, key and node; a scan for each would be millions of looks."""
+    roster, scans = Roster(), []
+
+    class Counted(list):
+        def __iter__(self):
+            scans.append(1)
+            return super().__iter__()
+
+    roster.members = Counted()
+    for i in range(2000):
+        roster.join(f"client-{i}", i, None, f"key-{i}")
+    assert [roster.by_node(i).id for i in (0, 1999)] == [0, 1999]
+    assert roster.by_key("key-7") is roster.by_name("client-7")
+    assert not scans

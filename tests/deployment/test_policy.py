@@ -23,9 +23,9 @@ from shoal.defenses.dp_sgd import NoiseShare
 from shoal.deployment.client.client_round import histograms_reply, randomised, training_reply, vote_reply
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client
-from shoal.deployment.client.policy import NotAllowedError, Policy
+from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.messages import Offer
+from shoal.deployment.messages import NotAllowedError, Offer
 from shoal.engine import ClientUpdate, LocalSGD
 
 TABLE: dict[str, Any] = {

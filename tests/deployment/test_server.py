@@ -3,9 +3,11 @@
 import csv
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from shoal.config.build import build
 from shoal.config.schema import parse_config
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, ShoalError
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.kept_features import keep_features, kept_features
 from shoal.deployment.client.ledger import Ledger
@@ -36,7 +38,8 @@ from shoal.deployment.flower_records import (
     unpack_offer,
 )
 from shoal.deployment.messages import Offer, Refusal
-from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server import server_app
+from shoal.deployment.server.exchange import Answer, Registration
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.server_app import serve
 from shoal.deployment.server.server_rounds import Progress, Server
@@ -78,8 +81,9 @@ class Nodes:
     offers: list[Offer] = field(default_factory=list)
     pauses: int = 0
 
-    def connected(self) -> list[int]:
-        return [100 + number for number in self.numbers if number not in self.away()]
+    def connected(self) -> dict[int, Registration]:
+        away = self.away()
+        return {100 + i: Registration(f"key-{i}") for i in self.numbers if i not in away}
 
     def pause(self) -> None:
         self.pauses += 1
@@ -445,7 +449,7 @@ def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, chang
     ("config", "words"),
     [
         ({"config": ""}, "'config' must be a TOML file"),
-        ({"config": "nowhere.toml"}, "a TOML file at the server or in the app; got 'nowhere.toml'"),
+        ({"config": "nowhere.toml"}, "a TOML file at the server; got 'nowhere.toml'"),
         ({"min-nodes": 0}, "'min-nodes' must be at least 1"),
         ({"round-timeout": -1.0}, "'round-timeout' must be at least 0"),
     ],
@@ -504,8 +508,8 @@ def test_a_node_that_did_not_answer_is_waited_for_again_where_too_few_are_there(
 
 def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     class Twice(Nodes):
-        def connected(self) -> list[int]:
-            return [100, 101, 102, 1100] if self.offers else [100, 101, 102]
+        def connected(self) -> dict[int, Registration]:
+            return super().connected() | ({1100: Registration("key-0")} if self.offers else {})
 
         def ask(self, question, messages, awaited, seconds, group):
             if question == "identify" and 1100 in messages:
@@ -517,6 +521,76 @@ def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     (rejected,) = [row for row in events_of(tmp_path) if row["kind"] == "rejected"]
     assert (rejected["node"], rejected["reason"]) == ("1100", "the client 'partition-0' is at node 100 already")
     assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
+
+
+def test_a_node_that_was_restarted_is_taken_once_its_first_self_has_left(tmp_path):
+    class Restarted(Nodes):
+        def connected(self) -> dict[int, Registration]:
+            last = max((offer.round for offer in self.offers), default=0)
+            return dict.fromkeys([*([100] if last < 2 else []), 101, 102, *([1100] if last else [])], Registration())
+
+        def ask(self, question, messages, awaited, seconds, group):
+            first = {1100: 100}
+            known = {first.get(node, node): content for node, content in messages.items()}
+            for answer in super().ask(question, known, awaited, seconds, group):
+                yield replace(answer, node=1100) if answer.node == 100 and 1100 in messages else answer
+
+    serve(Restarted(tmp_path), settings(tmp_path, **{"min-nodes": 2}))
+    assert rounds_and_kinds(tmp_path, "partition-0") == [("1", "joined"), ("3", "left"), ("3", "returned")]
+    reasons = [(row["round"], row["reason"]) for row in events_of(tmp_path) if row["node"] == "1100"]
+    assert reasons == [("2", "the client 'partition-0' is at node 100 already"), ("3", "")]
+    assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
+
+
+def test_a_silent_node_is_named_with_what_to_look_at(tmp_path):
+    serve(
+        Silent(tmp_path, numbers=(0, 1, 2, 3), is_silent=lambda node, question, group: node == 103), settings(tmp_path)
+    )
+    (row,) = [row for row in events_of(tmp_path) if row["node"] == "103"]
+    assert (row["round"], row["kind"], row["client"]) == ("1", "missed", "unknown")
+    assert row["reason"].endswith("is its task worker running?")
+
+
+def test_a_node_whose_replies_come_a_message_late_is_named_with_what_to_do(tmp_path):
+    class Behind(Nodes):
+        def ask(self, question, messages, awaited, seconds, group):
+            if question == "train":
+                yield Answer(102, None, late=True)
+                messages = {node: content for node, content in messages.items() if node != 102}
+            yield from super().ask(question, messages, awaited, seconds, group)
+
+    serve(Behind(tmp_path), settings(tmp_path))
+    reasons = [row["reason"] for row in events_of(tmp_path) if row["client"] == "partition-2" and row["reason"]]
+    assert reasons.count("each of its replies comes a message late, as after an outage: restart its SuperNode") == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "/runs/first/rounds.csv"), InputError("no")])
+def test_the_reason_is_one_sentence_also_where_it_cannot_be_written(tmp_path, monkeypatch, capsys, error):
+    def fail(*arguments: object) -> None:
+        raise error
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(server_app, "serve", fail)
+    monkeypatch.setattr(server_app, "write_text", fail)
+    monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
+    monkeypatch.setattr(sys, "tracebacklimit", None, raising=False)
+    config = {"config": str(settings(tmp_path).config), "out": str(tmp_path / "run")}
+    with pytest.raises(ShoalError) as failed:
+        server_app.main(None, SimpleNamespace(run_config=config))
+    full = "/runs/first/rounds.csv: No space left on device; mend that, and the same 'flwr run' command resumes"
+    assert str(failed.value) == (full if isinstance(error, OSError) else "no")
+    assert sys.tracebacklimit == 0
+    assert str(error) in capsys.readouterr().out
+
+
+def test_rounds_are_said_where_flower_streams_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
+    given = settings(tmp_path)
+    config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
+    server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
+    said = capsys.readouterr().out
+    assert "round 3: clients by cluster" in said
+    assert "done after 3 rounds" in said
 
 
 def test_a_run_whose_last_rounds_merged_nothing_is_not_done(tmp_path):

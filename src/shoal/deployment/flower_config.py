@@ -156,6 +156,9 @@ class RunSettings:
         max_examples: the largest number of examples that is believed of a client.
         max_update_norm: the largest L2 norm of an update; 0: as `Limits` says.
         max_norm_ratio: the largest multiple of the median norm of a round's updates; 0: any.
+        names: what a client's name belongs to: the key of the first node that came with it, for ever; or "nodes", where
+            nodes have no keys of their own, for trials: another node takes it once the first has missed a deadline.
+        max_members: clients that a run knows; further ones are turned away.
         quorum: share of a round's clients after whose updates it waits for no more.
     """
 
@@ -169,6 +172,8 @@ class RunSettings:
     max_examples: Positive = 10_000_000
     max_update_norm: _NonNegative = 0.0
     max_norm_ratio: _NonNegative = 10.0
+    names: Literal["keys", "nodes"] = "keys"
+    max_members: Positive = 10_000
     quorum: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
 
     @staticmethod

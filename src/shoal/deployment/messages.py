@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms import Algorithms
-from shoal.core.errors import ShoalError, require
+from shoal.core.errors import InputError, ShoalError, require
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
@@ -83,6 +83,14 @@ class Offer:
     ledger: tuple[int, str] = (0, "")
     features: str = ""
     __repr__ = one_line
+
+
+class NotAllowedError(InputError):
+    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told."""
+
+    def __init__(self, sentence: str, reason: str = "the client's own policy does not allow it") -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from flwr.clientapp import ClientApp
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import LEDGER, Ledger
-from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import (
     pack_histograms,
@@ -24,7 +23,7 @@ from shoal.deployment.flower_records import (
     unpack_features,
     unpack_offer,
 )
-from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.messages import NotAllowedError, Offer, Refusal
 from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 
 LOG = logging.getLogger("shoal")

@@ -28,9 +28,9 @@ from shoal.defenses import DPSGD
 from shoal.deployment.client.client_memory import ClientMemory
 from shoal.deployment.client.ledger import LEDGER, Ledger
 from shoal.deployment.client.node_data import Client, open_client
-from shoal.deployment.client.policy import NotAllowedError, Policy
+from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.messages import Offer, parts_of
+from shoal.deployment.messages import NotAllowedError, Offer, parts_of
 from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
 
 

@@ -25,6 +25,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.settings import Count, NonNegativeFloat, settings
 from shoal.defenses import accounting
+from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
 
 LEDGER = "ledger.json"
@@ -162,14 +163,16 @@ class Ledger:
         """The ledger in a client's ``folder``, which must have every charge that ``stamp`` is of.
 
         Raises:
-            InputError: it has not, or it is damaged.
+            NotAllowedError: it has not.
+            InputError: it is damaged.
         """
         path, (count, last) = folder / LEDGER, stamp
         ledger = Ledger.load(path)
         if count and ledger.chain[count - 1 : count] != (last,):
             here = f"others, {ledger.stamp[0]} of them" if ledger.chain else "none"
-            raise InputError(
+            raise NotAllowedError(
                 f"the server has seen {count} charges of this client's ledger, and {path} has {here}: it would count "
-                "too little, so the client stops; only the newest ledger lets it go on"
+                "too little, so the client stops; only the newest ledger lets it go on",
+                "the client's ledger lacks charges that 'ledgers' of the run has",
             )
         return ledger

@@ -13,25 +13,15 @@ from pydantic import Field
 
 from shoal.config.schema import Config
 from shoal.config.toml_files import parse, read_toml
-from shoal.core.errors import InputError, quoted
+from shoal.core.errors import quoted
 from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data import Columns
 from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
 
-REFUSED = "the client's own policy does not allow it"
-"""All that a server is told of a refusal by the policy."""
-
 _Question = Literal["train", "choice", "histogram", "vote"]
-
-
-class NotAllowedError(InputError):
-    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told."""
-
-    def __init__(self, sentence: str, reason: str = REFUSED) -> None:
-        super().__init__(sentence)
-        self.reason = reason
 
 
 @settings
@@ -67,7 +57,7 @@ class Policy:
     >>> Policy(questions=("train",)).check_answer("vote", 0.5, Ledger())
     Traceback (most recent call last):
     ...
-    shoal.deployment.client.policy.NotAllowedError: the policy's 'questions' are 'train'; the server asks for a vote
+    shoal.deployment.messages.NotAllowedError: the policy's 'questions' are 'train'; the server asks for a vote
     """
 
     delta: Annotated[float, Field(gt=0, le=0.01, strict=True)] = 1e-5

@@ -1,5 +1,6 @@
 """The way of messages between the server and its nodes."""
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +40,24 @@ class Answer:
     failed: bool = False
 
 
+@dataclass(frozen=True)
+class Registration:
+    """What the SuperLink has checked of a node.
+
+    Args:
+        key: a hash of its public key; "": it has none.
+        name: that it was registered by (``flwr supernode register --name``); "": none.
+    """
+
+    key: str = ""
+    name: str = ""
+
+    @staticmethod
+    def of(public_key: bytes, name: str) -> "Registration":
+        """The registration of a node with this key, in PEM."""
+        return Registration(hashlib.sha256(public_key).hexdigest()[:32] if public_key else "", name)
+
+
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 _POLL = 0.25
@@ -62,9 +81,10 @@ class Exchange:
     _again: float = 0.0
     _looked: int = 0
 
-    def connected(self) -> list[int]:
-        """The nodes that are connected now, as far as is known."""
-        return sorted(self.grid.get_node_ids())
+    def connected(self) -> dict[int, Registration]:
+        """The nodes that are connected now, as far as is known, and what the SuperLink knows of each."""
+        nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
+        return {node.node_id: Registration.of(node.public_key, node.name) for node in nodes}
 
     def ask(
         self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str

@@ -1,7 +1,9 @@
 """The ServerApp: a run on several machines from its first round to its files, in a directory as `shoal run` makes."""
 
+import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ from shoal.config.kinds import own_code, title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
-from shoal.core.errors import quoted, require
+from shoal.core.errors import ShoalError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
 from shoal.deployment.flower_config import RunSettings
@@ -50,7 +52,25 @@ _TIMED = ("train", "red_team", "total")
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configured federation with the nodes of ``grid``."""
-    settings = RunSettings.read(context.run_config)
+    rounds = logging.StreamHandler(sys.stdout)
+    rounds.setFormatter(logging.Formatter("%(message)s"))
+    LOG.addHandler(rounds)
+    try:
+        _serve(grid, RunSettings.read(context.run_config))
+    except (ShoalError, OSError) as error:
+        # Flower logs what it catches: of these the sentence is enough.
+        sys.tracebacklimit = 0
+        if isinstance(error, ShoalError):
+            raise
+        raise ShoalError(
+            f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same 'flwr run' command resumes"
+        ) from None
+    finally:
+        LOG.removeHandler(rounds)
+
+
+def _serve(grid: Grid, settings: RunSettings) -> None:
+    """Run ``settings``, and leave the reason in the run's directory where that fails."""
 
     def show(progress: object) -> None:
         if settings.out.is_dir():
@@ -60,7 +80,9 @@ def main(grid: Grid, context: Context) -> None:
         serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
         LOG.error("%s", error)
-        show({"error": str(error)})
+        # On a full disk this fails too.
+        with contextlib.suppress(OSError):
+            show({"error": str(error)})
         raise
 
 
