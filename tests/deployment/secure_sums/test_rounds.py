@@ -24,7 +24,7 @@ from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.secure_sums.protocol_messages import Members, Opening, RefusedError, Session
 from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 from shoal.deployment.secure_sums.secure_records import pack_question, unpack_question
-from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server.exchange import Answer, Registration
 from shoal.deployment.server.server_app import serve
 from shoal.engine import Engine
 from shoal.runs.checkpoint import load_checkpoint
@@ -57,8 +57,8 @@ class Nodes:
     refusals: list[str] = field(default_factory=list)
     seen: list[RecordDict] = field(default_factory=list)
 
-    def connected(self) -> list[int]:
-        return [100 + number for number in self.numbers]
+    def connected(self) -> dict[int, Registration]:
+        return {100 + number: Registration(f"key-{number}") for number in self.numbers}
 
     def pause(self) -> None:
         raise AssertionError("nobody else will come")
@@ -164,12 +164,11 @@ def test_a_node_that_falls_silent_in_a_round_is_missed_and_the_round_goes_on(tmp
     assert counted == (6 if stage in ("members", "transcript") else 5)
 
 
-def test_a_round_of_too_few_nodes_opens_nothing_and_changes_no_model(tmp_path):
+def test_a_round_of_too_few_nodes_opens_nothing_and_the_next_one_goes_on(tmp_path):
     nodes = Nodes(tmp_path, silent=dict.fromkeys(range(3), "1 delivery"))
-    table = {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}}
-    state = served(tmp_path, nodes, table)
-    begin = simulated({**table, "local": {"epochs": 1, "batch_size": 10, "learning_rate": 1e-30}})
-    assert torch.equal(state.models, begin.models)
+    served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 2}, "red_team": {"every": 0}})
+    assert {row["round"] for row in rows_of(tmp_path, "sums.csv")} == {"2"}
+    assert [row["clients"] for row in rows_of(tmp_path, "rounds.csv") if row["round"] == "1"] == ["0", "0"]
     (failed,) = [row for row in rows_of(tmp_path, "events.csv") if row["kind"] == "failed"]
     assert failed["reason"] == "3 clients sent their numbers, and 5 are needed; nothing is opened"
 
@@ -212,6 +211,7 @@ def test_a_run_that_goes_on_after_a_kill_is_the_same(tmp_path):
     [
         ({"algorithm": {"name": "cfl", "rounds": 3}}, "'algorithm.name' must be one whose clients choose"),
         ({"algorithm": {"name": "fedsoft", "rounds": 3}}, "fedsoft needs what single clients send"),
+        ({"algorithm": {"name": "multi-krum", "rounds": 3}}, "cannot be multi-krum with [secure_aggregation]"),
         ({"defenses": {"max_update_norm": 1.0}}, "norm_clipping] must be left out"),
         ({"coordinator": {"augmentation": {}}}, "[coordinator] must be left out"),
         (
@@ -238,7 +238,8 @@ def test_what_sums_cannot_do_is_refused_before_anybody_is_asked(tmp_path, change
 )
 def test_a_node_that_asks_for_more_takes_no_part(tmp_path, keys, refusal):
     nodes = Nodes(tmp_path, keys=keys)
-    served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}})
+    with pytest.raises(InputError, match="no client's update was merged"):
+        served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}})
     assert len(nodes.refusals) == 6
     assert refusal in nodes.refusals[0]
 
@@ -298,7 +299,8 @@ def test_noise_in_shares_gives_the_server_a_clients_epsilon_and_ledgers_say_so(t
 
 def test_a_share_of_noise_is_never_clipped(tmp_path):
     nodes = Nodes(tmp_path)
-    served(tmp_path, nodes, {**TABLE, **PROMISE, "secure_aggregation": {"min_clients": 4, "max_update_norm": 1e-3}})
+    with pytest.raises(InputError, match="no client's update was merged"):
+        served(tmp_path, nodes, {**TABLE, **PROMISE, "secure_aggregation": {"min_clients": 4, "max_update_norm": 1e-3}})
     assert len(nodes.refusals) == 12
     assert "clipped, its share of the sum's noise would be too small" in nodes.refusals[0]
 
