@@ -114,13 +114,14 @@ class SecureRounds:
             self._write(number, "train", sums, known)
             for member in self.server.members:
                 member.trained += member.name in sums.members
+            attendance.idle = 0
         except RefusedError as error:
+            attendance.idle += 1
             attendance.events.add(number, "failed", "all", None, str(error))
-        attendance.idle = 0 if any(counts) else attendance.idle + 1
         require(
             attendance.idle < _IDLE,
-            f"round {number}: in {_IDLE} rounds on end no cluster's sum was opened, as 'events.csv' and 'sums.csv' "
-            "say; the same command goes on",
+            f"round {number}: in {_IDLE} rounds on end too few clients took part for a sum, as 'events.csv' says; "
+            "the same command goes on",
         )
         assignment = torch.repeat_interleave(torch.arange(clusters), torch.tensor(counts))
         parts = [_parts(round(self.means[k] * count), count) for k, count in enumerate(counts) if count]
