@@ -356,7 +356,6 @@ def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path,
     from shoal.deployment.flower_records import pack_offer, unpack_refusal, unpack_stamp  # noqa: PLC0415
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 7
-    (tmp_path / "policy.toml").write_text("min_noise_multiplier = 2.5")
     config = {"partition-id": 1, "state-dir": str(tmp_path), "policy": str(tmp_path / "policy.toml")}
 
     def answer(question: str, handler) -> RecordDict:
@@ -365,9 +364,23 @@ def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path,
         return handler(message, context).content
 
     with caplog.at_level(logging.WARNING, "shoal"):
+        (tmp_path / "policy.toml").write_text("questions = ['train']")
+        assert unpack_refusal(answer("query.features", client_app.features)) is not None
+        (tmp_path / "policy.toml").write_text("min_noise_multiplier = 2.5")
         refusal = unpack_refusal(answer("train", client_app.train))
     assert refusal is not None
     assert refusal.reason == "the client's own policy does not allow it"
     assert "refused: the policy's 'min_noise_multiplier' is 2.5; the server asks for 0" in caplog.text
+    assert "the server asks to keep a map of features" in caplog.text
     histograms = answer("query.histograms", client_app.count)
     assert unpack_stamp(histograms) == Ledger.load(tmp_path / "ledger.json").stamp
+
+
+def test_the_policy_that_the_documentation_prints_is_one(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (tmp_path / "policy.toml").write_text(
+        page.partition("## A node's own policy")[2].split("```toml")[1].split("```")[0]
+    )
+    policy = Policy.read(tmp_path / "policy.toml")
+    assert (policy.choice_every, policy.networks) == (10, {"logistic": 1000})
+    assert len({name for name in vars(policy) if vars(policy)[name] != vars(Policy())[name]}) >= 12

@@ -334,6 +334,8 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         SIMULATION not in table,
         f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
     )
+    base = table.get("base")
+    require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
     for wish in changes:
         change(table, wish)
     return parse_config(table, str(path))
