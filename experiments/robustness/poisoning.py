@@ -38,6 +38,8 @@ TABLE: dict[str, Any] = {
 }  # fmt: skip
 BASES: dict[str, Algorithm] = {"one model": shoal.FedAvg(), "clusters": shoal.IFCA(clusters=2)}
 RULES = ("mean", "median", "trimmed mean", "multi-krum")
+FOR_TWELVE = ("trimmed mean for 12", "multi-krum for 12")
+"""Set for as many liars as the minority has clients, in one model of all 60."""
 ATTACKS: list[tuple[str, int]] = [("none", 0), *itertools.product(("label flip", "scaled"), (2, 3))]
 COLUMNS = ["base", "merging", "attack", "malicious", "seed", "minority", "majority", "minority_alone"]
 
@@ -66,11 +68,13 @@ class Poisoners:
 
 def merging(rule: str, base: Algorithm, malicious: int) -> Algorithm:
     """``base`` by a rule that is told how many of twelve lie, if any do, and else is set for three."""
-    expected = malicious or 3
+    expected, of = malicious or 3, 12
+    if rule in FOR_TWELVE:
+        rule, expected, of = rule.removesuffix(" for 12"), 12, 60
     if rule == "median":
         return shoal.CoordinateMedian(base)
     if rule == "trimmed mean":
-        return shoal.TrimmedMean(base, trim=expected / 12)
+        return shoal.TrimmedMean(base, trim=expected / of)
     return shoal.MultiKrum(base, byzantine=expected) if rule == "multi-krum" else base
 
 
@@ -102,7 +106,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = list(csv.DictReader(given.out.read_text().splitlines())) if given.out.exists() else []
     done = {tuple(row[name] for name in COLUMNS[:5]) for row in rows}
-    for seed, base, rule, (attack, malicious) in itertools.product(range(given.seeds), BASES, RULES, ATTACKS):
+    runs = [*itertools.product(BASES, RULES, ATTACKS), *(("one model", rule, ("none", 0)) for rule in FOR_TWELVE)]
+    for seed, (base, rule, (attack, malicious)) in itertools.product(range(given.seeds), runs):
         if (base, rule, attack, str(malicious), str(seed)) in done:
             continue
         rows.append({name: str(value) for name, value in measured(base, rule, attack, malicious, seed).items()})

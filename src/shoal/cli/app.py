@@ -318,7 +318,7 @@ def preflight(
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Say before training whose records who could recognise by the span of updates, and what would change it."""
+    """Say before training who could recognise whose records by updates and models, and what would change it."""
     from shoal.audit.audit import parse_gates
     from shoal.cli.displays import print_sections
     from shoal.config.build import build

@@ -231,8 +231,8 @@ class RecordSection:
 @settings
 class SecureAggregationSection:
     """Secure aggregation on several machines: the server learns the sum of the updates of each cluster's clients, and
-    neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds plain
-    numbers, and says what the server's epsilon is with secure sums.
+    neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds
+    plain numbers; what it says of the server's view is then of a server without secure sums.
 
     Args:
         min_clients: a cluster that fewer clients chose in a round is not opened to anybody, and stays as it is.
@@ -334,6 +334,8 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         SIMULATION not in table,
         f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
     )
+    base = table.get("base")
+    require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
     for wish in changes:
         change(table, wish)
     return parse_config(table, str(path))

@@ -27,6 +27,7 @@ inference ProjRes (arXiv:2604.21197); the bounds are derived here.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf, isnan, nan, sqrt
 from statistics import NormalDist
 from typing import Literal
@@ -42,7 +43,7 @@ RECOGNISED_AUC = 0.9
 HIDDEN_AUC = 0.6
 """What it is at most where they are hidden."""
 
-SURE_AUC = 0.98
+SURE_AUC = 0.99
 """The filter's AUC from which on records count as recognised."""
 
 UNSURE_AUC = 0.58
@@ -193,15 +194,14 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     if terms is None:
         return replace(most, verdict="hidden" if NormalDist().cdf(largest) < UNSURE_AUC else "between")
     examples = max(1, round(moves.examples * moves.share))
-    seen = {"noise": moves.gradient_noise, "share": moves.share}
-    expected = terms.auc(examples, **seen)
+    auc = partial(terms.auc, examples, moves.gradient_noise, share=moves.share)
+    expected = auc()
     if expected > SURE_AUC and moves.copies == 1 and moves.merged == 1:
         return replace(most, verdict="recognised", rounds=1, expected=expected)
     # What the span shows besides, where there is no noise.
     besides = 0.0 if moves.noise else sqrt(2) * largest
-    bound = terms.auc(examples, **seen, rounds=moves.rounds, besides=besides)
-    expected = terms.auc(examples, **seen, rounds=moves.rounds)
-    if bound < UNSURE_AUC:
+    expected = auc(rounds=moves.rounds)
+    if auc(rounds=moves.rounds, besides=besides) < UNSURE_AUC:
         return replace(most, verdict="hidden", expected=expected)
     # Of transformed images the filter's own term is not known.
     return replace(most, expected=expected if moves.copies == 1 else nan)

@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import LEDGER, Ledger
+from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import (
     pack_histograms,
@@ -39,11 +40,12 @@ def identify(message: Message, context: Context) -> Message:
 @app.query("features")
 def features(message: Message, context: Context) -> Message:
     """Keep the map of inputs to features that the server sends."""
-    return _reply(
-        message,
-        context,
-        lambda node: pack_kept_features(keep_features(node.folder, *unpack_features(message.content))),
-    )
+
+    def keep(node: NodeSettings) -> RecordDict:
+        Policy.read(node.policy).check_question("features", "to keep a map of features")
+        return pack_kept_features(keep_features(node.folder, *unpack_features(message.content)))
+
+    return _reply(message, context, keep)
 
 
 @app.train()

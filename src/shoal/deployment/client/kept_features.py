@@ -6,8 +6,7 @@ from pathlib import Path
 
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, require
-from shoal.deployment.client.policy import NotAllowedError
-from shoal.deployment.messages import NO_FEATURES
+from shoal.deployment.messages import NO_FEATURES, NotAllowedError
 from shoal.models import FeatureMap
 
 

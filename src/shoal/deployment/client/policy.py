@@ -21,7 +21,7 @@ from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
 
-_Question = Literal["train", "choice", "histogram", "vote"]
+_Question = Literal["train", "choice", "histogram", "vote", "features"]
 
 
 @settings
@@ -31,7 +31,8 @@ class Policy:
     Args:
         delta: of every epsilon of the ledger, which the run's configuration does not change.
         questions: that are answered: to ``train``; to say the ``choice`` among several models (without it, a round that
-            offers more than one is refused); a ``histogram`` of losses; a ``vote`` for a coordinator.
+            offers more than one is refused); a ``histogram`` of losses; a ``vote`` for a coordinator; to train on
+            ``features`` by a map of the server's.
         rounds: most rounds of training, in all runs; left out: any number.
         min_examples: fewest training examples, which the run's fractions of data held out could make few.
         min_batch_size: fewest examples in a batch. A model can be made so that one example alone moves it: this bounds
@@ -61,7 +62,7 @@ class Policy:
     """
 
     delta: Annotated[float, Field(gt=0, le=0.01, strict=True)] = 1e-5
-    questions: tuple[_Question, ...] = ("train", "choice", "histogram", "vote")
+    questions: tuple[_Question, ...] = ("train", "choice", "histogram", "vote", "features")
     rounds: Count | None = None
     min_examples: Positive = 8
     min_batch_size: Positive = 8
@@ -88,6 +89,8 @@ class Policy:
 
     def check_run(self, config: Config, parameters: int, examples: int) -> None:
         """Raise `NotAllowedError` unless the network, the columns and the number of training examples are allowed."""
+        if config.model.features is not None:
+            self.check_question("features", "to train on features of its map")
         name = config.model.name
         if self.networks is not None:
             most = self.networks.get(name, 0)
@@ -96,8 +99,13 @@ class Policy:
                 f"the policy's 'networks' allow {most:,} parameters of '{name}'; the server asks for {parameters:,}",
             )
         if self.columns is not None and isinstance(columns := config.data.columns, Columns):
-            named = {columns.client, columns.label, *(columns.inputs or ())} | ({columns.group} - {None})
-            more = sorted(named - set(self.columns))
+            named = [
+                columns.client,
+                columns.label,
+                *(columns.inputs or ()),
+                *([columns.group] if columns.group else []),
+            ]
+            more = sorted({*named} - {*self.columns})
             _allow(not more, f"the policy's 'columns' are {quoted(self.columns)}; the server also names {quoted(more)}")
             _allow(columns.inputs is not None, "the policy has 'columns'; the server names no inputs, which is all")
         _allow(
@@ -105,11 +113,16 @@ class Policy:
             f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",
         )
 
-    def check_training(self, trainings: Sequence[LocalSGD], examples: int, models: int, ledger: Ledger) -> None:
-        """Raise `NotAllowedError` unless a round of these local ``trainings`` on one of so many models is allowed."""
-        self._check_question("train", "to train")
+    def check_training(
+        self, trainings: Sequence[LocalSGD], examples: int, models: int, ledger: Ledger, *, in_sum: bool = False
+    ) -> None:
+        """Raise `NotAllowedError` unless a round of these local ``trainings`` on one of so many models is allowed.
+
+        ``in_sum``: what is trained leaves the node in a secure sum alone (`Ledger.noise_of`).
+        """
+        self.check_question("train", "to train")
         if models > 1:
-            self._check_question("choice", f"for a choice among {models} models")
+            self.check_question("choice", f"for a choice among {models} models")
         _allow(
             self.rounds is None or ledger.rounds < self.rounds,
             f"the policy's 'rounds' is {self.rounds}, which the ledger has",
@@ -120,7 +133,7 @@ class Policy:
                 batch >= self.min_batch_size,
                 f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",
             )
-            noise = ledger.noise_of(local)
+            noise = ledger.noise_of(local, in_sum=in_sum)
             _allow(
                 noise >= self.min_noise_multiplier,
                 f"the policy's 'min_noise_multiplier' is {self.min_noise_multiplier:g}; the server asks for {noise:g}",
@@ -138,7 +151,7 @@ class Policy:
 
     def check_answer(self, kind: Literal["histogram", "vote"], epsilon: float | None, ledger: Ledger) -> None:
         """Raise `NotAllowedError` unless one more histogram or vote of that ``epsilon`` (None: no noise) is allowed."""
-        self._check_question(kind, f"for a {kind}")
+        self.check_question(kind, f"for a {kind}")
         largest, most = getattr(self, f"{kind}_epsilon"), getattr(self, f"{kind}s")
         asked = "without noise" if epsilon is None else f"with epsilon {epsilon:g}"
         _allow(
@@ -148,7 +161,8 @@ class Policy:
         given = ledger.number_of(kind)
         _allow(given < most, f"the policy's '{kind}s' is {most}, and the ledger has {given}")
 
-    def _check_question(self, kind: _Question, words: str) -> None:
+    def check_question(self, kind: _Question, words: str) -> None:
+        """Raise `NotAllowedError` unless a kind of question is answered; ``words`` say what the server asks."""
         _allow(
             kind in self.questions, f"the policy's 'questions' are {quoted(self.questions)}; the server asks {words}"
         )

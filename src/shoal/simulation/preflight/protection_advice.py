@@ -1,4 +1,4 @@
-"""What would leave the records of a group in part to a view, and what would hide them, by the rule of exposure."""
+"""What would end that a view surely recognises the records of a group, and what would hide them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class _Option:
 
 
 def protection_advice(seen: VisibleMoves, worst: GroupExposure) -> Iterator[str]:
-    """The least change of each setting by which a group's records are recognised in part at most, and by which hidden.
+    """The least change of each setting by which a group's records are no longer surely recognised, and by which hidden.
 
     Args:
         seen: what a simulation shows.
@@ -72,9 +72,9 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
         return seen.most(moves, layers, terms)
 
     def summed(of_all: float) -> Exposure:
-        noise = (of_all / clients) ** 0.5
-        more = {"noise": moves.noise * noise, "gradient_noise": moves.gradient_noise * noise}
-        return seen.most(replace(moves, examples=size * int(of_all), **more))
+        more = (of_all / clients) ** 0.5
+        noise, gradient_noise = moves.noise * more, moves.gradient_noise * more
+        return seen.most(replace(moves, examples=size * int(of_all), noise=noise, gradient_noise=gradient_noise))
 
     inputs = [value for value in reversed(_GRID) if value < widest and value == int(value)]
     yield _Option("Principal components of the inputs as a fixed map of features", "at most", inputs, narrower)
@@ -89,8 +89,8 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
         share = 1.0 if active is None or not now else active.noise_multiplier / now
 
         def noisier(multiplier: float) -> Exposure:
-            noise = clipped.noise(size, steps, passes, clients, multiplier * share)
-            return clipped.most(replace(moves, **noise))
+            noise, gradient_noise = clipped.noise(size, steps, passes, clients, multiplier * share)
+            return clipped.most(replace(moves, noise=noise, gradient_noise=gradient_noise))
 
         norm = "" if active is not None else f", of gradients clipped to {number(_ASSUMED_NORM)}"
         larger = [value for value in _GRID if value > now]

@@ -130,14 +130,15 @@ class VisibleMoves:
             passes, steps, merged, rounds = passes * rounds, steps * rounds, rounds, 1
             # Of what was trained on in any of them.
             share = 1 - (1 - share) ** merged
+        noise, gradient_noise = self.noise(size, steps, passes, summed)
         return Moves(
-            size * clients, rounds, passes, merged, share or 1.0, self.copies, exact=self._exact(view),
-            **self.noise(size, steps, passes, summed),
+            size * clients, rounds, passes, merged, share or 1.0, self.copies,
+            noise=noise, gradient_noise=gradient_noise, exact=self._exact(view),
         )  # fmt: skip
 
     def noise(
         self, size: int, steps: int, passes: int, clients: float, multiplier: float | None = None
-    ) -> dict[str, float]:
+    ) -> tuple[float, float]:
         """The noise of a move in units of what one example adds at most, and of gradients.
 
         Args:
@@ -155,7 +156,7 @@ class VisibleMoves:
         laplace = self._laplace * sqrt(clients / self.simulation.setup.model.parameters)
         length = self.gradients.update_length(size) if laplace else 0.0
         scaled = private * self.clip if private else 0.0
-        return {"noise": sqrt(private**2 + laplace**2), "gradient_noise": sqrt(scaled**2 + (laplace * length) ** 2)}
+        return sqrt(private**2 + laplace**2), sqrt(scaled**2 + (laplace * length) ** 2)
 
     @property
     def _laplace(self) -> float:
