@@ -147,6 +147,31 @@ def test_a_client_recognises_everybodys_records_by_the_models_moves(federation, 
     np.testing.assert_array_equal(found.score[0] > found.threshold[0], owner >= 0)
 
 
+POOLED = {
+    "one share": shoal.Pooling(shoal.IFCA(2), share=0.4),
+    "over a server's momentum": shoal.Pooling(
+        shoal.FedOpt(shoal.IFCA(2), optimizer="sgd", learning_rate=1.0), share=0.3
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", POOLED.values(), ids=POOLED)
+def test_a_client_undoes_pooling_whose_share_it_knows(federation, mlp, algorithm):
+    models, updates, engine = seen(federation, mlp, algorithm, rounds=3)
+    assert all(0 < round_of.assignment.sum() < CLIENTS for round_of in updates), "clients of both models"
+    candidates, owner = asked(federation)
+    server = ServerOptimizer("sgd", 1.0, 0.9, 0.99, 1e-3) if isinstance(algorithm.base, shoal.FedOpt) else None
+    known = Knowledge(pooling=algorithm.share, cohort=CLIENTS, server=server)
+    found = ModelSpan().score(models, candidates, engine, known)
+    assert found.exact.all()
+    trained = {(k, i) for of in updates for i, k in enumerate(of.assignment.tolist())}
+    of_model = np.array([[(k, i) in trained for i in owner] for k in range(2)])
+    np.testing.assert_array_equal(found.score > found.threshold, of_model)
+    alone = replace(candidates, x=candidates.x[torch.from_numpy(owner < 0)])
+    assert not ModelSpan().score(models, alone, engine, known).exact.any(), "nobody trained on these"
+    assert not ModelSpan().score(models, candidates, engine, replace(known, pooling=0.0)).exact.any(), "not undone"
+
+
 def test_an_adaptive_server_that_is_not_undone_raises_the_rank(federation, mlp):
     models, _, engine = seen(federation, mlp, shoal.FedOpt())
     candidates, _ = asked(federation)
