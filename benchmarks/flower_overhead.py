@@ -27,7 +27,7 @@ from shoal.engine import ClientUpdate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments" / "federation"))
 
-from processes import Loopback, Programs, wait_until
+from processes import APP, Loopback, Programs, wait_until
 
 CONFIG = """
 [data]
@@ -72,7 +72,7 @@ def seconds_of_rounds(path: Path, folder: Path, rounds: int, nodes: int) -> list
         loopback.start_server()
         for i in range(nodes):
             loopback.start_node(f"node-{i}", {"partition-id": i, "state-dir": folder / f"state-{i}"})
-        loopback.run(Path.cwd(), {"config": path, "out": out, "min-nodes": nodes})
+        loopback.run(APP, {"config": path, "out": out, "min-nodes": nodes})
         wait_until((out / "summary.json").exists, 600, "no end of the run")
     lines = [line for line in (out / "run.log").read_text().splitlines() if " INFO round " in line]
     moments = [datetime.datetime.fromisoformat(line.partition(",")[0]) for line in lines]

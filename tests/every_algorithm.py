@@ -8,6 +8,7 @@ from shoal.algorithms import (
     MRMTL,
     PACFL,
     RDPCFL,
+    CoordinateMedian,
     Ditto,
     EarlyStopping,
     FedAvg,
@@ -25,6 +26,7 @@ from shoal.algorithms import (
     IFCAWithinLimit,
     LocalOnly,
     MetricPrivacy,
+    MultiKrum,
     OneShotClustering,
     OneShotStart,
     PerFedAvg,
@@ -37,6 +39,7 @@ from shoal.algorithms import (
     ServerOnly,
     ServerStart,
     SharedBody,
+    TrimmedMean,
 )
 from shoal.engine import LocalSGD
 
@@ -74,6 +77,9 @@ ALGORITHMS = [
     PrivateMeans(2, noise_multiplier=0.5),
     ServerOnly(epochs=1),
     ServerStart(IFCA(2), LocalSGD(steps=3)),
+    CoordinateMedian(IFCA(2)),
+    TrimmedMean(IFCA(2), 0.4),
+    MultiKrum(IFCA(2), selected=1),
     FineTuning(IFCA(2)),
     FedRep(),
     APFL(),

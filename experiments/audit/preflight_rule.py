@@ -3,10 +3,16 @@
     python experiments/audit/preflight_rule.py OUT
     python experiments/audit/preflight_rule.py OUT --seeds 0 --cells 1 2 3
 
+    python experiments/audit/preflight_rule.py OUT --calibrate
+
 Each cell is a federation of FedAvg on Fashion-MNIST or digits: a network, clients with so many images, local epochs,
 rounds, perhaps a defence. `Simulation.preflight` says "recognised" (AUC above 0.9), "hidden" (below 0.6) or "between"
-before it is trained. Then `ModelSpan` attacks the models of all rounds; with one client these moves are its updates, so
-that is the server's view. Members are all images that were trained on, non-members as many others.
+before it is trained. Then `ModelSpan` attacks the models of all rounds, with labels and 600 known non-members; with one
+client these moves are its updates, so that is the server's view. Members are all images that were trained on,
+non-members as many others, at least 600 where there are.
+
+The rule's constants (`SURE_AUC`, `UNSURE_AUC`) were chosen by the cells of ``--calibrate``, on seeds 100
+and 101; the other cells judge them, on other seeds.
 
 A prediction of "recognised" is right where the attack on the layer that the rule names has an AUC above 0.9 in every
 seed ("auc.least"; "auc.chosen" is the least where the attack chooses the layer by itself). One of "hidden" is right
@@ -15,15 +21,16 @@ first layer the energy of the moves along a record and its leverage (by the inve
 more where inputs are many. Under augmentation "searched" cells search angle and shift of each record, on a grid and
 then by gradients, or both flips.
 
-Written: OUT/preflight-rule.csv and OUT/preflight-rule.md, a row a cell.
+Written: OUT/preflight-rule.csv (OUT/preflight-calibration.csv) and a table of it, a row a cell. What was measured of a
+cell is not measured again; what the rule says of it is computed anew.
 """
 
 import argparse
 import math
 import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,18 +41,26 @@ from torch.nn import functional
 
 import shoal
 from shoal.attacks import Candidates, Knowledge, ModelSpan
-from shoal.audit.preflight import Exposure, Moves, exposure_rule, layer_shapes
+from shoal.audit.preflight import Exposure, layer_shapes
+from shoal.audit.records import CLIENT
 from shoal.core.atomic_files import write_text
 from shoal.data import load_dataset
 from shoal.defenses import Defense
 from shoal.engine import Engine
+from shoal.simulation.preflight.visible_moves import VisibleMoves
 from shoal.simulation.simulation import Simulation, move_to_engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table
 
+KNOWN = 600
+"""Non-members that the attacker knows, and that are asked at least."""
+
 SEARCHED = 20
 """Members whose transform is searched at most, and as many non-members."""
+
+MEASURED = ("seeds", "auc.least", "auc.mean", "auc.chosen", "auc.largest", "largest.of")
+"""The columns that are not the rule's."""
 
 STARTS = 6
 """Transforms of the grid from which gradients go on."""
@@ -80,6 +95,10 @@ FLIPPED = shoal.Augmentation(rotation=0.0, shift=0.0, flip=True)
 
 def noisy(multiplier: float) -> shoal.DPSGD:
     return shoal.DPSGD(max_grad_norm=1.0, noise_multiplier=multiplier)
+
+
+def in_sum(multiplier: float, clients: int) -> shoal.DPSGD:
+    return shoal.DPSGD(max_grad_norm=1.0, noise_multiplier=multiplier, noise="sum", min_clients=clients)
 
 
 CELLS = (
@@ -158,6 +177,73 @@ CELLS = (
     Cell(FASHION, "mlp", 40, epochs=5, hidden=200, defense=FLIPPED),
     Cell(HALF, "mlp", 12, epochs=2, hidden=100, defense=TURNED, searched=True),
     Cell(FASHION, "mlp", 15, epochs=4, hidden=150, defense=TURNED_MORE, searched=True),
+    # The matched filter: noise, at one client and in sums of clients.
+    Cell(FASHION, "mlp", 25, epochs=5, rounds=5, hidden=200, defense=noisy(0.1)),
+    Cell(FASHION, "mlp", 25, epochs=5, hidden=200, defense=noisy(0.05)),
+    Cell(FASHION, "mlp", 25, epochs=5, hidden=200, defense=noisy(0.5)),
+    Cell(FASHION, "mlp", 25, epochs=5, hidden=200, defense=noisy(1.0)),
+    Cell(FASHION, "mlp", 25, epochs=5, hidden=200, defense=noisy(4.0)),
+    Cell(FASHION, "mlp", 25, epochs=5, rounds=5, hidden=200, defense=noisy(4.0)),
+    Cell(FASHION, "mlp", 25, epochs=5, hidden=200, defense=noisy(20.0)),
+    Cell(FASHION, "mlp", 10, epochs=5, hidden=200, defense=noisy(0.1)),
+    Cell(FASHION, "logistic", 10, epochs=3, defense=noisy(0.1)),
+    Cell(DIGITS, "mlp", 10, epochs=3, hidden=64, defense=noisy(0.05)),
+    Cell(FASHION, "femnist-cnn", 10, epochs=3, defense=noisy(0.05)),
+    Cell(FASHION, "mlp", 25, 6, 5, hidden=200, defense=noisy(0.1)),
+    Cell(FASHION, "mlp", 25, 12, 5, 3, hidden=200, defense=noisy(0.5)),
+    Cell(FASHION, "mlp", 25, 38, 5, hidden=200, defense=noisy(1.0)),
+    Cell(FASHION, "mlp", 25, 38, 5, 3, hidden=200, defense=noisy(4.0)),
+    Cell(FASHION, "mlp", 25, 12, rounds=5, hidden=200, defense=in_sum(1.0, 12)),
+    Cell(FASHION, "mlp", 25, 12, rounds=5, hidden=200, defense=in_sum(4.0, 12)),
+    Cell(FASHION, "mlp", 25, 12, rounds=5, hidden=200, defense=in_sum(20.0, 12)),
+    # The matched filter: sums without noise.
+    Cell(FASHION, "mlp", 25, 6, 5, hidden=200),
+    Cell(FASHION, "mlp", 25, 24, hidden=200),
+    Cell(FASHION, "mlp", 25, 38, hidden=200),
+    Cell(FASHION, "mlp", 25, 38, 5, 20, hidden=200),
+    Cell(FASHION, "mlp", 25, 100, 5, hidden=200),
+    Cell(FASHION, "mlp", 25, 100, 5, 5, hidden=200),
+    Cell(FASHION, "mlp", 100, 100, hidden=20),
+    Cell(FASHION, "mlp", 25, 38, 5, hidden=200, defense=TURNED),
+    Cell(DIGITS, "mlp", 15, 12, 3, hidden=60),
+    Cell(HALF, "mlp", 25, 12, 2, hidden=100),
+)  # fmt: skip
+
+CALIBRATION = (
+    Cell(FASHION, "mlp", 30, 30, 2, hidden=150),
+    Cell(FASHION, "mlp", 25, 60, hidden=150),
+    Cell(FASHION, "mlp", 30, 30, 3, 8, hidden=150),
+    Cell(FASHION, "mlp", 20, 80, 2, 4, hidden=120),
+    Cell(FASHION, "mlp", 25, 150, hidden=100),
+    Cell(FASHION, "mlp", 20, 20, 3, hidden=120),
+    Cell(FASHION, "mlp", 40, epochs=3, hidden=150, defense=noisy(0.1)),
+    Cell(FASHION, "mlp", 40, epochs=3, rounds=10, hidden=150, defense=noisy(0.1)),
+    Cell(FASHION, "mlp", 20, epochs=2, hidden=150, defense=noisy(0.2)),
+    Cell(FASHION, "mlp", 40, epochs=3, rounds=10, hidden=150, defense=noisy(1.0)),
+    Cell(FASHION, "mlp", 40, epochs=3, hidden=150, defense=noisy(2.0)),
+    Cell(FASHION, "mlp", 40, epochs=3, hidden=150, defense=noisy(8.0)),
+    Cell(FASHION, "mlp", 40, epochs=3, rounds=10, hidden=150, defense=noisy(8.0)),
+    Cell(FASHION, "mlp", 40, epochs=3, rounds=10, hidden=150, defense=noisy(20.0)),
+    Cell(FASHION, "mlp", 30, 8, 3, 3, hidden=150, defense=noisy(0.1)),
+    Cell(FASHION, "mlp", 30, 8, 3, 3, hidden=150, defense=noisy(0.5)),
+    Cell(FASHION, "mlp", 20, 30, 3, hidden=150, defense=noisy(0.2)),
+    Cell(FASHION, "mlp", 20, 30, 3, 3, hidden=150, defense=noisy(3.0)),
+    Cell(FASHION, "mlp", 40, 15, rounds=10, hidden=150, defense=in_sum(1.0, 15)),
+    Cell(FASHION, "mlp", 40, 15, rounds=10, hidden=150, defense=in_sum(8.0, 15)),
+    Cell(FASHION, "logistic", 50, 8, 2),
+    Cell(FASHION, "logistic", 80, 10, 1, 5),
+    Cell(FASHION, "logistic", 20, 4, defense=noisy(0.5)),
+    Cell(DIGITS, "mlp", 30, 12, rounds=3, hidden=40),
+    Cell(DIGITS, "mlp", 20, 25, hidden=40),
+    Cell(DIGITS, "mlp", 20, epochs=3, hidden=40, defense=noisy(0.1)),
+    Cell(HALF, "mlp", 30, 20, 2, 2, hidden=60),
+    Cell(FASHION, "mlp", 100, 40, hidden=20),
+    Cell(FASHION, "mlp", 150, 60, 1, 3, hidden=15),
+    Cell("fashion-mnist, 8 features", "logistic", 60, epochs=3, rounds=10),
+    Cell("fashion-mnist, 16 features", "mlp", 150, 6, rounds=3, hidden=100),
+    Cell(DIGITS, "digits-cnn", 40, 4, 2),
+    Cell(FASHION, "femnist-cnn", 20, 8),
+    Cell(FASHION, "femnist-cnn", 20, epochs=2, defense=noisy(0.1)),
 )  # fmt: skip
 
 
@@ -190,35 +276,44 @@ def model_of(cell: Cell, x: Tensor) -> shoal.Model:
     return shoal.create_model(cell.network, shape, hidden=cell.hidden)
 
 
-def simulation_of(cell: Cell, seed: int) -> tuple[Simulation, Tensor]:
-    """The federation, and inputs of non-members: as many as members, or as there are."""
+@dataclass(frozen=True)
+class Others:
+    """Inputs and labels of non-members: of those that are asked, and of those that the attacker knows."""
+
+    x: Tensor
+    y: Tensor
+    known_x: Tensor
+    known_y: Tensor
+
+
+def simulation_of(cell: Cell, seed: int) -> tuple[Simulation, Others]:
+    """The federation, and non-members: as many as members, or `KNOWN`, or as there are."""
     x, y = images_of(cell.data)
+    y = torch.as_tensor(y)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     count = cell.images * cell.clients
-    members, others = order[:count], order[count : 2 * count]
+    members, rest = order[:count], order[count:]
+    asked = min(max(count, KNOWN), len(rest) // 3)
+    others, known, test = rest[:asked], rest[asked:][:KNOWN][: len(rest) // 3], rest[-min(2000, len(rest) // 3) :]
     clients = [(x[part], y[part]) for part in members.split(cell.images)]
-    test = order[count : count + 500]
     federation = shoal.Federation.from_tensors(clients, test=(x[test], y[test]), classes=10)
     local = shoal.LocalSGD(epochs=cell.epochs, batch_size=25, learning_rate=0.1, **cell.optimizer)
+    if isinstance(cell.defense, shoal.DPSGD) and cell.defense.noise == "sum":
+        local = shoal.LocalSGD(steps=1, batch_size="all", learning_rate=0.1)
     defenses = [] if cell.defense is None else [cell.defense]
     model = model_of(cell, x)
-    return Simulation(federation, model, shoal.FedAvg(), local, cell.rounds, seed, defenses=defenses), x[others]
+    simulation = Simulation(federation, model, shoal.FedAvg(), local, cell.rounds, seed, defenses=defenses)
+    return simulation, Others(x[others], y[others], x[known], y[known])
 
 
 def predicted(cell: Cell, simulation: Simulation) -> Exposure:
     """What the rule says of the clients' view, or of the one layer that is meant."""
-    x = torch.cat([simulation.federation.clients.x, simulation.federation.test.x])[:2000]
-    shapes = {layer.name: layer for layer in layer_shapes(simulation.model, x)}
-    if cell.layer is not None:
-        return exposure_rule(shapes[cell.layer], Moves(cell.images * cell.clients, cell.rounds, cell.epochs))
-    row = simulation.preflight().views.set_index("view").loc["client"]
-    verdict = row["verdict"]
+    seen = VisibleMoves(simulation)
+    moves = seen.moves(CLIENT, cell.images, cell.clients)
     if isinstance(cell.defense, shoal.Augmentation) and not cell.searched:
         # `preflight` is of an attacker who searches.
-        copies = 2.0 if cell.defense is FLIPPED else math.inf
-        passed = Moves(cell.images * cell.clients, cell.rounds, cell.epochs, copies=copies, searched=False)
-        verdict = exposure_rule(shapes[row["layer"]], passed).verdict
-    return Exposure(shapes[row["layer"]], verdict, int(row["rounds"]), int(row["capacity"]), int(row["distinct"]))
+        moves = replace(moves, searched=False)
+    return seen.most(moves, [layer for layer in seen.layers if cell.layer in {None, layer.name}])
 
 
 def models_of(simulation: Simulation) -> Tensor:
@@ -229,11 +324,13 @@ def models_of(simulation: Simulation) -> Tensor:
         return torch.stack([state.models, *(after.models for after, _ in training.rounds(state, simulation.rounds))])
 
 
-def attacked(cell: Cell, simulation: Simulation, models: Tensor, others: Tensor) -> dict[str, float]:
+def attacked(cell: Cell, simulation: Simulation, models: Tensor, others: Others) -> dict[str, float]:
     """The AUC of the attack where it chooses the layer, on each layer, and of others, by name."""
-    members = simulation.federation.clients.x
-    both, member = torch.cat([members, others]), np.arange(len(members) + len(others)) < len(members)
-    asked = [Candidates(both), *([Candidates(both.flip(-1))] if cell.searched else [])]
+    members = simulation.federation.clients
+    both, y = torch.cat([members.x, others.x]), torch.cat([members.y, others.y])
+    member = np.arange(len(both)) < len(members.x)
+    images = [both, *([both.flip(-1)] if cell.searched else [])]
+    asked = [Candidates(x, others.known_x, y=y, known_y=others.known_y) for x in images]
     knowledge = Knowledge(simulation.setup.first_local(), examples=cell.images, clients=cell.clients)
     aucs = {}
     with Engine(simulation.setup.model, threads=1) as engine:
@@ -264,11 +361,11 @@ def energies(moves: Tensor, x: Tensor) -> dict[str, np.ndarray]:
     return {"energy": ((along * singular.square()).sum(dim=1) / whole).numpy(), "leverage": -leverage.numpy()}
 
 
-def searched(cell: Cell, simulation: Simulation, models: Tensor, others: Tensor) -> dict[str, float]:
+def searched(cell: Cell, simulation: Simulation, models: Tensor, others: Others) -> dict[str, float]:
     """The same for records whose angle and shift are searched: a grid, then gradients from the best of each."""
     assert isinstance(cell.defense, shoal.Augmentation)
     members = simulation.federation.clients.x[:SEARCHED]
-    x = torch.cat([members, others[: len(members)]])
+    x = torch.cat([members, others.x[: len(members)]])
     moved = simulation.model.state_dict(models[-1, 0])["hidden.weight"]
     move = (moved - simulation.model.state_dict(models[0, 0])["hidden.weight"]).double()
     _, singular, rows = torch.linalg.svd(move, full_matrices=False)
@@ -310,58 +407,71 @@ def judged(verdict: str, least: float, largest: float) -> str:
     return "yes" if (least > 0.9 if verdict == "recognised" else largest < 0.6) else "NO"
 
 
-def row_of(number: int, cell: Cell, seeds: list[int]) -> dict[str, object]:
-    """A row of the table: the cell, the prediction, the AUC of every seed."""
-    began, aucs, exposure = time.perf_counter(), [], None
-    for seed in seeds:
-        simulation, others = simulation_of(cell, seed)
-        exposure = exposure or predicted(cell, simulation)
-        models = models_of(simulation)
-        turned = cell.searched and cell.defense is not FLIPPED
-        aucs.append((searched if turned else attacked)(cell, simulation, models, others))
-    assert exposure is not None
-    measured = pd.DataFrame(aucs)
-    named, largest = measured[exposure.layer.name], measured.mean().max()
+def row_of(number: int, cell: Cell, seeds: list[int], measured: dict[str, Any] | None) -> dict[str, Any]:
+    """A row of the table: the cell, the prediction, the AUC of every seed; as they were ``measured``, if they are."""
+    exposure = predicted(cell, simulation_of(cell, seeds[0])[0])
+    if measured is None or measured["layer"] != exposure.layer.name:
+        measured = measured_row(cell, seeds, exposure.layer.name)
     defense = "" if cell.defense is None else repr(cell.defense)
     if cell.searched:
         defense += ", searched"
+    least, largest = float(measured["auc.least"]), float(measured["auc.largest"])
     return {
         "cell": number, "data": cell.data, "network": cell.title, "images": cell.images, "clients": cell.clients,
         "epochs": cell.epochs, "rounds": cell.rounds, "defense": defense,
         "also": ", ".join(f"{key} {value}" for key, value in cell.optimizer.items()),
         "layer": exposure.layer.name, "inputs": exposure.layer.inputs, "capacity": exposure.capacity,
-        "distinct": exposure.distinct, "predicted": exposure.verdict, "auc.least": round(named.min(), 4),
-        "auc.mean": round(named.mean(), 4), "auc.chosen": round(measured["chosen"].min(), 4),
-        "auc.largest": round(largest, 4), "by": measured.mean().idxmax(),
-        "right": judged(exposure.verdict, named.min(), largest),
-        "seconds": round(time.perf_counter() - began, 1),
+        "distinct": exposure.distinct, "predicted": exposure.verdict, "by": "span" if exposure.exact else "filter",
+        "auc.expected": round(exposure.expected, 4), **{name: measured[name] for name in MEASURED},
+        "right": judged(exposure.verdict, least, largest),
+    }  # fmt: skip
+
+
+def measured_row(cell: Cell, seeds: list[int], layer: str) -> dict[str, Any]:
+    """The columns `MEASURED`, of the layer that the rule names."""
+    aucs = []
+    for seed in seeds:
+        simulation, others = simulation_of(cell, seed)
+        models = models_of(simulation)
+        turned = cell.searched and cell.defense is not FLIPPED
+        aucs.append((searched if turned else attacked)(cell, simulation, models, others))
+    frame = pd.DataFrame(aucs)
+    means = frame.mean()
+    return {
+        "seeds": " ".join(map(str, seeds)), "auc.least": round(float(frame[layer].min()), 4),
+        "auc.mean": round(float(means[layer]), 4), "auc.chosen": round(float(frame["chosen"].min()), 4),
+        "auc.largest": round(float(means.max()), 4), "largest.of": means.idxmax(),
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="where the tables are written")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", help="0 to 4 by default, 100 and 101 to calibrate")
     parser.add_argument("--cells", type=int, nargs="+", help="numbers of cells, from 1; all by default")
+    parser.add_argument("--calibrate", action="store_true", help="measure the cells by which constants are chosen")
     parser.add_argument("--predict", action="store_true", help="print what the rule says, and train nothing")
     arguments = parser.parse_args()
-    rows = []
-    for number in arguments.cells or range(1, len(CELLS) + 1):
-        cell = CELLS[number - 1]
+    cells, name = (CALIBRATION, "calibration") if arguments.calibrate else (CELLS, "rule")
+    seeds = arguments.seeds or ([100, 101] if arguments.calibrate else [0, 1, 2, 3, 4])
+    path = arguments.out / f"preflight-{name}.csv"
+    rows = pd.read_csv(path, keep_default_na=False).to_dict("records") if path.exists() else []
+    there = {int(row["cell"]): row for row in rows}
+    for number in arguments.cells or range(1, len(cells) + 1):
+        cell = cells[number - 1]
         if arguments.predict:
-            exposure = predicted(cell, simulation_of(cell, arguments.seeds[0])[0])
-            print(number, cell, exposure.verdict, exposure.capacity, exposure.distinct)
+            exposure = predicted(cell, simulation_of(cell, seeds[0])[0])
+            print(number, cell, exposure.verdict, exposure.capacity, exposure.distinct, round(exposure.expected, 3))
             continue
-        rows.append(row_of(number, cell, arguments.seeds))
-        print(rows[-1], flush=True)
-    if rows:
+        there[number] = row_of(number, cell, seeds, there.get(number))
+        print(there[number], flush=True)
         arguments.out.mkdir(parents=True, exist_ok=True)
-        frame = pd.DataFrame(rows).drop(columns="seconds")
-        write_text(arguments.out / "preflight-rule.csv", frame.to_csv(index=False))
+        frame = pd.DataFrame([*there.values()]).sort_values("cell")
+        write_text(path, frame.to_csv(index=False))
         counted = frame[frame["right"] != ""]
         title = f"{(counted['right'] == 'yes').sum()} of {len(counted)} predictions are right"
-        cells = frame.astype(str).to_numpy().tolist()
-        write_text(arguments.out / "preflight-rule.md", table(title, [*frame.columns], cells) + "\n")
+        lines = table(title, [*frame.columns], frame.astype(str).to_numpy().tolist())
+        write_text(path.with_suffix(".md"), lines + "\n")
 
 
 if __name__ == "__main__":

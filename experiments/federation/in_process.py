@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.common.serde import message_to_proto
+from flwr.app.error import Error
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.serde import error_to_proto, message_to_proto
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
+    Message as ProtoMessage,
     ObjectTree,
     PullObjectRequest,
     PullObjectResponse,
@@ -95,6 +97,11 @@ class InProcessSuperLink:
         protos, trees = [], []
         for message_id in request.message_ids:
             if (node := self._unanswered.get(message_id)) is None:
+                # As a SuperLink answers for a message whose reply it has handed out.
+                lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "unknown message")
+                protos.append(ProtoMessage(error=error_to_proto(lost)))
+                protos[-1].metadata.reply_to_message_id = message_id
+                trees.append(ObjectTree())
                 continue
             asked = inflate_object_from_contents(message_id, self.objects, keep_object_contents=True)
             assert isinstance(asked, Message)

@@ -1,8 +1,9 @@
-"""A federation on this machine by one command: a SuperLink, SuperNodes, a few rounds, the report, and their end.
+"""A federation on this machine by one command: SuperLink, nginx, SuperNodes, a few rounds, the report, and their end.
 
     python experiments/federation/on_loopback.py --out runs/federation
 
-Run it in the repository: the app that Flower is given is the one of its pyproject.toml.
+As docs/deployment.md says, but for the addresses: TLS, registered keys, the front, and nodes that run no code of the
+server's. In the end the models are compared with the simulation's.
 """
 
 import argparse
@@ -17,26 +18,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from processes import Loopback, Programs
+import torch
+from certificates import make_certificates
+from processes import APP, NGINX, Loopback, Programs, status
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from safetensors.torch import load_file
 
+from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError, ShoalError, require
+from shoal.engine import Engine, State
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 _LIMIT = 900.0
 """Seconds after which something is wrong."""
 
 
-def federate(config: Path, out: Path, app: Path, console: Console) -> None:
+LESSON = """
+{same}
+{stranger}
+{clients} SuperNodes ran the installed Shoal; of the package that the server sent them nothing was unpacked
+in each of {rounds} rounds the server saw of each client its trained model, its choice and its number of examples
+  it did not see its examples, its limit, its weights of loss and risk, and its epsilon
+look at  {out}/report.html     what each model is worth, and who attacked it with what success
+         {out}/rounds.csv      each model in each round; clients.csv: who chose what; events.csv: who came and missed
+         {out}/*.log           what server and nodes said
+then     shoal run {config} && shoal audit runs/{name}     what an attacker finds in the same models
+         docs/deployment.md    the same on machines of your own; docs/security.md: what was tried against it
+"""
+
+
+def federate(config: Path, out: Path, console: Console) -> None:
     """Run ``config`` with a SuperNode for each of its clients on loopback, and show who trains what.
 
     Args:
         config: of a set that is dealt out.
         out: the run's directory, to make.
-        app: the folder of the Flower app.
         console: to show it on.
 
     Raises:
@@ -47,24 +67,64 @@ def federate(config: Path, out: Path, app: Path, console: Console) -> None:
     require(partition is not None, f"{config}: 'data.source' must be a set that is dealt out")
     assert partition is not None
     require(not out.exists(), f"{out}: exists already; choose another --out")
-    require((app / "pyproject.toml").is_file(), f"{app}: has no pyproject.toml; run this in the repository")
     clients = partition.clients
     with tempfile.TemporaryDirectory(prefix="shoal-federation-") as name, Programs(Path(name)) as programs:
         folder = Path(name)
-        loopback = Loopback(programs)
+        keys = folder / "keys"
+        make_certificates(keys, clients)
+        loopback = Loopback(programs, keys)
         console.print("starting a SuperLink ...")
         loopback.start_server()
+        if NGINX is not None:
+            loopback.start_front()
         console.print(f"starting {clients} SuperNodes ...")
         for i in range(clients):
-            loopback.start_node(f"node-{i}", {"partition-id": i, "state-dir": folder / f"client-{i}"})
-        loopback.run(app, {"config": config.absolute(), "out": out.absolute(), "min-nodes": clients})
+            loopback.register(keys / f"node-{i}.pub")
+            node = {"partition-id": i, "state-dir": folder / f"client-{i}"}
+            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}")
+        refused = None if NGINX is None else status(loopback.door, "/v1/control/start-run", keys / "ca.crt")
+        # The clients are new ones, though their names are those of earlier runs.
+        run = {"config": config.absolute(), "out": out.absolute(), "ledgers": folder / "ledgers.json"}
+        loopback.run(APP, {**run, "min-nodes": clients})
         try:
             _follow(out, programs, clients, console)
         finally:
             if out.is_dir():
                 for program in ("superlink", *(f"node-{i}" for i in range(clients))):
                     shutil.copyfile(folder / f"{program}.log", out / f"{program}.log")
-    console.print(f"all programs are ended; the report is {out / 'report.html'}")
+    console.print("all programs are ended")
+    same = torch.equal(models_in(out, config), simulated(config).models)
+    lesson = LESSON.format(
+        same=f"the models {'are bit for bit' if same else 'are NOT'} those of the simulation, shoal run {config}",
+        stranger="nginx is not here (apt-get install nginx-light): the SuperLink stood on loopback without its front"
+        if refused is None
+        else f"a stranger who asks at the nodes' door for a run of an own app is refused ({refused}): nginx lets "
+        "/v1/fleet/ through alone",
+        clients=clients,
+        rounds=len({row["round"] for row in _rows(out)}),
+        out=out,
+        config=config,
+        name=config.stem,
+    )
+    console.print(lesson, markup=False, highlight=False, soft_wrap=True)
+
+
+def simulated(path: Path) -> State:
+    """What the simulator ends with."""
+    decided, simulation = build(read_config(path))
+    with Engine(simulation.setup.model, threads=1, backend=decided.engine.backend) as engine:
+        simulation = move_to_engine(simulation, engine)
+        (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
+    return now.state
+
+
+def models_in(out: Path, path: Path) -> torch.Tensor:
+    """The models (K, P) in a run's directory."""
+    _, simulation = build(read_config(path))
+    tensors, layout = load_file(out / "models.safetensors"), simulation.setup.model.layout
+    names, clusters = [slot.name for slot in layout.slots], {name.partition(".")[0] for name in tensors}
+    models = [{name: tensors[f"{k}.{name}"] for name in names} for k in range(len(clusters))]
+    return torch.stack([layout.pack(model) for model in models])
 
 
 def _follow(out: Path, programs: Programs, clients: int, console: Console) -> None:
@@ -141,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        federate(given.config, given.out, Path.cwd(), Console())
+        federate(given.config, given.out, Console())
     except InputError as error:
         sys.stderr.write(f"{error}\n")
         return 2

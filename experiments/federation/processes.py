@@ -6,9 +6,12 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +20,11 @@ from typing import Literal
 
 from shoal.core.errors import ShoalError
 
-FRONT = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+APP = DEPLOY / "app"
+"""The Flower app."""
+
+FRONT = DEPLOY / "nginx.conf"
 """What lets nodes through to the SuperLink's Fleet API alone."""
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
@@ -191,6 +198,18 @@ def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def status(door: str, path: str, authority: Path, body: bytes | None = b"") -> int:
+    """The HTTP status of a question to the nodes' door; no body: it is asked by GET."""
+    request = urllib.request.Request(f"https://{door}{path}", data=body)
+    request.add_header("Content-Type", "application/protobuf")
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+        with urllib.request.urlopen(request, context=context, timeout=30) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def node_config(values: Mapping[str, object]) -> str:

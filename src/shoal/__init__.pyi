@@ -8,6 +8,7 @@ from .algorithms import (
     MRMTL as MRMTL,
     PACFL as PACFL,
     RDPCFL as RDPCFL,
+    CoordinateMedian as CoordinateMedian,
     Ditto as Ditto,
     EarlyStopping as EarlyStopping,
     FedAvg as FedAvg,
@@ -25,6 +26,7 @@ from .algorithms import (
     IFCAWithinLimit as IFCAWithinLimit,
     LocalOnly as LocalOnly,
     MetricPrivacy as MetricPrivacy,
+    MultiKrum as MultiKrum,
     OneShotClustering as OneShotClustering,
     OneShotStart as OneShotStart,
     PerFedAvg as PerFedAvg,
@@ -38,6 +40,7 @@ from .algorithms import (
     ServerOnly as ServerOnly,
     ServerStart as ServerStart,
     SharedBody as SharedBody,
+    TrimmedMean as TrimmedMean,
 )
 from .attacks import (
     Gap as Gap,

@@ -60,8 +60,9 @@ def test_more_of_what_tells_records_apart_never_hides_them(layer, moves):
         (LayerShape("x", 784, 200), Moves(50, passes=5, copies=2, searched=False), ("between", 1, 200, 100)),
         (LayerShape("x", 784, 200), Moves(25, passes=5, copies=inf, searched=False), ("between", 1, 200, 125)),
         (LayerShape("x", 784, 200), Moves(25, noise=0.01), ("between", 1, 200, 25)),
-        (LayerShape("x", 784, 200), Moves(25, noise=1.0), ("hidden", 1, 200, 25)),
-        (LayerShape("x", 784, 200), Moves(25, noise=1.0, rounds=90), ("between", 1, 200, 25)),
+        # Noise that no linear test sees through: Phi(sqrt(r / 2) / 4).
+        (LayerShape("x", 784, 200), Moves(25, noise=4.0), ("hidden", 1, 200, 25)),
+        (LayerShape("x", 784, 200), Moves(25, noise=4.0, rounds=90), ("between", 4, 784, 25)),
         (LayerShape("x", 784, 200), Moves(25, exact=False), ("between", 1, 200, 25)),
         # Features differ between rounds: these cannot be stacked, and a move of all of them has those of all.
         (LayerShape("deep", 500, 100, reads_data=False), Moves(25, rounds=9, passes=5), ("recognised", 1, 100, 25)),

@@ -57,7 +57,7 @@ def test_run_compare_report(config, tmp_path, capsys):
 
 
 def test_quiet_shows_no_progress_and_a_resume_of_nothing_says_so(config, tmp_path, capsys, caplog, monkeypatch):
-    monkeypatch.setattr("shoal.runs.result.report_of", lambda out: out / "report.html")
+    monkeypatch.setattr("shoal.runs.result.report_of", lambda out, **_: out / "report.html")
     command = ["run", str(config), "--resume", "--out"]
     nothing = "there is nothing to resume; the run starts anew"
     assert main([*command, str(tmp_path / "a"), "--quiet"]) == 0
@@ -111,7 +111,7 @@ def test_data_counts_what_is_there(capsys, monkeypatch, tmp_path):
 
 def test_the_default_directory_is_named_after_the_file(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shoal.runs.result.report_of", lambda out: out / "report.html")
+    monkeypatch.setattr("shoal.runs.result.report_of", lambda out, **_: out / "report.html")
     assert main(["run", str(config)]) == 0
     assert json.loads((tmp_path / "runs/small/summary.json").read_text())["algorithm"] == "ifca-mir"
     assert main(["run", str(config)]) == 2

@@ -43,6 +43,13 @@ def test_json_has_what_gates_limit(config, capsys):
     assert printed.err.startswith("Gate views.server.minority.auc <= 0.6: broken by views.server.minority.auc")
 
 
+def test_of_a_sweep_the_base_is_asked_for(tmp_path, capsys):
+    path = tmp_path / "many.toml"
+    path.write_text('base = "one.toml"\nseeds = [0, 1]\n')
+    assert main(["preflight", str(path)]) == 2
+    assert "is a sweep of many runs; give its 'base', 'one.toml'" in capsys.readouterr().err
+
+
 def test_a_gate_that_holds(config, capsys):
     private = ["--set", "defenses.dp_sgd.noise_multiplier=1000.0", "--set", "model.name=logistic"]
     assert main(["preflight", config, *private, "--gate", "auc <= 0.6"]) == 0

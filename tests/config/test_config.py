@@ -103,6 +103,7 @@ def test_toml_is_complete(base: Path) -> None:
         "release",
         "coordinator",
         "canaries",
+        "secure_aggregation",
     }, "what is not asked for is left out"
     assert said["privacy"] == {"thresholds": [0.5, 0.8], "beta": "threshold"}
 

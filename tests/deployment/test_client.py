@@ -22,7 +22,7 @@ from shoal.deployment.client.client_round import histograms_reply, training_repl
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client, run_config
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.messages import NotAllowedError, Offer
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
 from shoal.simulation.coordination import accountable_trainings
@@ -45,7 +45,11 @@ def an_offer(number: int = 1, **tables: object) -> Offer:
     return Offer(number, 1, decided.toml(), models, torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
-def settings(folder, **keys: object) -> NodeSettings:
+def settings(folder, policy: str = "", **keys: object) -> NodeSettings:
+    if policy:
+        folder.mkdir(exist_ok=True)
+        (folder / "policy.toml").write_text(policy)
+        keys["policy"] = str(folder / "policy.toml")
     return NodeSettings.read({"partition-id": 1, "state-dir": str(folder), **keys})
 
 
@@ -143,7 +147,7 @@ def test_noise_of_histograms_and_answers_is_the_clients_secret(tmp_path):
     team = {"every": 1, "estimator": "histogram", "attack": "loss-threshold", "histogram_epsilon": 1.0}
     offer = an_offer(red_team=team, coordinator={"l2": 0.1, "vote_epsilon": 0.1})
     one = replace(offer, models=offer.models[:1], risks=offer.risks[:1])
-    secret, seeded = settings(tmp_path), settings(tmp_path, noise="seed")
+    secret, seeded = settings(tmp_path, "votes = 100"), settings(tmp_path, "votes = 100", noise="seed")
     assert np.array_equal(histograms_reply(one, seeded), histograms_reply(one, seeded))
     assert not np.array_equal(histograms_reply(one, secret), histograms_reply(one, secret))
     assert len({vote_reply(one, seeded) for _ in range(50)}) == 1
@@ -151,20 +155,17 @@ def test_noise_of_histograms_and_answers_is_the_clients_secret(tmp_path):
 
 
 def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
-    private = {"defenses": {"dp_sgd": {"noise_multiplier": 1.0}}}
-    offer = an_offer(**private)
-    first = training_reply(offer, settings(tmp_path))
-    assert isinstance(first, ClientUpdate)
+    offer, policy = an_offer(defenses={"dp_sgd": {"noise_multiplier": 1.0}}), "choice_epsilon = 0.5"
+    assert isinstance(training_reply(offer, settings(tmp_path, policy)), ClientUpdate)
     spent = Ledger.load(tmp_path / "ledger.json")
-    assert 0 < spent.epsilon < float("inf")
-    refusal = training_reply(replace(offer, round=2), settings(tmp_path, **{"epsilon-budget": spent.epsilon * 1.01}))
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason == "the client's privacy budget is spent", "how much was spent is the client's own"
+    assert 0 < spent.epsilon(1e-5) < float("inf")
+    budget = settings(tmp_path, policy, **{"epsilon-budget": spent.epsilon(1e-5) * 1.01})
+    with pytest.raises(NotAllowedError, match=r"the privacy budget is spent: .* after round 2") as refused:
+        training_reply(replace(offer, round=2), budget)
+    assert refused.value.reason == "the client's privacy budget is spent", "how much was spent is the client's own"
     assert Ledger.load(tmp_path / "ledger.json") == spent
-    assert isinstance(training_reply(replace(offer, round=2), settings(tmp_path)), ClientUpdate)
+    assert isinstance(training_reply(replace(offer, round=2), settings(tmp_path, policy)), ClientUpdate)
     assert Ledger.load(tmp_path / "ledger.json").rounds == 2
-    without_privacy = training_reply(an_offer(), settings(tmp_path / "other", **{"epsilon-budget": 100.0}))
-    assert isinstance(without_privacy, Refusal)
 
 
 @pytest.mark.parametrize("local", [{}, {"epochs": 2, "batch_size": 20}], ids=["as shared", "own"])
@@ -186,7 +187,7 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
     stated = accounting.federation_epsilons(
         simulation.federation, [torch.arange(3)] * 2, trainings, DPSGD(noise_multiplier=1.0)
     )
-    assert Ledger.load(tmp_path / "ledger.json").epsilon == pytest.approx(float(stated[1]), rel=1e-9)
+    assert Ledger.load(tmp_path / "ledger.json").epsilon(1e-5) == pytest.approx(float(stated[1]), rel=1e-9)
 
 
 def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):
@@ -233,6 +234,7 @@ def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp
         ({"partition-id": 0, "client": "../etc"}, "'client' must be of letters"),
         ({"data-path": "x"}, "needs a name"),
         ({"partition-id": 0, "threads": 0}, "'threads' must be at least 1"),
+        ({"partition-id": 0, "noise": "seed", "epsilon-budget": 1.0}, "needs 'noise' to be 'secret'"),
         ({"partition-id": 0, "epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
     ],
 )

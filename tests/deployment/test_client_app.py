@@ -28,6 +28,14 @@ def test_nodes_of_flowers_simulation_are_known_by_their_partition():
     assert unpack_identity(reply.content) == ("partition-3", 3)
 
 
+@pytest.mark.parametrize(("simulated", "folder"), [({"num-partitions": 5}, "/server/partition-3"), ({}, None)])
+def test_a_server_does_not_name_a_nodes_folder(monkeypatch, simulated, folder):
+    read = []
+    monkeypatch.setattr(client_app.NodeSettings, "read", lambda config: read.append(config.get("state-dir")))
+    client_app.identify(*asked({"partition-id": 3, **simulated}, {"state-dir": "/server"}))
+    assert read == [folder]
+
+
 @pytest.mark.parametrize("handler", [client_app.identify, client_app.train, client_app.count, client_app.vote])
 def test_an_error_stays_in_the_nodes_own_log(handler, caplog):
     reply = handler(*asked({"data-path": "/secret/place", "client": "a b"}))

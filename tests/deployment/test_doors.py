@@ -2,17 +2,13 @@
 
 import json
 import os
-import ssl
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower's programs need the extra: pip install 'shoal[flower]'")
 
 from certificates import make_certificates
-from processes import NGINX, Loopback, Programs, wait_until
+from processes import NGINX, Loopback, Programs, status, wait_until
 
 from shoal.core.errors import ShoalError
 
@@ -85,18 +81,6 @@ BEHIND_OTHER_DOORS = [
     "/health",
     "/",
 ]
-
-
-def status(door: str, path: str, authority: Path, body: bytes | None = b"") -> int:
-    """The HTTP status of a question to the front; no body: it is asked by GET."""
-    request = urllib.request.Request(f"https://{door}{path}", data=body)
-    request.add_header("Content-Type", "application/protobuf")
-    try:
-        context = ssl.create_default_context(cafile=str(authority))
-        with urllib.request.urlopen(request, context=context, timeout=30) as reply:
-            return reply.status
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 def test_a_stranger_is_refused_and_a_pinned_node_runs_no_code_of_the_servers(tmp_path):

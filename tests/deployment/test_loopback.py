@@ -18,45 +18,19 @@ import torch
 pytest.importorskip("flwr", reason="Flower's programs need the extra: pip install 'shoal[flower]'")
 
 from certificates import make_certificates
-from processes import Loopback, Programs, descendants, environment, wait_until
-from safetensors.torch import load_file
+from on_loopback import models_in, simulated
+from processes import APP, Loopback, Programs, descendants, environment, wait_until
 
 from shoal.config.build import build
 from shoal.config.schema import read_config
+from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
 from shoal.engine import Engine, State
 from shoal.simulation.round_metrics import group_accuracies
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import move_to_engine
 
 SECONDS = 240
 """What any one step may take on a machine that others use too."""
-
-APP = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "trial"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "trial"
-
-[tool.flwr.app.components]
-serverapp = "shoal.deployment.server.server_app:app"
-clientapp = "shoal.deployment.client.client_app:app"
-
-[tool.flwr.app.config]
-config = ""
-out = ""
-min-nodes = 2
-round-timeout = 600.0
-wait-timeout = 600.0
-max-update-norm = 0.0
-"""
 
 CONFIG = """
 seed = {seed}
@@ -181,33 +155,10 @@ def forks(tmp_path_factory) -> Iterator[Forks]:
             kill(worker)
 
 
-def an_app(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(APP)
-    return folder
-
-
 def a_config(path: Path, **values: object) -> Path:
     usual = {"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "test": 200, "seed": 3}
     path.write_text(CONFIG.format(**{**usual, "model": "digits-cnn", "further": "", **values}))
     return path
-
-
-def simulated(path: Path) -> State:
-    """What the simulator ends with."""
-    decided, simulation = build(read_config(path))
-    with Engine(simulation.setup.model, threads=1, backend=decided.engine.backend) as engine:
-        simulation = move_to_engine(simulation, engine)
-        (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
-    return now.state
-
-
-def models_in(out: Path, path: Path) -> torch.Tensor:
-    """The models (K, P) in a run's directory."""
-    _, simulation = build(read_config(path))
-    tensors, layout = load_file(out / "models.safetensors"), simulation.setup.model.layout
-    names = [slot.name for slot in layout.slots]
-    return torch.stack([layout.pack({name: tensors[f"{k}.{name}"] for name in names}) for k in range(2)])
 
 
 def finished(out: Path) -> bool:
@@ -231,7 +182,7 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
         stranger = {"partition-id": 0, "client": "stranger", "state-dir": tmp_path / "stranger"}
         loopback.start_node("unregistered", stranger, key=keys / "node-3", apps="none")
         loopback.start_node("without-tls", stranger, apps="none", plain=True)
-        loopback.run(an_app(tmp_path / "app"), {"config": path, "out": out, "min-nodes": 3})
+        loopback.run(APP, {"config": path, "out": out, "min-nodes": 3})
         wait_until(lambda: finished(out), SECONDS, "1 round")
         started = descendants({program.pid for program in programs.running.values()})
     expected = simulated(path)
@@ -282,8 +233,8 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     states = [tmp_path / f"state-{i}" for i in range(4)]
     # Noise by the run's seed, so that the test is the same each time.
     nodes = [{"partition-id": i, "state-dir": folder, "noise": "seed"} for i, folder in enumerate(states)]
-    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0}
-    app, faulty = an_app(tmp_path / "app"), tmp_path / "faulty_client.py"
+    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0, "names": "nodes"}
+    faulty = tmp_path / "faulty_client.py"
     faulty.write_text(FAULTY)
     with logs_on_failure(tmp_path), Programs(tmp_path) as programs:
         loopback = Loopback(programs)
@@ -296,7 +247,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
 
         loopback.start_server()
         workers = [start(i) for i in range(4)]
-        loopback.run(app, config)
+        loopback.run(APP, config)
         wait_for(1)
         loopback.kill_node("node-0")
         kill(workers[0])
@@ -310,7 +261,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
         programs.kill("superlink")
         done = rounds_done(out)
         loopback.start_server()
-        loopback.run(app, config)
+        loopback.run(APP, config)
         wait_until(lambda: finished(out), SECONDS, "10 rounds")
     events = events_of(out)
     assert {(row["client"], row["round"]) for row in events if row["kind"] == "rejected"} == {("partition-2", "3")}
@@ -326,7 +277,10 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     for i, ledger in enumerate(ledgers):
         trained = int(members[f"partition-{i}"]["rounds"])
         assert ledger.rounds >= trained
-        assert 0 < ledger.epsilon < float("inf")
+        assert (0 < accounting.composed(ledger.steps, 1e-5) < 1e9, ledger.answers) == (
+            True,
+            (("choice", 0.0, ledger.rounds),),
+        )
     assert ledgers[0].rounds > spent.rounds >= 1
     assert (out / "report.html").read_text().count("partition-2") >= 2
     undisturbed = simulated(path)

@@ -62,7 +62,8 @@ ANY = Limits()
 
 
 def unpacked(records: RecordDict, limits: Limits = ANY, *, shares: bool = False) -> ClientUpdate | Refusal:
-    return unpack_reply(records, OFFERED, limits, counts_best=shares)
+    reply = unpack_reply(records, OFFERED, limits, counts_best=shares)
+    return reply if isinstance(reply, Refusal) else reply[0]
 
 
 def test_an_offer_arrives_as_it_was_sent():

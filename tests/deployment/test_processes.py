@@ -1,14 +1,17 @@
 """Programs end with everything that they started, and phone nobody."""
 
+import dataclasses
 import stat
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
-from processes import Programs, descendants, environment, free_port, listens, node_config, wait_until
+from processes import APP, Programs, descendants, environment, free_port, listens, node_config, wait_until
 
 from shoal.core.errors import InputError, ShoalError
+from shoal.deployment.flower_config import RunSettings
 
 
 def alive(process: int) -> bool:
@@ -57,6 +60,16 @@ def test_what_never_holds_is_not_waited_for_forever():
     with pytest.raises(ShoalError, match="a miracle: not within 0 seconds"):
         wait_until(lambda: False, 0, "a miracle", poll=0.01)
     assert time.monotonic() - began < 30
+
+
+def test_the_app_has_the_settings_of_a_run_and_nothing_to_install():
+    app = tomllib.loads((APP / "pyproject.toml").read_text())
+    config = app["tool"]["flwr"]["app"]["config"]
+    # Flower takes no setting that the app has not named; a state folder is for its simulation.
+    fields = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(RunSettings)}
+    assert set(config) == {*fields, "state-dir"}
+    assert all(value == fields[key] for key, value in config.items() if isinstance(value, int | float))
+    assert app["project"]["dependencies"] == []
 
 
 def test_a_node_config_is_as_flower_reads_it():

@@ -10,6 +10,7 @@ from shoal.algorithms import (
     CFL,
     IFCA,
     IFCAMIR,
+    CoordinateMedian,
     Ditto,
     FedAvg,
     FedEM,
@@ -18,10 +19,12 @@ from shoal.algorithms import (
     FedSoft,
     HypCluster,
     IFCAWithinLimit,
+    MultiKrum,
     PricedChoice,
     Redraw,
     RiskAwareChoice,
     Scaffold,
+    TrimmedMean,
 )
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -56,6 +59,9 @@ ALGORITHMS = [
     IFCAWithinLimit(IFCA(2)),
     RiskAwareChoice(FedOpt(IFCA(2))),
     PricedChoice(IFCA(2), (0.2, 0.0)),
+    FedOpt(CoordinateMedian(IFCA(2))),
+    TrimmedMean(FedAvg(), 0.4),
+    MultiKrum(Ditto(IFCA(2)), byzantine=1),
 ]
 
 

@@ -1,10 +1,13 @@
 """The server's rounds with nodes that are functions: who is merged, who is not, and going on after a kill."""
 
 import csv
+import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,15 +20,31 @@ from flwr.app import MetricRecord, RecordDict
 
 from shoal.config.build import build
 from shoal.config.schema import parse_config
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, ShoalError
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.kept_features import keep_features, kept_features
+from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client
+from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings, RunSettings
-from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, pack_vote, unpack_offer
+from shoal.deployment.flower_records import (
+    pack_histograms,
+    pack_identity,
+    pack_kept_features,
+    pack_reply,
+    pack_stamp,
+    pack_vote,
+    unpack_features,
+    unpack_offer,
+)
 from shoal.deployment.messages import Offer, Refusal
-from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server import server_app
+from shoal.deployment.server.exchange import Answer, Registration
+from shoal.deployment.server.roster import Member
 from shoal.deployment.server.server_app import serve
+from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine
+from shoal.models import Features
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
@@ -62,8 +81,9 @@ class Nodes:
     offers: list[Offer] = field(default_factory=list)
     pauses: int = 0
 
-    def connected(self) -> list[int]:
-        return [100 + number for number in self.numbers if number not in self.away()]
+    def connected(self) -> dict[int, Registration]:
+        away = self.away()
+        return {100 + i: Registration(f"key-{i}") for i in self.numbers if i not in away}
 
     def pause(self) -> None:
         self.pauses += 1
@@ -81,6 +101,10 @@ class Nodes:
             if question == "identify":
                 yield Answer(node, pack_identity(settings.name, partition))
                 continue
+            if question == "features":
+                digest, map_ = unpack_features(content)
+                yield Answer(node, pack_kept_features(keep_features(settings.folder, digest, map_)))
+                continue
             offer = unpack_offer(content)
             self.offers.append(offer)
             if question == "histograms":
@@ -89,6 +113,7 @@ class Nodes:
                 reply = pack_vote(vote_reply(offer, settings))
             else:
                 reply = pack_reply(training_reply(offer, settings))
+            pack_stamp(reply, Ledger.load(settings.folder / "ledger.json").stamp)
             spoiled = self.spoil(offer.round, partition, reply)
             if spoiled is not None:
                 yield Answer(node, spoiled)
@@ -150,14 +175,26 @@ def rounds_and_kinds(folder: Path, client: str) -> list[tuple[str, str]]:
         {"algorithm": {"name": "ditto", "rounds": 3}, "red_team": {"every": 0}},
         {"defenses": {"dp_sgd": {"noise_multiplier": 0.5}, "max_update_norm": 0.1}},
         {"algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3, "participation": 0.67}},
+        {"model": {"name": "logistic", "features": {"maps": ["scattering", "pca"], "dimension": 6}}},
         {
             "data": {**TABLE["data"], "holdout_examples": 0},
             "red_team": {"every": 1, "shadow_models": 2},
             "privacy": {"thresholds": [0.5, 0.51], "beta": 0.5},
-            "coordinator": {"l2": 0.1, "gain": 1.0, "max_cost": 1.0, "vote_epsilon": 3.0},
+            "coordinator": {"l2": 0.1, "gain": 1.0, "max_cost": 1.0, "vote_epsilon": 1.0},
         },
     ],
-    ids=["ifca-mir", "histograms", "fedavg", "cfl", "fedsoft", "ditto", "defenses", "participation", "coordinator"],
+    ids=[
+        "ifca-mir",
+        "histograms",
+        "fedavg",
+        "cfl",
+        "fedsoft",
+        "ditto",
+        "defenses",
+        "participation",
+        "features",
+        "coordinator",
+    ],
 )
 def test_a_run_is_the_simulators(tmp_path, changes):
     table = {**TABLE, **changes}
@@ -170,6 +207,56 @@ def test_a_run_is_the_simulators(tmp_path, changes):
     assert deployed.directives.keys() == expected.directives.keys()
     assert all(torch.equal(deployed.directives[name], values) for name, values in expected.directives.items())
     assert ("coordinator" in changes) == any(bool(values.any()) for values in deployed.directives.values())
+
+
+FEATURES = {"model": {"name": "logistic", "features": {"maps": ["scattering", "pca"], "dimension": 6}}}
+
+
+class Refusing(Nodes):
+    """Nodes that answer as the client's program does where it refuses."""
+
+    def ask(self, question, messages, awaited, seconds, group):
+        for node, content in messages.items():
+            try:
+                yield from super().ask(question, {node: content}, awaited, seconds, group)
+            except NotAllowedError as refused:
+                yield Answer(node, pack_reply(Refusal(refused.reason)))
+
+
+def test_a_map_of_features_is_sent_once_and_again_to_a_node_that_lost_it(tmp_path):
+    def lose(number, partition, reply):
+        if number == 1 and partition == 1:
+            (kept,) = (tmp_path / "1" / "features").iterdir()
+            kept.write_bytes(kept.read_bytes()[:-1])
+            open_client.cache_clear()
+        return reply
+
+    nodes = Refusing(tmp_path, spoil=lose)
+    serve(nodes, settings(tmp_path, {**TABLE, **FEATURES}))
+    asked = [partition for question, partition in nodes.asked if question == "features"]
+    assert sorted(asked) == [0, 1, 1, 2]
+    assert rounds_and_kinds(tmp_path, "partition-1") == [("1", "joined"), ("2", "refused")]
+    (kept,) = (tmp_path / "1" / "features").iterdir()
+    assert kept.read_bytes() == (tmp_path / "run" / "features.safetensors").read_bytes()
+    assert all(offer.features == kept.stem for offer in nodes.offers)
+
+
+def test_a_map_that_is_not_what_its_hash_says_is_not_kept(tmp_path):
+    inputs = torch.rand(9, 4, generator=torch.Generator().manual_seed(0))
+    content = Features(("pca",), dimension=2).fit(inputs).serialized()
+    for digest, given, words in (
+        ("0" * 64, content, "has the hash"),
+        (hashlib.sha256(b"no").hexdigest(), b"no", "is damaged"),
+        ("../../x", content, "has the hash"),
+    ):
+        with pytest.raises(InputError, match=words):
+            keep_features(tmp_path / "node", digest, given)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    with pytest.raises(InputError, match="is no hash"):
+        kept_features(tmp_path / "node", "../../x")
+    digest = hashlib.sha256(content).hexdigest()
+    assert keep_features(tmp_path / "node", digest, content) == digest
+    assert kept_features(tmp_path / "node", digest).serialized() == content
 
 
 class AllowingNodes(Nodes):
@@ -190,9 +277,12 @@ def test_an_own_algorithm_that_all_nodes_allow_is_the_simulators(tmp_path, monke
     assert torch.equal(deployed.assignment, expected.assignment)
 
 
-def test_rounds_that_every_client_refuses_leave_the_models_as_they_were(tmp_path):
+def test_rounds_that_every_client_refuses_leave_the_models_as_they_were_and_end_the_run(tmp_path):
     nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: pack_reply(Refusal("no")))
-    serve(nodes, settings(tmp_path))
+    with pytest.raises(InputError, match="round 3: in 3 rounds on end no client's update was merged"):
+        serve(nodes, settings(tmp_path))
+    assert state_of(tmp_path).round == 2
+    assert not (tmp_path / "run" / "summary.json").exists()
     _, simulation = build(parse_config(TABLE, "test"))
     with Engine(simulation.setup.model, threads=1, backend="loop") as engine:
         first = initial_state(move_to_engine(simulation, engine), engine).state.models
@@ -207,6 +297,29 @@ def test_models_are_sent_once_a_round_and_the_chosen_one_comes_back_without_what
     assert all(offer.models.shape == (2, 650) for offer in nodes.offers)
     assert all(set(reply) == {"model", "update"} for reply in replies)
     assert all(set(reply["update"]) == {"cluster", "examples"} for reply in replies)
+
+
+def test_a_client_whose_ledger_is_gone_stops_also_in_another_run_and_the_others_go_on(tmp_path):
+    serve(Nodes(tmp_path), settings(tmp_path))
+    assert json.loads((tmp_path / "ledgers.json").read_text())["partition-1"][0] == 6
+    (tmp_path / "1" / "ledger.json").unlink()
+
+    class Refusing(Nodes):
+        def ask(self, question, messages, awaited, seconds, group):
+            for node, content in messages.items():
+                try:
+                    yield from super().ask(question, {node: content}, awaited, seconds, group)
+                except InputError as error:
+                    yield Answer(node, pack_reply(Refusal(str(error))))
+
+    serve(Refusing(tmp_path), settings(tmp_path, out=str(tmp_path / "second")))
+    rows = list(csv.DictReader((tmp_path / "second" / "clients.csv").read_text().splitlines()))
+    assert [(row["name"], row["rounds"], row["refused"]) for row in rows] == [
+        ("partition-0", "3", "0"), ("partition-1", "0", "3"), ("partition-2", "3", "0")
+    ]  # fmt: skip
+    assert "has seen 6 charges of this client's ledger" in (tmp_path / "second" / "events.csv").read_text()
+    assert json.loads((tmp_path / "ledgers.json").read_text())["partition-0"][0] == 12
+    assert not (tmp_path / "1" / "ledger.json").exists()
 
 
 def test_a_client_of_cfl_is_sent_its_own_model_alone(tmp_path):
@@ -317,6 +430,10 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
         ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
         ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
         ({"canaries": {"per_client": 2}}, "works in simulations alone"),
+        (
+            {"model": {"name": "logistic", "features": {"maps": ["torch.nn:Identity"]}}},
+            "'model.features.maps' has 'torch.nn:Identity', whose code no message has",
+        ),
         ({"coordinator": {"pooling": 0.5}}, "'coordinator.pooling' is steered in simulations alone"),
     ],
 )
@@ -332,7 +449,7 @@ def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, chang
     ("config", "words"),
     [
         ({"config": ""}, "'config' must be a TOML file"),
-        ({"config": "nowhere.toml"}, "a TOML file at the server or in the app; got 'nowhere.toml'"),
+        ({"config": "nowhere.toml"}, "a TOML file at the server; got 'nowhere.toml'"),
         ({"min-nodes": 0}, "'min-nodes' must be at least 1"),
         ({"round-timeout": -1.0}, "'round-timeout' must be at least 0"),
     ],
@@ -391,8 +508,8 @@ def test_a_node_that_did_not_answer_is_waited_for_again_where_too_few_are_there(
 
 def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     class Twice(Nodes):
-        def connected(self) -> list[int]:
-            return [100, 101, 102, 1100] if self.offers else [100, 101, 102]
+        def connected(self) -> dict[int, Registration]:
+            return super().connected() | ({1100: Registration("key-0")} if self.offers else {})
 
         def ask(self, question, messages, awaited, seconds, group):
             if question == "identify" and 1100 in messages:
@@ -404,3 +521,104 @@ def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     (rejected,) = [row for row in events_of(tmp_path) if row["kind"] == "rejected"]
     assert (rejected["node"], rejected["reason"]) == ("1100", "the client 'partition-0' is at node 100 already")
     assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
+
+
+def test_a_node_that_was_restarted_is_taken_once_its_first_self_has_left(tmp_path):
+    class Restarted(Nodes):
+        def connected(self) -> dict[int, Registration]:
+            last = max((offer.round for offer in self.offers), default=0)
+            return dict.fromkeys([*([100] if last < 2 else []), 101, 102, *([1100] if last else [])], Registration())
+
+        def ask(self, question, messages, awaited, seconds, group):
+            first = {1100: 100}
+            known = {first.get(node, node): content for node, content in messages.items()}
+            for answer in super().ask(question, known, awaited, seconds, group):
+                yield replace(answer, node=1100) if answer.node == 100 and 1100 in messages else answer
+
+    serve(Restarted(tmp_path), settings(tmp_path, **{"min-nodes": 2}))
+    assert rounds_and_kinds(tmp_path, "partition-0") == [("1", "joined"), ("3", "left"), ("3", "returned")]
+    reasons = [(row["round"], row["reason"]) for row in events_of(tmp_path) if row["node"] == "1100"]
+    assert reasons == [("2", "the client 'partition-0' is at node 100 already"), ("3", "")]
+    assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
+
+
+def test_a_silent_node_is_named_with_what_to_look_at(tmp_path):
+    serve(
+        Silent(tmp_path, numbers=(0, 1, 2, 3), is_silent=lambda node, question, group: node == 103), settings(tmp_path)
+    )
+    (row,) = [row for row in events_of(tmp_path) if row["node"] == "103"]
+    assert (row["round"], row["kind"], row["client"]) == ("1", "missed", "unknown")
+    assert row["reason"].endswith("is its task worker running?")
+
+
+def test_a_node_whose_replies_come_a_message_late_is_named_with_what_to_do(tmp_path):
+    class Behind(Nodes):
+        def ask(self, question, messages, awaited, seconds, group):
+            if question == "train":
+                yield Answer(102, None, late=True)
+                messages = {node: content for node, content in messages.items() if node != 102}
+            yield from super().ask(question, messages, awaited, seconds, group)
+
+    serve(Behind(tmp_path), settings(tmp_path))
+    reasons = [row["reason"] for row in events_of(tmp_path) if row["client"] == "partition-2" and row["reason"]]
+    assert reasons.count("each of its replies comes a message late, as after an outage: restart its SuperNode") == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "/runs/first/rounds.csv"), InputError("no")])
+def test_the_reason_is_one_sentence_also_where_it_cannot_be_written(tmp_path, monkeypatch, capsys, error):
+    def fail(*arguments: object) -> None:
+        raise error
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(server_app, "serve", fail)
+    monkeypatch.setattr(server_app, "write_text", fail)
+    monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
+    monkeypatch.setattr(sys, "tracebacklimit", None, raising=False)
+    config = {"config": str(settings(tmp_path).config), "out": str(tmp_path / "run")}
+    with pytest.raises(ShoalError) as failed:
+        server_app.main(None, SimpleNamespace(run_config=config))
+    full = "/runs/first/rounds.csv: No space left on device; mend that, and the same 'flwr run' command resumes"
+    assert str(failed.value) == (full if isinstance(error, OSError) else "no")
+    assert sys.tracebacklimit == 0
+    assert str(error) in capsys.readouterr().out
+
+
+def test_rounds_are_said_where_flower_streams_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
+    given = settings(tmp_path)
+    config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
+    server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
+    said = capsys.readouterr().out
+    assert "round 3: clients by cluster" in said
+    assert "done after 3 rounds" in said
+
+
+def test_a_run_whose_last_rounds_merged_nothing_is_not_done(tmp_path):
+    refused = lambda number, partition, reply: pack_reply(Refusal("no")) if number == 3 else reply  # noqa: E731
+    with pytest.raises(InputError, match="in the last 1 rounds no client's update was merged"):
+        serve(Nodes(tmp_path, spoil=refused), settings(tmp_path))
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_quorum_ends_a_rounds_waiting_and_blames_nobody(tmp_path):
+    serve(Nodes(tmp_path), settings(tmp_path, quorum=0.5))
+    rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").read_text().splitlines()))
+    # Nodes answer in the reverse order of their numbers.
+    assert [(row["name"], row["rounds"]) for row in rows] == [
+        ("partition-0", "0"), ("partition-1", "3"), ("partition-2", "3")
+    ]  # fmt: skip
+    assert {row["kind"] for row in events_of(tmp_path)} == {"joined"}
+
+
+def test_progress_names_few_of_many_clients(tmp_path):
+    seen: list[Progress] = []
+    serve(Nodes(tmp_path), settings(tmp_path), seen.append)
+    assert [(each.round, each.asked, each.answered) for each in seen if each.answered in (0, 3)] == [
+        (number, 3, answered) for number in (1, 2, 3) for answered in (0, 3)
+    ]  # fmt: skip
+    server = Server(attendance=None, config="", choice="client", watch=seen.append)  # pyright: ignore[reportArgumentType]
+    members = [Member(f"client-{i}", i) for i in range(5000)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "members", members)
+        server._show(1, 5000, set(range(5000)), {})
+    assert (seen[-1].asked, len(seen[-1].waiting)) == (5000, 100)

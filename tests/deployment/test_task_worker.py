@@ -52,3 +52,13 @@ def test_a_message_whose_contents_never_come_does_not_hold_up_the_next(tmp_path,
     # It still runs: this raises otherwise.
     os.kill(int(lost.read_text()), signal.SIGKILL)
     os.waitpid(int(lost.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"), [(3600.0, "3600 seconds behind"), (-3700.0, "3600 seconds ahead"), (-50, "")]
+)
+def test_a_clock_that_is_an_hour_off_is_said(caplog, monkeypatch, sent, said):
+    monkeypatch.setattr(task_worker.time, "time", lambda: 1e9)
+    task_worker._compare_clocks(1e9 + sent, 100.0)
+    assert said in caplog.text
+    assert bool(caplog.text) == bool(said)

@@ -121,11 +121,11 @@ def test_null_runs_call_a_verdict_silent_just_if_it_says_nothing_of_exposure(tmp
 
 def test_the_rule_of_preflight_is_judged_by_the_attack(tmp_path, monkeypatch):
     rule = script("preflight_rule")
-    # A sum of few clients, one of very many examples, and one of which nothing is said.
+    # A sum of few clients, much noise, and a sum of many examples, of which nothing is said.
     cells = [
         rule.Cell("digits", "mlp", 5, 2, hidden=32),
+        rule.Cell("digits", "logistic", 100, 2, defense=rule.noisy(30.0)),
         rule.Cell("digits", "logistic", 200, 2),
-        rule.Cell("digits", "logistic", 20),
     ]
     monkeypatch.setattr(rule, "CELLS", cells)
     monkeypatch.setattr(sys, "argv", ["preflight_rule.py", str(tmp_path), "--seeds", "0", "1"])
@@ -134,6 +134,9 @@ def test_the_rule_of_preflight_is_judged_by_the_attack(tmp_path, monkeypatch):
     assert table["predicted"].tolist() == ["recognised", "hidden", "between"]
     assert table["right"].tolist() == ["yes", "yes", ""]
     assert "2 of 2 predictions are right" in (tmp_path / "preflight-rule.md").read_text()
+    monkeypatch.setattr(rule, "measured_row", None)
+    rule.main()
+    assert table.equals(pd.read_csv(tmp_path / "preflight-rule.csv", keep_default_na=False)), "measured but once"
     assert [rule.judged("recognised", 0.9, 1.0), rule.judged("hidden", 0.4, 0.6)] == ["NO", "NO"]
 
 

@@ -83,7 +83,7 @@ def test_pictures_are_run_through_to_their_page_in_any_order_of_files(folder, tm
     assert any(address.startswith(PNG) for address in page.addresses)
     listed = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listed(self), reverse=True)))
-    monkeypatch.setattr("shoal.runs.result.report_of", lambda out: out / "report.html")
+    monkeypatch.setattr("shoal.runs.result.report_of", lambda out, **_: out / "report.html")
     assert main(["run", str(folder), "--out", str(tmp_path / "again")]) == 0
     assert content(tmp_path / "again") == content(out)
 

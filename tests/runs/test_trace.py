@@ -96,7 +96,7 @@ def written(own, tmp_path):
 
 
 def scores_of(folder):
-    trace = read_trace(folder)
+    trace = read_trace(folder, allow_code=True)
     with Engine(trace.model) as engine:
         return update_scores_of_trace(trace, engine)
 
@@ -154,7 +154,7 @@ def test_a_network_of_shoal_takes_vectors_and_texts(tmp_path):
         (folder / "trace.toml").write_text(f'classes = 2\n{inputs}\nmodel = {{ name = "{name}" }}\n')
         np.savez(folder / "records.npz", x=x, y=np.array([0, 1, 1]), client=np.array([0, 1, -1]))
         (folder / "round-0001.npz").touch()
-        network = read_trace(folder).model.network()
+        network = read_trace(folder, allow_code=True).model.network()
         row = flat(network)
         np.savez(folder / "round-0001.npz", clients=np.array([0, 1]), models=row, parameters=np.stack([row, 2 * row]))
         scores = scores_of(folder)
@@ -165,7 +165,7 @@ def test_a_network_of_shoal_takes_vectors_and_texts(tmp_path):
 
 def test_a_trace_is_read_round_by_round(written):
     folder, _ = written
-    trace = read_trace(folder)
+    trace = read_trace(folder, allow_code=True)
     rounds = trace.rounds()
     assert next(rounds).round == 1
     trace.files[1].unlink()
@@ -234,10 +234,10 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
         np.savez(path, **whole)
         changed(folder, path.name, **wrong)
         with pytest.raises(InputError, match=f"{re.escape(str(path))}:? {sentence}"):
-            read_trace(folder)
+            read_trace(folder, allow_code=True)
     path.unlink()
     with pytest.raises(InputError, match=r"records.npz: cannot be read: No such file"):
-        read_trace(folder)
+        read_trace(folder, allow_code=True)
 
 
 @pytest.mark.parametrize(
@@ -259,25 +259,25 @@ def test_what_is_wrong_with_trace_toml_is_one_sentence_with_its_name(written, ch
     path = folder / "trace.toml"
     path.write_text(TOML.replace(*change))
     with pytest.raises(InputError, match=f"^{re.escape(str(path))}: .*{sentence}"):
-        read_trace(folder)
+        read_trace(folder, allow_code=True)
 
 
 def test_missing_rounds_are_named(written, tmp_path):
     folder, _ = written
     (folder / "trace.toml").write_text("every = 1\n" + TOML)
-    read_trace(folder)
+    read_trace(folder, allow_code=True)
     (folder / "round-0002.npz").rename(folder / "round-0004.npz")
     with pytest.raises(InputError, match="has no file of round 2, although recorded rounds are 1 apart"):
-        read_trace(folder)
+        read_trace(folder, allow_code=True)
     (folder / "round-0001.safetensors").touch()
     with pytest.raises(InputError, match=r"round-0001.safetensors: is of the same round as round-0001.npz"):
-        read_trace(folder)
+        read_trace(folder, allow_code=True)
     for path in folder.glob("round-*"):
         path.unlink()
     with pytest.raises(InputError, match=r"has no file of a round, such as round-0001.npz"):
-        read_trace(folder)
+        read_trace(folder, allow_code=True)
     with pytest.raises(InputError, match=r"nothing: is no trace: it has no trace.toml, nor the folder 'updates'"):
-        read_trace(tmp_path / "nothing")
+        read_trace(tmp_path / "nothing", allow_code=True)
 
 
 def test_flower_s_strategy_in_the_documentation_writes_a_trace(written, monkeypatch, tmp_path):

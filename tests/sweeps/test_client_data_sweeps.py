@@ -18,7 +18,7 @@ seeds = [0]
 @pytest.fixture
 def sweep_of(tmp_path, monkeypatch):
     """Makes a sweep over a key of a table with two clients; the files are ``few.csv`` and ``many.csv``."""
-    monkeypatch.setattr(workers, "report_of", lambda out: (out / "report.html").touch())
+    monkeypatch.setattr(workers, "report_of", lambda out, **_: (out / "report.html").touch())
     draw = np.random.default_rng(0)
     for name, each in (("few", 5), ("many", 60)):
         rows = [f"{'ab'[i % 2]},{i // 2 % 2},{draw.normal()},words" for i in range(2 * each)]

@@ -94,7 +94,7 @@ def two_runs(written, tmp_path):
     return path
 
 
-def empty_page(out: Path) -> None:
+def empty_page(out: Path, **_: object) -> None:
     (out / "report.html").touch()
 
 
@@ -113,6 +113,16 @@ def finished(written, tmp_path_factory):
         outcome = run_sweep(read_sweep(written), out)
     assert (outcome.finished, outcome.failed) == (4, {})
     return out
+
+
+@pytest.mark.usefixtures("_no_run_pages")
+def test_one_run_with_several_jobs_is_done_here(two_runs, tmp_path):
+    """joblib runs a single job in this process, whose parent is not the sweep."""
+    left = plan.plan_runs(read_sweep(two_runs))[:1]
+    (tmp_path / "runs").mkdir()
+    assert [*Workers(jobs=2).run_all(left, tmp_path / "runs", None)] == [(left[0].digest, None)]
+    assert (tmp_path / "runs" / left[0].digest / "report.html").exists()
+    assert [*Workers(jobs=1, pages=False).run_all(left[:0], tmp_path / "runs", None)] == []
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -294,7 +304,7 @@ def test_a_worker_whose_sweep_is_gone_after_its_last_round_waits_for_no_other_ru
         raise Ended(code)
 
     monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(workers, "run_one", lambda config, digest, *_: (digest, None))
+    monkeypatch.setattr(workers, "run_one", lambda config, digest, *_, **_pages: (digest, None))
     if gone:
         with pytest.raises(Ended, match="1"):
             workers.run_one_for_parent(-1, None, "a", tmp_path, None)

@@ -32,7 +32,9 @@ from shoal.algorithms.private.r_dpcfl import RDPCFL
 from shoal.algorithms.private.rr_cluster import RRCluster
 from shoal.algorithms.wrapper import Derived, Wrapper
 from shoal.algorithms.wrappers.choice import IFCAMIR, IFCAWithinLimit, PricedChoice, RiskAwareChoice
+from shoal.algorithms.wrappers.coordinate_wise import CoordinateMedian, TrimmedMean
 from shoal.algorithms.wrappers.early_stopping import EarlyStopping
+from shoal.algorithms.wrappers.multi_krum import MultiKrum
 from shoal.algorithms.wrappers.pooling import Pooling
 from shoal.algorithms.wrappers.shared_body import SharedBody
 from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart, ServerStart
@@ -41,14 +43,15 @@ Algorithms = (
     FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
     | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
     | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
-    | FedRep | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart
+    | FedRep | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
+    | MultiKrum
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
 __all__ = [
-    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "Derived", "Ditto", "EarlyStopping",
-    "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning",
-    "GroupPrivacy", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "OneShotClustering", "OneShotStart",
-    "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold",
-    "ServerOnly", "ServerStart", "SharedBody", "Wrapper",
+    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "CoordinateMedian", "Derived", "Ditto",
+    "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft",
+    "FineTuning", "GroupPrivacy", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "MultiKrum",
+    "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw",
+    "RiskAwareChoice", "Scaffold", "ServerOnly", "ServerStart", "SharedBody", "TrimmedMean", "Wrapper",
 ]  # fmt: skip

@@ -47,6 +47,11 @@ Device = Annotated[
     typer.Option("--device", help="Where to train, as --set engine.device: cpu, cuda or cuda:1.", show_default=False),
 ]
 
+AllowCode = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Import code that a run's own files name (MODULE:NAME), which runs it."),
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
 
 
@@ -84,6 +89,7 @@ def init(
 @app.command(epilog=_example("run experiments/demo/digits.toml --out runs/mir --set algorithm.rounds=20"))
 def run(
     config: Annotated[Path, typer.Argument(help="The run's TOML file.")],
+    *,
     out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME of the file by default.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
@@ -91,6 +97,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
     device: Device = None,
     data_dir: DataDir = None,
+    allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one federation, attack it, and measure both: one run, one directory."""
@@ -104,12 +111,12 @@ def run(
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
-    settings = read_config(config, _with_device(changes, device))
+    settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
         references = display.reference_federations
         run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
-    page = report_of(directory)
-    about = read_description(directory)
+    page = report_of(directory, allow_code=True)
+    about = read_description(directory, allow_code=True)
     typer.echo(verdict(read_summary(directory), about.kind, title=about.algorithm_title))
     typer.echo(f"Report: {page}")
 
@@ -166,7 +173,10 @@ def protect(
     view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
     references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
     choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,
-    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge.")] = 3,
+    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge.")] = 4,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="Largest epsilon of differential privacy, where one must be kept.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory; runs/protect-NAME of the file by default.")
     ] = None,
@@ -178,6 +188,7 @@ def protect(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
     ] = None,
     data_dir: DataDir = None,
+    allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Find the cheapest protection that keeps a limit: protected.toml and a page; resumes where it was interrupted."""
@@ -189,8 +200,8 @@ def protect(
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
-    settings = read_config(config, changes or [])
-    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging)
+    settings = read_config(config, changes or [], allow_code=allow_code or None)
+    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging, epsilon)
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         protection = search(
             settings,
@@ -240,6 +251,7 @@ def audit(
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
     data_dir: DataDir = None,
+    allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Attack a run's members with every attack: audit.json and audit.html."""
@@ -264,7 +276,9 @@ def audit(
     if scores is not None:
         outcome = audit_scores(scores, out=out, gates=expressions, attacks=attacks)
     elif trace is not None:
-        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=expressions, attacks=attacks)
+        outcome = audit_trace(
+            trace, out=out, data_dir=data_dir, gates=expressions, attacks=attacks, allow_code=allow_code
+        )
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
@@ -278,6 +292,7 @@ def audit(
                 watch=display,
                 gates=expressions,
                 attacks=attacks,
+                allow_code=allow_code,
             )
     typer.echo(format_audit(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
@@ -301,8 +316,9 @@ def preflight(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print keys and values instead, as JSON.")] = False,
     data_dir: DataDir = None,
+    allow_code: AllowCode = False,
 ) -> None:
-    """Say before training whose records who could recognise by the span of updates, and what would change it."""
+    """Say before training who could recognise whose records by updates and models, and what would change it."""
     from shoal.audit.audit import parse_gates
     from shoal.cli.displays import print_sections
     from shoal.config.build import build
@@ -310,7 +326,7 @@ def preflight(
 
     end_soon_after_interrupt()
     gates = parse_gates(gate or [])
-    _, simulation = build(read_config(config, changes or []), data_dir)
+    _, simulation = build(read_config(config, changes or [], allow_code=allow_code or None), data_dir)
     report = simulation.preflight()
     flat = report.flat()
     if as_json:
@@ -327,23 +343,29 @@ def preflight(
 
 
 @app.command(epilog=_example("compare runs/ifca runs/mir"))
-def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")]) -> None:
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")], allow_code: AllowCode = False
+) -> None:
     """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
     from shoal.cli.displays import print_comparison
     from shoal.runs.comparison import compare as compare_runs
 
     end_soon_after_interrupt()
-    print_comparison(compare_runs(runs))
+    print_comparison(compare_runs(runs, allow_code=allow_code))
 
 
 @app.command(epilog=_example("report runs/mir"))
-def report(directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")]) -> None:
+def report(
+    directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")],
+    allow_code: AllowCode = False,
+) -> None:
     """Write the HTML report of a finished run again, or a sweep's tables, figures and page."""
     from shoal.runs.result import report_of
     from shoal.sweeps import is_sweep, report_of_sweep
 
     end_soon_after_interrupt()
-    typer.echo(f"Report: {report_of_sweep(directory) if is_sweep(directory) else report_of(directory)}")
+    page = (report_of_sweep if is_sweep(directory) else report_of)(directory, allow_code=allow_code)
+    typer.echo(f"Report: {page}")
 
 
 @app.command(epilog=_example("data experiments/demo/digits.toml"))
@@ -359,6 +381,7 @@ def data(
         str | None,
         typer.Option("--fetch", metavar="NAME", help=escape("Download a data set (needs the extra shoal[hub]).")),
     ] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
     from shoal.cli.displays import print_sources
@@ -369,7 +392,7 @@ def data(
 
     end_soon_after_interrupt()
     if config is not None:
-        settings = read_config(config, changes or [])
+        settings = read_config(config, changes or [], allow_code=allow_code or None)
         resolved = resolve(settings, load_data(settings.data, data_dir))
         for line in (*resolved.description(), *resolved.warnings):
             typer.echo(line)

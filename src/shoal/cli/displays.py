@@ -22,7 +22,7 @@ from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
 
-_VERDICTS = {"can be recognised": "bold red", "may be recognised in part": "yellow", "are hidden": "green"}
+_VERDICTS = {"can be recognised": "bold red", "may be recognised": "yellow", "are hidden": "green"}
 """The words of verdicts in sentences, and their colours."""
 
 

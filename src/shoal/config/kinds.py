@@ -11,7 +11,7 @@ from typing import Any, get_args
 from shoal.algorithms import Algorithms
 from shoal.attacks import MembershipAttack, MembershipAttacks
 from shoal.config.round_attack_section import RoundAttackSection
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import is_settings, one_of, spelled
 from shoal.defenses import Defense
 from shoal.engine import Algorithm
@@ -116,9 +116,13 @@ def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
     """The class or function ``module:Name``, from the current directory or wherever Python finds modules; or a value.
 
     Raises:
-        InputError: the module cannot be imported, or has no class or function of that name.
+        InputError: the module cannot be imported, is Python's own, or has no class or function of that name.
     """
     module, _, member = name.partition(":")
+    require(
+        module.partition(".")[0] not in sys.stdlib_module_names,
+        f"'{where}' = '{name}' must be of a module of yours or of an installed package, not of Python's own '{module}'",
+    )
     if str(Path.cwd()) not in sys.path:
         # Stays there, for what the module imports later and for worker processes.
         sys.path.append(str(Path.cwd()))
@@ -137,6 +141,26 @@ def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
         f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, defined, public)}",
     )
     return members[member]
+
+
+def own_code(table: object, key: str = "") -> set[str]:
+    """Each ``module:Name`` in a configuration's table, whose module is imported where the table becomes values."""
+    if isinstance(table, dict):
+        return {name for key, value in table.items() for name in own_code(value, key)}
+    if isinstance(table, list | tuple):
+        return {name for value in table for name in own_code(value, key)}
+    plain = key.rpartition(".")[2] in ("path", "task", "device")
+    return {table} if isinstance(table, str) and ":" in table and not plain else set()
+
+
+def require_data(table: object, path: Path) -> None:
+    """Raise `InputError` where the table in a file that may be somebody else's names code."""
+    code = sorted(own_code(table))
+    require(
+        not code,
+        f"{path}: is data and names code, {quoted(code)}, which is run where it is imported; without --allow-code (in "
+        "Python: allow_code=True) Shoal's own names alone are allowed",
+    )
 
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})

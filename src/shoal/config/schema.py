@@ -12,12 +12,12 @@ from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
 from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
-from shoal.config.kinds import made, name_of
+from shoal.config.kinds import made, name_of, require_data
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import InputError, located, nearest, quoted, require, require_instance
-from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
+from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import View
@@ -229,11 +229,33 @@ class RecordSection:
 
 
 @settings
+class SecureAggregationSection:
+    """Secure aggregation on several machines: the server learns the sum of the updates of each cluster's clients, and
+    neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds plain
+    numbers, and says what the server's epsilon is with secure sums.
+
+    Args:
+        min_clients: a cluster that fewer clients chose in a round is not opened to anybody, and stays as it is.
+        max_update_norm: L2 norm to which each client clips its update, in units of parameters; also the range of the
+            integers that are added.
+        max_examples: largest number of examples that a client says it has; more count as so many.
+        threshold: share of a round's clients of whom more must answer to the end, so that a sum can be opened; the
+            others may fall silent. At 2 / 3, a server that a third of the clients help cannot open single ones.
+    """
+
+    min_clients: Annotated[int, Field(ge=2, strict=True)] = 3
+    max_update_norm: PositiveFloat = 10.0
+    max_examples: Positive = 10_000
+    threshold: Annotated[float, Field(ge=0.5, lt=1, strict=True)] = 2 / 3
+
+
+@settings
 class Config:
     """A run's configuration.
 
     Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
-    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`.
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`,
+    `secure_aggregation`.
 
     Args:
         seed: of everything random.
@@ -266,6 +288,7 @@ class Config:
     release: Distillation | None = None
     coordinator: CoordinatorSection | None = None
     canaries: MislabelledCanaries | None = None
+    secure_aggregation: SecureAggregationSection | None = None
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:
@@ -277,8 +300,14 @@ class Config:
         return tomli_w.dumps(self.table())
 
 
-def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
+def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bool | None = None) -> Config:
     """The configuration in a TOML file, with ``changes`` such as "algorithm.rounds=10" made to it.
+
+    Args:
+        path: of the file.
+        changes: made to it.
+        allow_code: whether the file may name code (``module:Name``), which is then imported; None: unless it lies in a
+            run's directory, which may be somebody else's.
 
     Raises:
         InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
@@ -297,11 +326,16 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
         >>> config.algorithm.rounds, config.red_team.every
         (5, 5)
     """
-    table = read_toml(path)
+    table, path = read_toml(path), Path(path)
+    of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
+    if allow_code is False or (allow_code is None and of_run):
+        require_data(table, path)
     require(
         SIMULATION not in table,
         f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
     )
+    base = table.get("base")
+    require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
     for wish in changes:
         change(table, wish)
     return parse_config(table, str(path))

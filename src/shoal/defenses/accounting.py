@@ -216,7 +216,8 @@ def _epsilon_of_history(used: tuple[tuple[float, float, int], ...], delta: float
         counting = RDPAccountant() if accountant == "rdp" else PRVAccountant()
         counting.history = list(used)
         try:
-            value = float(counting.get_epsilon(delta))
+            # The conversion from Renyi divergence is below 0 where delta is large.
+            value = max(0.0, float(counting.get_epsilon(delta)))
         except (RuntimeError, ValueError, MemoryError, OverflowError) as error:
             raise InputError(_TOO_MUCH) from error
     require(math.isfinite(value), _TOO_MUCH)

@@ -35,17 +35,24 @@ class _Header:
     directives: dict[str, list[float]]
     classes: tuple[str, ...]
     scale: Standardizer | None
+    ledger: tuple[int, str]
+    features: str
 
 
 _HEADERS = TypeAdapter(_Header)
 
 
-def pack_offer(offer: Offer) -> RecordDict:
-    """The records of an offer: all models in one array."""
+def pack_models(models: Tensor) -> ArrayRecord:
+    """The models (K, P) of an offer, in one array."""
+    return ArrayRecord({"models": _packed(models)})
+
+
+def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
+    """The records of an offer; ``models`` are its models where they are packed already."""
     header = {name: value for name, value in vars(offer).items() if name != "models"}
     text = json.dumps(header, default=lambda value: value.tolist() if isinstance(value, Tensor) else vars(value))
-    models = ArrayRecord({"models": _packed(offer.models)})
-    return RecordDict({"models": models, "offer": ConfigRecord({"header": text})})
+    packed = pack_models(offer.models) if models is None else models
+    return RecordDict({"models": packed, "offer": ConfigRecord({"header": text})})
 
 
 def unpack_offer(records: RecordDict) -> Offer:
@@ -81,14 +88,16 @@ def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:
     return RecordDict({"model": ArrayRecord({"model": _packed(reply.end)}), "update": MetricRecord(numbers)})
 
 
-def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts_best: bool) -> ClientUpdate | Refusal:
-    """The reply in ``records`` to an offer of the models ``offered`` (K, P).
+def unpack_reply(
+    records: RecordDict, offered: Tensor, limits: Limits, *, counts_best: bool
+) -> tuple[ClientUpdate, float] | Refusal:
+    """The reply in ``records`` to an offer of the models ``offered`` (K, P), and the norm of its update.
 
     Raises:
         RejectedReplyError: missing or unexpected tensors or numbers, wrong shapes or types, or as `check_update`.
     """
-    if set(records) == {"refusal"} and "refusal" in records.config_records:
-        return Refusal(plain(records.config_records["refusal"].get("reason")))
+    if (refusal := unpack_refusal(records)) is not None:
+        return refusal
     _require_names("records", records, {"model", "update"})
     tensors = _record(records, "model", ArrayRecord, "tensors", {"model"})
     keys = {"cluster", "examples", "best"} if counts_best else {"cluster", "examples"}
@@ -96,8 +105,14 @@ def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts
     best = _counts(numbers["best"]) if counts_best else None
     end = _unpacked(tensors["model"], tuple(offered.shape[1:]))
     update = ClientUpdate(_integer(numbers["cluster"]), _integer(numbers["examples"]), end, best)
-    check_update(update, offered, limits, counts_best=counts_best)
-    return update
+    return update, check_update(update, offered, limits, counts_best=counts_best)
+
+
+def unpack_refusal(records: RecordDict) -> Refusal | None:
+    """The refusal in ``records``; None: they are an answer."""
+    if set(records) == {"refusal"} and "refusal" in records.config_records:
+        return Refusal(plain(records.config_records["refusal"].get("reason")))
+    return None
 
 
 def pack_histograms(counts: np.ndarray) -> RecordDict:
@@ -143,6 +158,62 @@ def unpack_identity(records: RecordDict) -> tuple[str, int | None]:
         raise RejectedReplyError(f"{name!r:.200} is no name of a client")
     reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
     return name, None if partition < 0 else partition
+
+
+def pack_features(digest: str, content: bytes) -> RecordDict:
+    """A map of inputs to features in the format of its file, and the hash of the file."""
+    array = Array(np.frombuffer(content, dtype=np.uint8))
+    return RecordDict({"map": ArrayRecord({"map": array}), "features": ConfigRecord({"hash": digest})})
+
+
+def unpack_features(records: RecordDict) -> tuple[str, bytes]:
+    """The hash and the file of a map of features; what they are is for `keep_features` to check.
+
+    Raises:
+        InputError: the records are no such message.
+    """
+    try:
+        digest, array = str(records.config_records["features"]["hash"]), records.array_records["map"]["map"]
+        values = array.numpy()
+        if values.dtype != np.uint8:
+            raise ValueError("it is not of bytes")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the server's message is no map of features of this version of shoal: {error}") from error
+    return digest, values.tobytes()
+
+
+def pack_kept_features(digest: str) -> RecordDict:
+    """A client's answer that it has the map with this hash."""
+    return RecordDict({"features": ConfigRecord({"hash": digest})})
+
+
+def unpack_kept_features(records: RecordDict, digest: str) -> None:
+    """Raise `RejectedReplyError` unless ``records`` say that a client has the map with this hash."""
+    if (refusal := unpack_refusal(records)) is not None:
+        raise RejectedReplyError(refusal.reason)
+    _require_names("records", records, {"features"})
+    found = _record(records, "features", ConfigRecord, "keys", {"hash"})["hash"]
+    reject_unless(found == digest, f"the map of features {found!r:.80}, and not that of the run")
+
+
+def pack_stamp(records: RecordDict, stamp: tuple[int, str]) -> None:
+    """Add the last charge of the client's ledger to a reply: its number and hash."""
+    records["ledger"] = ConfigRecord({"count": stamp[0], "hash": stamp[1]})
+
+
+def unpack_stamp(records: RecordDict) -> tuple[int, str]:
+    """Take the last charge of the client's ledger out of a reply; ``(0, "")`` where it has none, as a refusal.
+
+    Raises:
+        RejectedReplyError: it is none.
+    """
+    if "ledger" not in records:
+        return 0, ""
+    record = _record(records, "ledger", ConfigRecord, "keys", {"count", "hash"})
+    count, link = _integer(record["count"]), str(record["hash"])
+    reject_unless(0 <= count < 2**53 and re.fullmatch("[0-9a-f]{32}" if count else "", link) is not None, "no stamp")
+    del records["ledger"]
+    return count, link
 
 
 def _packed(tensor: Tensor) -> Array:

@@ -1,22 +1,40 @@
 """Messages between the server and a client in a round, and the server's checks of a client's update."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Annotated, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms import Algorithms
-from shoal.core.errors import ShoalError, require
+from shoal.core.errors import InputError, ShoalError, require
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
 from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, remote_rounds
 
+LARGEST_MOVE = 10.0
+"""The root mean square by which a round may move parameters where a run says nothing of it: far above any training."""
+
+_MOST_COUNTED = 100_000
+"""Examples of a client that sends counts by model, with whose sum the server's memory grows."""
+
+LARGEST_TOTAL = 4.0
+"""Times the median of a cluster's clients, which one client's examples count for at most in a risk."""
+
+_TAIL = 30.0
+"""Noise of more than so many times its scale comes once in 10^13 bins."""
+
 _LONGEST = 200
+
+NO_FEATURES = "the client does not have the run's map of features"
+"""The reason of a client's refusal, after which the server sends the map again."""
 
 
 def plain(text: object) -> str:
@@ -50,6 +68,8 @@ class Offer:
         directives: what the server asks of each model's clients, by name; (K,) float64 each.
         classes: the names of the classes, by number; none where the data are a named set.
         scale: the standardization of columns, fitted to the server's table; None: the data are no tables.
+        ledger: the last charge of the client's ledger that the server has seen: its number and hash.
+        features: the hash of the map of inputs that was sent before; "": there is none.
     """
 
     round: int
@@ -60,7 +80,17 @@ class Offer:
     directives: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
+    ledger: tuple[int, str] = (0, "")
+    features: str = ""
     __repr__ = one_line
+
+
+class NotAllowedError(InputError):
+    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told."""
+
+    def __init__(self, sentence: str, reason: str = "the client's own policy does not allow it") -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -76,11 +106,18 @@ class Limits:
 
     Args:
         max_examples: the largest number of examples that is believed.
-        max_update_norm: the largest L2 norm of an update, in units of parameters; `math.inf`: any.
+        max_update_norm: the largest L2 norm of an update, in units of parameters; None: `LARGEST_MOVE` times the root
+            of their number.
+        max_norm_ratio: the largest multiple of the median norm of a round's updates; `math.inf`: any.
     """
 
     max_examples: Positive = 10_000_000
-    max_update_norm: Annotated[float, Field(gt=0, strict=True)] = math.inf
+    max_update_norm: Annotated[float, Field(gt=0, strict=True)] | None = None
+    max_norm_ratio: Annotated[float, Field(ge=1, strict=True)] = 10.0
+
+    def norm(self, parameters: int) -> float:
+        """The largest norm of an update of so many parameters."""
+        return LARGEST_MOVE * math.sqrt(parameters) if self.max_update_norm is None else self.max_update_norm
 
 
 def parts_of(algorithm: Algorithm) -> RemoteRounds:
@@ -98,23 +135,22 @@ def parts_of(algorithm: Algorithm) -> RemoteRounds:
     return remote_rounds(algorithm)
 
 
-def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts_best: bool) -> None:
-    """Raise `RejectedReplyError` unless ``update`` can be merged, whose ``end`` is float32.
+def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts_best: bool) -> float:
+    """The norm of ``update``, whose ``end`` is float32; raises `RejectedReplyError` where it cannot be merged.
 
     Args:
         models: (K, P), those of its offer.
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters, examples = len(models), update.examples
+    most = min(limits.max_examples, _MOST_COUNTED) if counts_best else limits.max_examples
     reject_unless(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
-    reject_unless(
-        1 <= examples <= limits.max_examples, f"{examples} examples, which must be in [1, {limits.max_examples}]"
-    )
+    reject_unless(1 <= examples <= most, f"{examples} examples, which must be in [1, {most}]")
     shape, required = tuple(update.end.shape), tuple(models.shape[1:])
     reject_unless(shape == required, f"a model of shape {shape}, not {required}")
     reject_unless(bool(torch.isfinite(update.end).all()), "the model has numbers that are NaN or infinite")
-    norm = float((update.end - models[update.cluster]).double().norm())
-    reject_unless(norm <= limits.max_update_norm, f"an update of norm {norm:.4g}, above {limits.max_update_norm:g}")
+    norm, largest = float((update.end - models[update.cluster]).double().norm()), limits.norm(models.shape[1])
+    reject_unless(norm <= largest, f"an update of norm {norm:.4g}, above {largest:g}")
     if counts_best:
         best = [] if update.best is None else update.best.tolist()
         reject_unless(len(best) == clusters, f"{len(best)} counts of examples for {clusters} models")
@@ -122,6 +158,60 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
             min(best) >= 0 and sum(best) == examples,
             f"counts by model {best}, which must be at least 0 and sum to {examples} examples",
         )
+    return norm
+
+
+def too_long(norms: Sequence[float], clusters: Sequence[int], ratio: float) -> list[tuple[int, float]]:
+    """The updates above ``ratio`` times the median norm, of their cluster or of all, whichever is larger.
+
+    A cluster's own median, of three clients or more, lets a cluster that still learns move further than the others. The
+    median is the lower one of two.
+
+    Returns:
+        Their positions, and the limit of each.
+
+    >>> too_long([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], ratio=10.0)
+    [(3, 20.0)]
+    """
+    of_all = median_low(norms) if norms else 0.0
+    inside = {k: [norm for norm, cluster in zip(norms, clusters, strict=True) if cluster == k] for k in set(clusters)}
+    limits = {k: ratio * max(of_all, median_low(some) if len(some) > 2 else 0.0) for k, some in inside.items()}
+    limited = [(i, limits[k]) for i, k in enumerate(clusters)]
+    # Without a median there is no scale: nobody has moved, or there is one client.
+    return [(i, limit) for i, limit in limited if of_all > 0 and norms[i] > limit]
+
+
+def check_histograms(counts: NDArray[np.float64], examples: int, limits: Limits, epsilon: float | None) -> None:
+    """Raise `RejectedReplyError` unless histograms (2, B) are of a client with so many training ``examples``.
+
+    With noise a bin may be below 0 by as much as noise of this ``epsilon`` is, but for once in 10^13 bins, and a total
+    be off by the noise of B bins (a Chernoff bound of their sum).
+    """
+    bins, scale = counts.shape[1], 0.0 if epsilon is None else 1 / epsilon
+    slack = scale * (math.sqrt(8 * bins * _TAIL) + 2 * _TAIL)
+    members, holdouts = counts.sum(axis=1).tolist()
+    reject_unless(bool((counts == counts.round()).all()), "histograms whose counts are no integers")
+    least = float(counts.min())
+    reject_unless(least >= -_TAIL * scale, f"histograms with the count {least:g}")
+    reject_unless(abs(members - examples) <= slack, f"a histogram of {members:g} for {examples} training examples")
+    reject_unless(holdouts <= limits.max_examples + slack, f"a histogram of {holdouts:g} hold-out examples")
+
+
+def with_bounded_shares(counts: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Histograms (N, 2, B) of which no total is above `LARGEST_TOTAL` times the median of its cluster's clients.
+
+    Above it they are scaled down, so that no client decides alone what its model's risk is.
+    """
+    bounded = counts.copy()
+    for k in set(clusters[clusters >= 0].tolist()):
+        inside = clusters == k
+        totals = counts[inside].sum(axis=2)
+        for kind in (0, 1):
+            positive = totals[:, kind][totals[:, kind] > 0].tolist()
+            largest = LARGEST_TOTAL * median_low(positive) if positive else math.inf
+            scale = np.minimum(1.0, largest / np.maximum(totals[:, kind], 1.0))
+            bounded[inside, kind] *= scale[:, None]
+    return bounded
 
 
 def reject_unless(condition: bool, reason: str) -> None:

@@ -36,6 +36,7 @@ from shoal.engine.rounds.remote import (
     remote_rounds,
     server_plan,
     server_round,
+    summed_round,
 )
 from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, RoundUpdates
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan, TrainingPhase
@@ -102,5 +103,6 @@ __all__ = [
     "resolve_backend",
     "server_plan",
     "server_round",
+    "summed_round",
     "unknown_intervals",
 ]  # fmt: skip

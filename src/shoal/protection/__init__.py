@@ -3,7 +3,9 @@
 May import `sweeps` and below.
 """
 
-from shoal.protection.ladder import Rung, ladder
-from shoal.protection.search import Demand, Protection, protect, sentences
+from shoal.protection.judgement import Demand, Protection
+from shoal.protection.ladder import Ladder, Rung
+from shoal.protection.recommendation import sentences
+from shoal.protection.search import protect
 
-__all__ = ["Demand", "Protection", "Rung", "ladder", "protect", "sentences"]
+__all__ = ["Demand", "Ladder", "Protection", "Rung", "protect", "sentences"]

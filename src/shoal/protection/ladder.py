@@ -2,12 +2,16 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import inf, prod, sqrt
 from typing import Any
+
+from scipy.optimize import brentq
 
 from shoal.config.schema import Config
 from shoal.config.toml_files import change_key
+from shoal.data.preferences import View
+from shoal.defenses.accounting import gaussian_epsilon
 
 DIMENSIONS = {True: (32, 16), False: (32, 16, 8)}
 """Components of images' wavelets and of other inputs, from the most accurate to the least exposed."""
@@ -16,22 +20,49 @@ SHARES = {True: (0.5,), False: (0.5, 0.25)}
 """Shares of the rounds. A network on images has learned little after a quarter of them."""
 
 FEATURE_ROUNDS = 15
-"""Rounds of a linear head on features, at most: it learns in fewer than a network on raw inputs."""
+"""Rounds of a linear head with several steps a round, at most: it learns in fewer than a network on raw inputs."""
 
-COMPONENTS_RATE = 2.0
-"""Learning rate of a linear head on components, which are of unit length."""
+ONE_STEP_ROUNDS = 30
+"""Rounds of a linear head with one step on all examples."""
 
-WAVELETS_RATE = 0.1
-"""Learning rate of a linear head on all wavelets of an image."""
+NOISES = (4.0, 8.0)
+"""Noise multipliers of a sum over all clients, in `ONE_STEP_ROUNDS` rounds."""
+
+CLUSTER_NOISES = (2.0, 4.0)
+"""Noise multipliers of a sum over the clients of a cluster."""
+
+CHOICE_NOISE = 2.0
+"""Noise multiplier of a private choice of clusters."""
+
+DELTA = 1e-5
+"""Of the epsilon of noise."""
+
+MOST_CHOICE = 0.25
+"""The part of the budget, in squared sensitivities, that a private choice of clusters takes, at most."""
+
+STEP_RATES = (4.0, 16.0)
+"""Learning rates of a linear head on components, which are of unit length, with one step on all examples."""
+
+COMPONENTS_RATES = (0.5, 2.0)
+"""Learning rates of such a head with several steps a round."""
+
+WAVELETS_RATES = (0.1, 0.02)
+"""Learning rates of a linear head on all wavelets of an image."""
+
+START = {"epochs": 20, "batch_size": 10, "learning_rate": 1.0}
+"""Training of a linear head on the labelled shadow set."""
 
 STUDENT_RATE = 0.1
 """Learning rate of a student. It is low: a student of the same features that is trained until it is its teacher would
 protect nobody."""
 
-_STUDENTS = ", and students of the models released in their place, trained on the shadow set"
+COPIES = 4
+"""Augmented copies of an image in each step."""
 
 SMALLEST_IMAGE = 8
 """Pixels a side of which wavelets make features."""
+
+_STUDENTS = ", and students of the models released in their place, trained on the shadow set"
 
 
 @dataclass(frozen=True)
@@ -41,7 +72,9 @@ class Rung:
     Args:
         name: in tables.
         words: what it changes, as the rest of a sentence after "the federation with".
-        changes: values by dotted key.
+        changes: values, or whole tables, by dotted key.
+        rates: learning rates of local training, of which the most accurate one is taken; none: that of ``changes``.
+        slow: whether it trains the configuration's own network, or more; it is tried where quicker ones do not do.
 
     Example:
         >>> from shoal.protection import Rung
@@ -53,67 +86,226 @@ class Rung:
     name: str
     words: str
     changes: Mapping[str, Any]
+    rates: tuple[float, ...] = ()
+    slow: bool = False
 
     def applied(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """The table of a configuration with these changes."""
         changed = copy.deepcopy(dict(table))
         for key, value in self.changes.items():
-            change_key(changed, key.split("."), value)
+            change_key(changed, key.split("."), copy.deepcopy(value))
         return changed
+
+    def at_rates(self) -> tuple["Rung", ...]:
+        """The rung at each of its learning rates, under names of their own; itself without any."""
+        if not self.rates:
+            return (self,)
+        local = self.changes["local"]
+        return tuple(
+            replace(
+                self,
+                name=f"{self.name}, rate {rate:g}",
+                changes={**self.changes, "local": {**local, "learning_rate": rate}},
+                rates=(),
+            )
+            for rate in self.rates
+        )
 
 
 UNPROTECTED = Rung("as it is", "nothing changed", {})
+"""The configuration itself."""
 
 
-def ladder(config: Config, inputs: tuple[int, ...], public: int) -> tuple[Rung, ...]:
-    """The rungs, from the mildest of each kind to the strongest.
+@dataclass(frozen=True)
+class Ladder:
+    """What decides which protections fit a configuration.
 
     Args:
         config: to be protected.
         inputs: the shape of an example.
+        clients: their number in a round.
+        smallest: of those the ones in the smallest group.
         public: examples of the shadow set.
+        view: whose epsilon a promise is about.
+        epsilon: that is promised; None: nothing need be.
     """
-    rounds = config.algorithm.rounds
-    images = len(inputs) == 3 and min(inputs[1:]) >= SMALLEST_IMAGE
-    fewer = dict.fromkeys(max(1, round(rounds * share)) for share in SHARES[images])
-    rungs = [_fewer(number, rounds) for number in fewer if number < rounds]
-    if config.model.features is None and len(inputs) > 0:
-        rungs += _features(images, inputs, rounds, public)
-    if public > 0:
-        words = "students of the models released in their place, trained on the shadow set"
-        rungs.append(Rung("student", words, {"release.distil": "end"}))
-    return tuple(rungs)
 
+    config: Config
+    inputs: tuple[int, ...]
+    clients: float
+    smallest: float
+    public: int
+    view: View = "outsider"
+    epsilon: float | None = None
 
-def _fewer(number: int, rounds: int) -> Rung:
-    return Rung(f"{number} rounds", f"{number} rounds instead of {rounds}", {"algorithm.rounds": number})
+    @property
+    def images(self) -> bool:
+        """Whether wavelets can be taken of the inputs."""
+        return len(self.inputs) == 3 and min(self.inputs[1:]) >= SMALLEST_IMAGE
 
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """The rungs, from the mildest of each kind to the strongest; with a promise those with noise alone."""
+        if self.epsilon is not None:
+            return (*self._noise_in_sums(),)
+        return (*self._on_features(), *self._noise_in_sums(), *self._of_the_network())
 
-def _features(images: bool, inputs: tuple[int, ...], rounds: int, public: int) -> Iterator[Rung]:
-    """A linear head on fixed features in place of the network."""
-    most = min(rounds, FEATURE_ROUNDS)
-    head = {"model.name": "logistic", "algorithm.rounds": most}
-    release = {"release.distil": "end", "release.learning_rate": STUDENT_RATE}
-    if images:
-        words = f"a linear classifier on wavelet features in place of its network, {most} rounds"
-        wavelets = {**head, "local.learning_rate": WAVELETS_RATE, "model.features.maps": ["scattering"]}
-        yield Rung("wavelets", words, wavelets)
-        if public > 0:
-            yield Rung("wavelets, student", words + _STUDENTS, {**wavelets, **release})
-    for dimension in DIMENSIONS[images]:
-        if dimension >= min(prod(inputs), public):
-            continue
-        of = "wavelet features" if images else "inputs"
-        words = f"a linear classifier on {dimension} principal components of the {of} in place of its network"
-        components = {
-            **head,
-            "local.learning_rate": COMPONENTS_RATE,
-            "model.features.maps": ["scattering", "pca"] if images else ["pca"],
-            "model.features.dimension": dimension,
+    @property
+    def server_alone(self) -> Rung | None:
+        """The shadow set and its labels alone, without any client: a baseline; None without a shadow set."""
+        alone = {"algorithm": {"name": "server-only", "rounds": 1}, "red_team.every": 0}
+        if not self.public:
+            return None
+        most = 2 * DIMENSIONS[self.images][0]
+        if self.config.model.features is not None or most >= min(prod(self.inputs), self.public):
+            return Rung("shadow set alone", "", alone)
+        head = {**self._head(most), "local": START, "defenses": {}}
+        return Rung("shadow set alone", "", {**head, **alone})
+
+    def _dimensions(self) -> tuple[int, ...]:
+        return tuple(d for d in DIMENSIONS[self.images] if d < min(prod(self.inputs), self.public))
+
+    def _head(self, dimension: int | None) -> dict[str, Any]:
+        """A linear head on features in place of the network; on all wavelets without a ``dimension``."""
+        maps = [*(["scattering"] if self.images else []), *([] if dimension is None else ["pca"])]
+        features = {"maps": maps} if dimension is None else {"maps": maps, "dimension": dimension}
+        return {"model": {"name": "logistic", "features": features}}
+
+    def _words(self, dimension: int | None) -> str:
+        of = "wavelet features" if self.images else "inputs"
+        on = of if dimension is None else f"{dimension} principal components of the {of}"
+        return f"a linear classifier on {on} in place of its network"
+
+    def _on_features(self) -> Iterator[Rung]:
+        """A linear head on fixed features in place of the network, with the algorithm as it is."""
+        if self.config.model.features is not None or not self.inputs:
+            return
+        rounds, few = self.config.algorithm.rounds, min(self.config.algorithm.rounds, FEATURE_ROUNDS)
+        several = self.config.table()["local"]
+        release = {"release": {"distil": "end", "learning_rate": STUDENT_RATE}}
+        for dimension in (*self._dimensions(), *([None] if self.images else [])):
+            head, words = self._head(dimension), self._words(dimension)
+            name = "wavelets" if dimension is None else f"{dimension} components"
+            rates = WAVELETS_RATES if dimension is None else COMPONENTS_RATES
+            some = {**head, "algorithm.rounds": few, "local": several}
+            said = "" if few == rounds else f", {few} rounds instead of {rounds}"
+            yield Rung(name, words + said, some, rates)
+            if self.public:
+                yield Rung(f"{name}, student", words + said + _STUDENTS, {**some, **release}, rates)
+            if dimension is None:
+                continue
+            for number in (ONE_STEP_ROUNDS, ONE_STEP_ROUNDS // 5):
+                one = {**head, "algorithm.rounds": number, "local": _ONE_STEP}
+                steps = f"{words}, and {number} rounds of one step on all examples of a client"
+                yield Rung(f"{name}, {number} steps", steps, one, STEP_RATES)
+
+    def _noise_in_sums(self) -> Iterator[Rung]:
+        """Noise in the sum over all clients, or over a cluster's, with one step on all examples a round."""
+        own = self.config.model.features is not None or not self.inputs
+        heads: list[tuple[str, str, dict[str, Any]]] = [("", "", {})] if own else []
+        if not own:
+            heads = [(f"{d} components, ", f"{self._words(d)}, ", self._head(d)) for d in self._dimensions()]
+        if not own and self.public:
+            # A start on labels has learned before the noise comes, so more components pay.
+            for d in (2 * DIMENSIONS[self.images][0], DIMENSIONS[self.images][0]):
+                if d < min(prod(self.inputs), self.public):
+                    name, words = f"{d} components, ", f"{self._words(d)}, "
+                    yield from self._noise_in_one_sum(name, words, self._head(d), start=True)
+        clusters = int(self.config.table()["algorithm"].get("clusters", 2))
+        for name, words, head in heads:
+            yield from self._noise_in_one_sum(name, words, head)
+            least = max(2, round(0.8 * self.smallest))
+            for noise, choice in self._noises(CLUSTER_NOISES, least, chosen=True):
+                algorithm = {"name": "private-means", "clusters": clusters, "noise_multiplier": choice}
+                change = {**head, **self._noisy(noise, least, algorithm)}
+                said = f"{words}clusters chosen by noisy means, and {self._said(noise, least)}"
+                yield Rung(f"{name}private clusters, noise {noise:g}", said, change, STEP_RATES)
+
+    def _noise_in_one_sum(self, name: str, words: str, head: dict[str, Any], *, start: bool = False) -> Iterator[Rung]:
+        """One model of all clients, perhaps from a ``start`` on the labelled shadow set."""
+        least = max(2, round(0.8 * self.clients))
+        for noise, _ in self._noises(NOISES, least, chosen=False):
+            algorithm: dict[str, Any] = {"name": "fedavg"}
+            first = "one model for all clients"
+            if start:
+                algorithm = {"name": "server-start", "base": algorithm, "local": START}
+                first += ", begun on the shadow set and its labels"
+            change = {**head, **self._noisy(noise, least, algorithm)}
+            said = f"{words}{first}, and {self._said(noise, least)}"
+            begun = "public start, " if start else ""
+            yield Rung(f"{name}{begun}noise {noise:g}", said, change, STEP_RATES)
+
+    def _noisy(self, noise: float, least: int, algorithm: dict[str, Any]) -> dict[str, Any]:
+        participation = self.config.algorithm.participation
+        private = {"noise": "sum", "noise_multiplier": noise, "min_clients": least, "delta": DELTA}
+        return {
+            "algorithm": {**algorithm, "rounds": ONE_STEP_ROUNDS, "participation": participation},
+            "local": _ONE_STEP,
+            "defenses": {"dp_sgd": private},
+            "red_team.every": 0,
         }
-        yield Rung(f"{dimension} components", f"{words}, {most} rounds", components)
-        name, few = f"{dimension} components, student", max(1, round(most / 3))
-        yield Rung(name, f"{words}, {most} rounds{_STUDENTS}", {**components, **release})
-        if dimension == DIMENSIONS[images][0] and few < most:
-            quick = {**components, **release, "algorithm.rounds": few}
-            yield Rung(f"{name}, {few} rounds", f"{words}, {few} rounds{_STUDENTS}", quick)
+
+    @staticmethod
+    def _said(noise: float, least: int) -> str:
+        return (
+            f"noise of {noise:g} in each of {ONE_STEP_ROUNDS} sums of clipped gradients over at least {least} clients, "
+            "one step on all examples of a client a round"
+        )
+
+    def _noises(self, usual: tuple[float, ...], least: int, *, chosen: bool) -> list[tuple[float, float]]:
+        """Noise multipliers of sums, and of a choice of clusters: the usual ones, or those of the promise."""
+        if self.epsilon is None:
+            return [(noise, CHOICE_NOISE) for noise in usual]
+        share = {"outsider": 1.0, "client": (least - 1) / least, "server": 1 / least}[self.view]
+        budget = mu_of(self.epsilon, DELTA) ** 2
+        choice = MOST_CHOICE * budget if chosen else 0.0
+        # Rounded up: less noise would break the promise.
+        noise = _up(sqrt(ONE_STEP_ROUNDS / (share * (budget - choice))))
+        return [(noise, _up(1 / sqrt(choice)) if chosen else inf)]
+
+    def _of_the_network(self) -> Iterator[Rung]:
+        """What leaves the network as it is."""
+        rounds, slow = self.config.algorithm.rounds, self.images and self.config.model.features is None
+        for number in dict.fromkeys(max(1, round(rounds * share)) for share in SHARES[slow]):
+            if number < rounds:
+                words = f"{number} rounds instead of {rounds}"
+                yield Rung(f"{number} rounds", words, {"algorithm.rounds": number}, slow=slow)
+        if self.public:
+            words = "students of the models released in their place, trained on the shadow set"
+            yield Rung("student", words, {"release.distil": "end"}, slow=slow)
+            if self.view != "outsider":
+                often = {"release": {"distil": "round", "steps": 300}}
+                yield Rung("student a round", "students of the models sent in every round", often, slow=slow)
+        base = {key: value for key, value in self.config.table()["algorithm"].items() if key not in _ROUNDS}
+        of_rounds = {key: value for key, value in self.config.table()["algorithm"].items() if key in _ROUNDS}
+        if base["name"] != "fedavg":
+            pooling = {"algorithm": {"name": "pooling", "base": base, "share": 0.5, **of_rounds}}
+            yield Rung("pooling", "each model drawn half the way to the mean of all after a round", pooling, slow=slow)
+        if slow:
+            shift = 0.07 * min(self.inputs[1:])
+            augmented = {"defenses.augmentation": {"rotation": 15.0, "shift": round(shift, 2), "multiplicity": COPIES}}
+            words = f"{COPIES} copies of each image a step, turned by at most 15 degrees and shifted"
+            yield Rung("augmentation", words, augmented, slow=slow)
+
+
+_ONE_STEP: dict[str, Any] = {"steps": 1, "batch_size": "all"}
+_ROUNDS = ("rounds", "participation")
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """The ``mu`` of Gaussian mechanisms whose `gaussian_epsilon` is ``epsilon``.
+
+    >>> round(gaussian_epsilon(mu_of(2.0, 1e-5), 1e-5), 6)
+    2.0
+    """
+    most = 1.0
+    while gaussian_epsilon(most, delta) < epsilon:
+        most *= 2
+    solution: Any = brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, most, xtol=1e-9)
+    return float(solution)
+
+
+def _up(noise: float) -> float:
+    """The noise multiplier with three digits, not below ``noise``."""
+    step = 10.0 ** (len(str(int(noise))) - 3)
+    return round((noise // step + 1) * step, 6)

@@ -20,14 +20,16 @@ def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.Data
 
     Args:
         rounds: as in ``rounds.csv``: one row per round and cluster.
-        clients: as in ``clients.csv``.
+        clients: as in ``clients.csv``; without the clusters where they are not known.
         events: as in ``events.csv``; those of clients that were not merged.
         config: as TOML.
         title: of the page.
     """
     last = rounds[rounds["round"] == rounds["round"].max()]
     unmerged = events[events["kind"].isin(["rejected", "failed", "missed", "refused"])]
-    sizes = ", ".join(f"model {k} by {int((clients['cluster'] == k).sum())}" for k in last["cluster"])
+    # With secure aggregation nobody knows which clients these are.
+    members = clients["cluster"].value_counts() if "cluster" in clients else last.set_index("cluster")["clients"]
+    sizes = ", ".join(f"model {k} by {int(members.get(k, 0))}" for k in last["cluster"])
     verdict = (
         f"{int(rounds['round'].max())} rounds with {len(clients)} clients; trained last: {sizes}; "
         f"{len(unmerged)} replies were missing or not merged."

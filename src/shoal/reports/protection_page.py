@@ -13,7 +13,7 @@ from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend
 from shoal.reports.svg import name_points
 from shoal.reports.table import Row, Table, heads, row
 
-_COLUMNS = (*heads(["setting"], ["accuracy", "exposure"]), *heads(["of"], ["epsilon"]))
+_COLUMNS = (*heads(["setting"], ["accuracy", "change", "exposure"]), *heads(["of"], ["epsilon"]))
 
 _OTHERS: Any = {"color": WITHIN, "marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": "white"}
 _FIRST: Any = {"color": "black", "marker": "s", "markersize": 7, "linestyle": ""}
@@ -29,17 +29,18 @@ def protection_page(
     """The page.
 
     Args:
-        front: by setting, ``accuracy``, ``exposure`` of the most exposed group, its name, ``group``, and ``epsilon``:
-            means over the choosing seeds.
-        best: "rung", the setting that was judged best, and on the judging seeds "accuracy", "exposure", and the ends of
-            its interval, "exposure_low" and "exposure_high".
+        front: by setting, ``accuracy`` and its ``change``, ``exposure`` of the most exposed group, its name, ``group``,
+            and ``epsilon``: means over the choosing seeds. NaN is the exposure of those beyond the price.
+        best: "rung", the setting that was judged best, and on the judging "seeds" "accuracy", "exposure", and the ends
+            of its interval, "exposure_low" and "exposure_high".
         sentences: the answer, the first one first.
         demand: "limit", "max_cost", "view", "choosing", "judging" and "references".
         path: of the configuration with the protection.
     """
     first, chosen, limit = str(front.index[0]), str(best["rung"]), float(demand["limit"])
-    price = float(front["accuracy"].to_dict()[first]) - float(demand["max_cost"])
-    kept = (front["accuracy"] >= price) & (front["exposure"] <= limit)
+    price, whole = float(front["accuracy"].to_dict()[first]) - float(demand["max_cost"]), front
+    front = whole[whole["exposure"].notna()]
+    kept = (front["change"] >= -float(demand["max_cost"])) & (front["exposure"] <= limit)
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
@@ -72,11 +73,15 @@ def protection_page(
 
     def line(name: str, values: pd.Series) -> Row:
         epsilon = DASH if isnan(values["epsilon"]) else number(values["epsilon"])
-        figures = (decimal(values["accuracy"]), decimal(values["exposure"]), str(values["group"]), epsilon)
+        exposure = DASH if isnan(values["exposure"]) else decimal(values["exposure"])
+        figures = (decimal(values["accuracy"]), f"{values['change']:+.3f}", exposure, str(values["group"]), epsilon)
         return row(name, *figures, style="strong" if name == chosen else "")
 
-    rows = tuple(line(str(name), values) for name, values in front.iterrows())
-    note = f"Means over the {demand['choosing']} seeds that chose; {demand['judging']} other seeds judged."
+    rows = tuple(line(str(name), values) for name, values in whole.iterrows())
+    note = (
+        f"Means over the {demand['choosing']} seeds that chose, or over the first, where it showed a setting to be "
+        f"above the limit or, not attacked ({DASH}), the price. {best['seeds']} other seeds judged."
+    )
     title = f"{int(kept.iloc[1:].sum())} of {len(front) - 1} protections keep limit and price on the seeds that chose"
     caption = (
         f"By the {demand['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. Below "

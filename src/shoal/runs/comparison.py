@@ -75,11 +75,12 @@ class Comparison:
         return f"{self.settings.to_html() if len(self.settings) else ''}{self.metrics.to_html()}{paragraphs}"
 
 
-def compare(runs: Sequence[str | Path | Result]) -> Comparison:
+def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) -> Comparison:
     """Compare finished runs, as `shoal compare` does.
 
     Args:
         runs: at least two directories of finished runs, or results.
+        allow_code: as of `shoal.load`.
 
     Raises:
         InputError: fewer than two runs, one that is not finished or is damaged, or runs of other data or with
@@ -99,7 +100,7 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
     require(several, f"'runs' must be a list of directories or results; got {described(runs)}")
     require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
-    results = [run if isinstance(run, Result) else _read(path_of("runs", run)) for run in runs]
+    results = [run if isinstance(run, Result) else _read(path_of("runs", run), allow_code=allow_code) for run in runs]
     names = [f"run {i}" if isinstance(run, Result) else str(run) for i, run in enumerate(runs, 1)]
     summaries, metrics = [result.summary for result in results], [result.description.metric for result in results]
     accuracies = [_accuracy(result) for result in results]
@@ -133,8 +134,8 @@ def _asked(settings: str) -> dict[str, Any]:
     return decisive_settings(tomllib.loads(settings))
 
 
-def _read(out: Path) -> Result:
-    result = read_tables(out)
+def _read(out: Path, *, allow_code: bool) -> Result:
+    result = read_tables(out, allow_code=allow_code)
     rows, clients = len(result.clients), result.summary.clients
     require(rows == clients, f"{out / 'clients.csv'}: is damaged: it has {rows} rows for {clients} clients")
     return result

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from shoal.audit.measurement import declared_metrics
-from shoal.config.kinds import algorithm_title, name_of, title_of
+from shoal.config.kinds import algorithm_title, name_of, require_data, title_of
 from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.schema import SIMULATION, read_config
 from shoal.config.settings_tables import described_by, read, table_of
@@ -92,8 +92,12 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     return replace(_described(tomllib.loads(text), text), examples=digest)
 
 
-def read_description(out: Path) -> RunDescription:
+def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
     """Read the config.toml in ``out``, of a run by configuration or of a simulation in Python.
+
+    Args:
+        out: the run's directory.
+        allow_code: whether code that it names (``module:Name``) is imported.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -102,9 +106,11 @@ def read_description(out: Path) -> RunDescription:
     table = read_toml(path)
     try:
         if SIMULATION in table:
+            if not allow_code:
+                require_data([table.get(name) for name in ("property_attack", "coordinator")], path)
             description = _described(table, path.read_text("utf-8"))
         else:
-            description = RunDescription.of(read_config(path))
+            description = RunDescription.of(read_config(path, allow_code=allow_code))
         return replace(description, examples=stored_examples(out))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged: its table [{SIMULATION}] lacks {error}") from error

@@ -289,8 +289,13 @@ def named_models(model: Model, state: State) -> dict[int, dict[str, Tensor]]:
     return {k: model.state_dict(row) for k, row in enumerate(state.models)}
 
 
-def load(directory: str | Path) -> Result:
+def load(directory: str | Path, *, allow_code: bool = False) -> Result:
     """The result in the directory of a finished run, of `shoal run`, `simulate` or `Result.save`.
+
+    Args:
+        directory: of the run.
+        allow_code: whether code that its configuration names (``module:Name``) is imported, and so run; for runs of
+            yours, or of those whom you trust.
 
     Raises:
         InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
@@ -298,12 +303,13 @@ def load(directory: str | Path) -> Result:
     out = path_of("directory", directory)
     path = out / FEATURES
     features = FeatureMap.load(path) if path.exists() else None
-    return replace(read_tables(out), models=read_models(out / "models.safetensors"), features=features)
+    tables = read_tables(out, allow_code=allow_code)
+    return replace(tables, models=read_models(out / "models.safetensors"), features=features)
 
 
-def read_tables(out: Path) -> Result:
+def read_tables(out: Path, *, allow_code: bool = False) -> Result:
     """Read as `load` does, but without the models, which may be large."""
-    summary, description = read_summary(out), read_description(out)
+    summary, description = read_summary(out), read_description(out, allow_code=allow_code)
     clients_by_group = [f"clients.{name}" for name in description.groups_with_clients]
     table, columns = description.attack_table or ("", ())
     return Result(
@@ -322,13 +328,15 @@ def read_tables(out: Path) -> Result:
     )
 
 
-def report_of(out: Path) -> Path:
+def report_of(out: Path, *, allow_code: bool = False) -> Path:
     """Write report.html of the finished run in ``out``, whole or not at all; returns the path of the page.
+
+    ``allow_code`` is as of `load`.
 
     Raises:
         InputError: ``out`` is not the directory of a finished run, or one of its files is missing or damaged.
     """
-    return read_tables(out).report(out / "report.html")
+    return read_tables(out, allow_code=allow_code).report(out / "report.html")
 
 
 def _audit_in(out: Path, summary: Summary) -> RunAudit | None:

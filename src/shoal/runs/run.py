@@ -182,7 +182,7 @@ class Run:
         progress = load_checkpoint(out / "checkpoint")
         state = None if progress is None else progress.state
         features = simulation.features if isinstance(simulation.features, FeatureMap) else None
-        return replace(load(out), state=state, simulation=simulation, engine=engine, features=features)
+        return replace(load(out, allow_code=True), state=state, simulation=simulation, engine=engine, features=features)
 
     def _trained(
         self, engine: Engine, description: RunDescription, checkpoints: Path | None, warnings: Sequence[str]

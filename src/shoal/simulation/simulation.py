@@ -250,8 +250,8 @@ class Simulation:
         return self.first_round - 1 + self.rounds
 
     def preflight(self) -> Preflight:
-        """Which records each view could recognise by the span of moves, from shapes alone; nothing is trained."""
-        return preflight(self)
+        """Which records each view could recognise, from shapes and gradients of an initial model; trains nothing."""
+        return preflight(with_features(self))
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""

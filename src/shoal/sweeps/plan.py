@@ -42,26 +42,31 @@ class PlannedRun:
 
 
 def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
-    """Check every run before any is started.
+    """Check every run of a sweep before any is started.
 
     Raises:
         InputError: a run that cannot be, or two runs that would be the same.
     """
+    return planned_runs(sweep.runs, sweep.name, data_dir)
+
+
+def planned_runs(runs: Sequence[Run], name: str, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
+    """The ``runs`` of something with a ``name``, checked; errors are those of `plan_runs`."""
     # The files may have changed since another sweep of this process.
     forget_datasets()
     planned: dict[str, PlannedRun] = {}
-    for run in sweep.runs:
+    for run in runs:
         try:
             resolved = resolve(run.config, dataset_of(run.config, data_dir))
         except InputError as error:
-            raise InputError(f"{sweep.name}, {run}: {error}") from error
+            raise InputError(f"{name}, {run}: {error}") from error
         config = resolved.config
         # How files of clients' own examples are read is decided by now, and would look like another data set.
         _loaded_as[_key(config, data_dir)] = _key(run.config, data_dir)
         # Files of a path may be others by the next time; those of a named set are not.
         digest = digest_of(config, "" if config.data.path is None else _fingerprint_once(_key(run.config, data_dir)))
         if digest in planned:
-            raise InputError(f"{sweep.name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
+            raise InputError(f"{name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
         planned[digest] = PlannedRun(run, config, digest, resolved.training_examples)
     return tuple(planned.values())
 

@@ -28,7 +28,7 @@ from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
 from shoal.simulation.outcome import ROUND_COLUMNS
-from shoal.sweeps.plan import SweepProgress, forget_datasets, plan_runs, progress_of
+from shoal.sweeps.plan import PlannedRun, SweepProgress, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
 from shoal.sweeps.sweep_file import Sweep, read_sweep
 from shoal.sweeps.workers import Workers
@@ -104,16 +104,48 @@ def run_sweep(
         declared = {metric.key for job in planned for metric in declared_metrics(job.config.evaluation.own_metrics())}
         require_shown(sweep.shown, {name for job in planned for name in job.config.data.groups}, declared)
     runs = _open(out, sweep)
-    failed: dict[str, str] = {}
+    finished = finish_runs(planned, runs, workers, data_dir=data_dir, on_start=on_start, on_run_end=on_run_end)
+    with _lock(out):
+        _write_sweep(out, sweep)
+        write_results(out, finished.rows)
+        report = _write_outputs(out, sweep, finished.missing)
+    return Outcome(report, len(finished.rows), finished.failed)
+
+
+@dataclass(frozen=True)
+class FinishedRuns:
+    """The planned runs after they were done.
+
+    Args:
+        rows: of results.csv, one for each that is finished.
+        missing: the settings and seed of each other one, and the reason.
+        failed: as in `Outcome`.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    missing: Sequence[tuple[Mapping[str, Any], str]]
+    failed: Mapping[str, str]
+
+
+def finish_runs(
+    planned: Sequence[PlannedRun],
+    runs: Path,
+    workers: Workers | None = None,
+    *,
+    data_dir: Path | None = None,
+    on_start: OnStart | None = None,
+    on_run_end: Callable[[SweepProgress], None] | None = None,
+) -> FinishedRuns:
+    """Do those of the ``planned`` runs that are not finished in the folder ``runs``; the others as of `run_sweep`."""
+    failed, workers = dict[str, str](), workers or Workers()
 
     def now() -> SweepProgress:
         return progress_of(planned, runs, len(failed))
 
     if on_start is not None:
         on_start(now)
-    left = [job for job in planned if not _is_complete(runs / job.digest)]
-    names = {job.digest: str(job.run) for job in planned}
-    for digest, reason in (workers or Workers()).run_all(left, runs, data_dir):
+    left = [job for job in planned if not _is_complete(runs / job.digest, pages=workers.pages)]
+    for digest, reason in workers.run_all(left, runs, data_dir):
         if reason is not None:
             failed[digest] = reason
         if on_run_end is not None:
@@ -129,21 +161,20 @@ def run_sweep(
             except InputError as error:
                 failed[job.digest] = f"{error}; remove {directory} to do the run again"
         missing.append(({**settings, "seed": job.run.seed}, failed.get(job.digest, UNFINISHED)))
-    with _lock(out):
-        _write_sweep(out, sweep)
-        write_results(out, rows)
-        report = _write_outputs(out, sweep, missing)
-    return Outcome(report, len(rows), {names[digest]: reason for digest, reason in failed.items()})
+    names = {job.digest: str(job.run) for job in planned}
+    return FinishedRuns(rows, missing, {names[digest]: reason for digest, reason in failed.items()})
 
 
-def report_of_sweep(out: Path) -> Path:
+def report_of_sweep(out: Path, *, allow_code: bool = False) -> Path:
     """Write the tables, figures and page of a sweep again, from its directory alone; returns the path of the page.
+
+    ``allow_code`` is as of `shoal.load`.
 
     Raises:
         InputError: ``out`` holds no sweep, or one of its files is missing or damaged.
     """
     with _lock(out):
-        sweep = read_sweep(out / "sweep.toml")
+        sweep = read_sweep(out / "sweep.toml", allow_code=allow_code)
         done = read_results(out, sweep.axes)
         finished = set(done[[*sweep.axes, "seed"]].itertuples(index=False, name=None))
         missing = [
@@ -159,9 +190,9 @@ def is_sweep(out: Path) -> bool:
     return (out / "sweep.toml").exists()
 
 
-def _is_complete(run: Path) -> bool:
-    """Return whether a run is finished and has its page, which is written after the run."""
-    return is_finished(run) and (run / "report.html").exists()
+def _is_complete(run: Path, *, pages: bool) -> bool:
+    """Return whether a run is finished and, of ``pages``, has its page, which is written after the run."""
+    return is_finished(run) and (not pages or (run / "report.html").exists())
 
 
 def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:

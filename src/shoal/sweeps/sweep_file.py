@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field
 
+from shoal.config.kinds import require_data
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml
 from shoal.core.errors import InputError, require
@@ -91,8 +92,10 @@ class Sweep:
         return tomli_w.dumps(dict(self.asked) | {"title": self.title, "base": base})
 
 
-def read_sweep(path: Path, changes: Iterable[str] = ()) -> Sweep:
+def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = True) -> Sweep:
     """The sweep in a TOML file, with ``changes`` such as "engine.device=cuda" made to its base.
+
+    ``allow_code`` says whether they may name code (``module:Name``), which is then imported.
 
     Raises:
         InputError: the file or its base cannot be read, or asks for runs, tables or figures that cannot be.
@@ -102,6 +105,8 @@ def read_sweep(path: Path, changes: Iterable[str] = ()) -> Sweep:
     section = parse(SweepSection, asked, where)
     base = path.parent / section.base
     table = read_toml(base)
+    if not allow_code:
+        require_data([table, section.changes, section.grid], base)
     for wish in changes:
         change(table, wish)
     require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")

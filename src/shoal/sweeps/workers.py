@@ -30,6 +30,7 @@ class Workers:
         jobs: runs at a time.
         cluster: address of a Ray cluster ("auto": the one that this machine belongs to); None: this machine. The
             sweep's directory and the data must be at the same paths on all its machines.
+        pages: whether each run gets its page, which takes a second.
 
     Raises:
         InputError: fewer than one job, or a cluster without Ray being installed.
@@ -37,6 +38,7 @@ class Workers:
 
     jobs: int = 1
     cluster: str | None = None
+    pages: bool = True
 
     def __post_init__(self) -> None:
         require(self.jobs >= 1, f"'--jobs' must be at least 1; got {self.jobs}")
@@ -51,21 +53,23 @@ class Workers:
         """Do the runs in the folder ``runs``; yields each one's digest as it ends, and the reason if it failed."""
         if not planned:
             return
-        if self.jobs == 1 and self.cluster is None:
+        # More workers than runs would load all of Shoal for nothing.
+        jobs = min(self.jobs, len(planned))
+        if jobs == 1 and self.cluster is None:
             for job in planned:
-                yield run_one(job.config, job.digest, runs, data_dir)
+                yield run_one(job.config, job.digest, runs, data_dir, pages=self.pages)
             return
         # The workers load their own.
         forget_datasets()
-        # More workers than runs would load all of Shoal for nothing.
-        jobs = min(self.jobs, len(planned))
         # Threads of several runs would only wait for each other.
         share = max(1, (os.cpu_count() or 1) // jobs)
         where = None if data_dir is None else data_dir.resolve()
         # Ray ends its workers itself.
         parent = os.getpid() if self.cluster is None else None
         calls = [
-            delayed(run_one_for_parent)(parent, _threads(job.config, share), job.digest, runs.resolve(), where)
+            delayed(run_one_for_parent)(
+                parent, _threads(job.config, share), job.digest, runs.resolve(), where, pages=self.pages
+            )
             for job in planned
         ]
         # joblib's Ray backend returns results only when all are there.
@@ -101,6 +105,8 @@ def run_one(
     data_dir: Path | None,
     watch: Watch | None = None,
     watch_references: AuditWatch | None = None,
+    *,
+    pages: bool = True,
 ) -> tuple[str, str | None]:
     """Do or finish one run in ``runs``/``digest``, and its page; returns the digest, and the reason if it failed.
 
@@ -117,7 +123,8 @@ def run_one(
                 watch=watch,
                 watch_references=watch_references,
             )
-            report_of(out)
+            if pages:
+                report_of(out, allow_code=True)
         except InputError as error:
             foreign = out.exists() and not (out / "config.toml").exists()
             return digest, f"{error}; or remove {out} to do the run again" if foreign else str(error)
@@ -130,7 +137,7 @@ def run_one(
 
 
 def run_one_for_parent(
-    parent: int | None, config: Config, digest: str, runs: Path, data_dir: Path | None
+    parent: int | None, config: Config, digest: str, runs: Path, data_dir: Path | None, *, pages: bool = True
 ) -> tuple[str, str | None]:
     """`run_one` in a worker process, which ends after a round when its ``parent``, a process id, has ended; or after a
     reference federation.
@@ -141,7 +148,7 @@ def run_one_for_parent(
             raise SystemExit(1)
 
     try:
-        ended = run_one(config, digest, runs, data_dir, end_without_parent, end_without_parent)
+        ended = run_one(config, digest, runs, data_dir, end_without_parent, end_without_parent, pages=pages)
     except SystemExit:
         # joblib would catch the exception, and start the next run although nobody waits for it.
         os._exit(1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.attacks.span.row_space import row_spaces
 
-_RIDGE = 1e-3
+RIDGE = 1e-3
 """Added to the covariance, in means of its diagonal: moments of few records have directions of no variance."""
 
 
@@ -47,7 +47,7 @@ class Clutter:
         )
         covariance = max(strength, 0.0) * self.of_errors[:, None] * self.of_inputs
         # What has no variance among the records has that of the noise.
-        least = deviation**2 + _RIDGE * float(covariance.sum()) / move.numel() + 1e-300
+        least = deviation**2 + RIDGE * float(covariance.sum()) / move.numel() + 1e-300
         # The score has no scale; those of weights and moves would leave float32, in which records are scored. With
         # weights of 1 outside of the eigenvectors, what remains is a correction inside of them.
         weights = least / (covariance + least) - 1

@@ -12,35 +12,42 @@ inverse metric by c / n of itself. The AUC of the best test of this energy there
 
     Phi(z),  z = max(c, d - c) sqrt(c) / (2 n).
 
-Natural inputs are far from normal, and the attack then finds less than this. With noise of standard deviation s in each
-number of a move, in units of what one example adds at most, nothing is exact. The energy of r moves along a record is
-chi-squared with w r degrees of freedom; the record adds r, and by its products with other records as much again, so
+Natural inputs are far from normal, and the attack then finds less than this. With noise in a move no span is exact.
 
-    z <= sqrt(r / w) / s^2.
+Who knows a record's label knows its own term as well, and finds it by a matched filter, through noise and in sums of
+more examples than directions: `filter_rule` predicts its AUC. Without a prediction, as of a convolution, noise of
+standard deviation s in units of the most that one example adds leaves ``Phi(sqrt(r / 2) / s)`` at most.
 
-So a record is hidden from this attack where the bound is below 0.6, and nothing is said between the two.
+So records are recognised where the filter's AUC is predicted above `SURE_AUC`, hidden where all of these bounds
+together are below `UNSURE_AUC`, and nothing is said between the two.
 
 Source: the span check of gradient inversion, SPEAR (Dimitrov et al., NeurIPS 2024, arXiv:2403.03945), and as membership
 inference ProjRes (arXiv:2604.21197); the bounds are derived here.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from math import ceil, inf, sqrt
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, inf, isnan, nan, sqrt
 from statistics import NormalDist
 from typing import Literal
 
+from shoal.audit.preflight.filter_rule import ExampleTerms
 from shoal.core.errors import require
 
 Verdict = Literal["recognised", "between", "hidden"]
 
 RECOGNISED_AUC = 0.9
-"""What the AUC of the span attack is at least where records are recognised."""
+"""What the AUC of the attack is at least where records are recognised."""
 
 HIDDEN_AUC = 0.6
 """What it is at most where they are hidden."""
 
-_Z = NormalDist().inv_cdf(HIDDEN_AUC)
+SURE_AUC = 0.98
+"""The filter's AUC from which on records count as recognised."""
+
+UNSURE_AUC = 0.58
+"""The largest AUC of any test below which they count as hidden."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,8 @@ class Moves:
         searched: whether the attacker searches the transform of copies. Otherwise a record itself is behind a move with
             some probability only, or never; how near it lies to its copies the rule does not know.
         noise: standard deviation of the noise in each number of one move, by the largest norm of what one example adds
-            to it; 0: none.
+            to it in one pass; 0: none.
+        gradient_noise: the same in units of gradients, as `filter_rule.ExampleTerms` are.
         exact: whether moves are sums of (error x input) up to what the attacker can undo, and what noise there is. They
             are not where every number is scaled by itself (Adam) or has noise of unknown size.
 
@@ -100,6 +108,7 @@ class Moves:
     copies: float = 1.0
     searched: bool = True
     noise: float = 0.0
+    gradient_noise: float = 0.0
     exact: bool = True
 
     def __post_init__(self) -> None:
@@ -124,10 +133,12 @@ class Exposure:
 
     Args:
         layer: whose moves.
-        verdict: "recognised": AUC of the span attack above 0.9; "hidden": below 0.6; "between": either.
+        verdict: "recognised": AUC of the attack above 0.9; "hidden": below 0.6; "between": either.
         rounds: r, after which it holds: from which records are recognised, otherwise where the layer says most.
         capacity: c(r), the independent directions that the moves of these rounds can have.
         distinct: n(r), the distinct inputs behind them.
+        expected: the AUC that is predicted of the attack, rather too large; NaN: nothing is.
+        exact: whether records are recognised by the span, and not by the matched filter.
     """
 
     layer: LayerShape
@@ -135,6 +146,8 @@ class Exposure:
     rounds: int
     capacity: int
     distinct: int
+    expected: float = nan
+    exact: bool = False
 
     @property
     def auc(self) -> tuple[float, float]:
@@ -143,8 +156,13 @@ class Exposure:
         return ranges[self.verdict]
 
 
-def exposure_rule(layer: LayerShape, moves: Moves) -> Exposure:
+def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = None) -> Exposure:
     """Whether the moves of a layer give records away, and from which round on.
+
+    Args:
+        layer: whose moves.
+        moves: of an attacker's view.
+        terms: what examples add to the layer's first move; None: it is not known, and nothing is said of the filter.
 
     Example:
         >>> from shoal.audit.preflight import LayerShape, Moves, exposure_rule
@@ -157,34 +175,49 @@ def exposure_rule(layer: LayerShape, moves: Moves) -> Exposure:
     """
     # More rounds than span all that the layer reads only add examples; the features of several cannot be stacked.
     last = min(moves.rounds, ceil(layer.inputs / layer.outputs)) if layer.reads_data else 1
-    most, largest = None, -inf
+    most, largest, plain = None, -inf, moves.searched or moves.copies == 1
     for rounds in range(1, last + 1):
         capacity, each = min(layer.outputs * rounds, layer.inputs), moves.inputs_each(rounds, layer)
         distinct = moves.examples_seen(rounds) * each
-        if capacity > distinct and moves.exact and moves.noise == 0 and (moves.searched or moves.copies == 1):
-            return Exposure(layer, "recognised", rounds, capacity, distinct)
+        if capacity > distinct and moves.exact and moves.noise == 0 and plain:
+            return Exposure(layer, "recognised", rounds, capacity, distinct, 1.0, exact=True)
         # An example with several inputs is judged by all of them together.
         z = max(capacity, layer.inputs - capacity) * sqrt(capacity * each) / (2 * distinct)
-        z = min(z, _z_in_noise(layer, moves))
         if z > largest:
-            verdict: Verdict = "between" if z > _Z else "hidden"
-            most, largest = Exposure(layer, verdict, rounds, capacity, distinct), z
+            most, largest = Exposure(layer, "between", rounds, capacity, distinct), z
     assert most is not None
-    return most
+    if moves.noise:
+        # What noise alone leaves to any linear test; without it, what is left of the span.
+        largest = inf if terms is not None else min(largest, sqrt(moves.rounds / 2) / moves.noise)
+    if not moves.exact:
+        return most
+    if terms is None:
+        return replace(most, verdict="hidden" if NormalDist().cdf(largest) < UNSURE_AUC else "between")
+    examples = max(1, round(moves.examples * moves.share))
+    auc = partial(terms.auc, examples, moves.gradient_noise, share=moves.share)
+    expected = auc()
+    if expected > SURE_AUC and moves.copies == 1 and moves.merged == 1:
+        return replace(most, verdict="recognised", rounds=1, expected=expected)
+    # What the span shows besides, where there is no noise.
+    besides = 0.0 if moves.noise else sqrt(2) * largest
+    expected = auc(rounds=moves.rounds)
+    if auc(rounds=moves.rounds, besides=besides) < UNSURE_AUC:
+        return replace(most, verdict="hidden", expected=expected)
+    # Of transformed images the filter's own term is not known.
+    return replace(most, expected=expected if moves.copies == 1 else nan)
 
 
-def most_exposed(layers: Iterable[LayerShape], moves: Moves) -> Exposure | None:
+def most_exposed(
+    layers: Iterable[LayerShape], moves: Moves, terms: Mapping[str, ExampleTerms] | None = None
+) -> Exposure | None:
     """The layer that gives records away first, or else says most; None: there is no layer that the rule is of."""
-    exposures = [exposure_rule(layer, moves) for layer in layers]
+    exposures = [exposure_rule(layer, moves, (terms or {}).get(layer.name)) for layer in layers]
     return min(exposures, key=_rank_of, default=None)
 
 
-def _rank_of(one: Exposure) -> tuple[int, float, float]:
-    """The order of exposures: what is recognised first, then what lacks least."""
-    exact = one.verdict == "recognised"
-    return ("recognised", "between", "hidden").index(one.verdict), one.rounds * exact, one.distinct / one.capacity
-
-
-def _z_in_noise(layer: LayerShape, moves: Moves) -> float:
-    """The largest separation that noise leaves, by the energy of all moves along a record; infinite without noise."""
-    return sqrt(moves.rounds / layer.outputs) / moves.noise**2 if moves.noise else inf
+def _rank_of(one: Exposure) -> tuple[int, bool, float, float]:
+    """The order of exposures: what is recognised first, by the span before the filter, then what lacks least."""
+    order = ("recognised", "between", "hidden").index(one.verdict)
+    if one.exact:
+        return order, False, one.rounds, one.distinct / one.capacity
+    return order, True, 0.0 if isnan(one.expected) else -one.expected, one.distinct / one.capacity

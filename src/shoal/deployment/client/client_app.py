@@ -10,9 +10,22 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.kept_features import keep_features
+from shoal.deployment.client.ledger import LEDGER, Ledger
+from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, pack_vote, unpack_offer
-from shoal.deployment.messages import Refusal
+from shoal.deployment.flower_records import (
+    pack_histograms,
+    pack_identity,
+    pack_kept_features,
+    pack_reply,
+    pack_stamp,
+    pack_vote,
+    unpack_features,
+    unpack_offer,
+)
+from shoal.deployment.messages import NotAllowedError, Offer, Refusal
+from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 
 LOG = logging.getLogger("shoal")
 app = ClientApp()
@@ -24,22 +37,53 @@ def identify(message: Message, context: Context) -> Message:
     return _reply(message, context, lambda node: pack_identity(node.name, node.partition_id))
 
 
+@app.query("features")
+def features(message: Message, context: Context) -> Message:
+    """Keep the map of inputs to features that the server sends."""
+
+    def keep(node: NodeSettings) -> RecordDict:
+        Policy.read(node.policy).check_question("features", "to keep a map of features")
+        return pack_kept_features(keep_features(node.folder, *unpack_features(message.content)))
+
+    return _reply(message, context, keep)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Choose among the offered models, train one, and send it."""
-    return _reply(message, context, lambda node: pack_reply(training_reply(unpack_offer(message.content), node)))
+    return _stamped(message, context, lambda offer, node: pack_reply(training_reply(offer, node)))
 
 
 @app.query("histograms")
 def count(message: Message, context: Context) -> Message:
     """Send histograms of the losses of the offered model."""
-    return _reply(message, context, lambda node: pack_histograms(histograms_reply(unpack_offer(message.content), node)))
+    return _stamped(message, context, lambda offer, node: pack_histograms(histograms_reply(offer, node)))
 
 
 @app.query("votes")
 def vote(message: Message, context: Context) -> Message:
     """Send whether the risk of the client's model is over its limit."""
-    return _reply(message, context, lambda node: pack_vote(vote_reply(unpack_offer(message.content), node)))
+    return _stamped(message, context, lambda offer, node: pack_vote(vote_reply(offer, node)))
+
+
+@app.query("secure")
+def add_up(message: Message, context: Context) -> Message:
+    """Answer a question of a secure sum."""
+    return _reply(message, context, lambda node: _with_stamp(secure_reply(message.content, node), node))
+
+
+def _stamped(message: Message, context: Context, answer: Callable[[Offer, NodeSettings], RecordDict]) -> Message:
+    """The reply to an offer of which a single client's numbers are asked, with the last charge of its ledger."""
+
+    def reply(node: NodeSettings) -> RecordDict:
+        return _with_stamp(answer(require_plain(unpack_offer(message.content), node), node), node)
+
+    return _reply(message, context, reply)
+
+
+def _with_stamp(reply: RecordDict, node: NodeSettings) -> RecordDict:
+    pack_stamp(reply, Ledger.load(node.folder / LEDGER).stamp)
+    return reply
 
 
 def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict]) -> Message:
@@ -50,6 +94,9 @@ def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], 
         if "num-partitions" in config and (folder := context.run_config.get("state-dir")):
             config.setdefault("state-dir", f"{folder}/partition-{config.get('partition-id')}")
         content = answer(NodeSettings.read(config))
+    except NotAllowedError as refused:
+        LOG.warning("refused: %s", refused)
+        content = pack_reply(Refusal(refused.reason))
     except Exception:
         LOG.exception("a message of the server could not be answered")
         content = pack_reply(Refusal("the client could not answer; its own log says why"))

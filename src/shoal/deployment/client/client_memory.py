@@ -1,13 +1,14 @@
-"""A client's memory from round to round, in files on its own disk: an algorithm's tensors, its personal model."""
+"""A client's memory from round to round, on its own disk: an algorithm's tensors, its personal model, its choice."""
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load as parse, save as serialize
 
-from shoal.core.atomic_files import write_bytes
+from shoal.core.atomic_files import write_bytes, write_text
 from shoal.engine import ClientVectors, State, Tensors
 
 _KEPT = 2
@@ -48,6 +49,17 @@ class ClientMemory:
         write_bytes(self.folder / f"round-{state.round:06d}.safetensors", serialize(tensors))
         for path in self._files()[_KEPT:]:
             path.unlink()
+
+    def last_choice(self, since: int, models: int) -> int | None:
+        """The model that the client chose in this run with ``since`` or more rounds in its ledger, one of so many."""
+        path = self.folder / "choice.json"
+        rounds, chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else (-1, 0)
+        return chosen if rounds >= since and chosen < models else None
+
+    def save_choice(self, rounds: int, chosen: int) -> None:
+        """Save a choice that was made with so many ``rounds`` in the ledger before it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / "choice.json", json.dumps([rounds, chosen]))
 
     def _files(self) -> list[Path]:
         """The files of the client's tensors, those of the last round first."""

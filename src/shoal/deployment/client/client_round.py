@@ -5,12 +5,13 @@ seed, and could subtract what it says. Whatever protects the client is drawn fro
 anew for each answer, so that an offer that is made twice is not answered with the same noise (`NodeSettings.noise`).
 """
 
-import logging
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -25,27 +26,27 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD
 from shoal.deployment.client.client_memory import ClientMemory
-from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.client.ledger import LEDGER, Ledger
 from shoal.deployment.client.node_data import Client, open_client
+from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.messages import Offer, Refusal, parts_of
+from shoal.deployment.messages import NotAllowedError, Offer, parts_of
 from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
 
-LOG = logging.getLogger("shoal")
 
-
-def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
-    """A client's reply to an offer: its model, its cluster and its number of examples, or why it does not train.
+def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate:
+    """A client's reply to an offer: its model, its cluster and its number of examples.
 
     One round at a time: a node may be given the next one before it has ended one that the server waits for no more, and
     what both spend must be in the ledger.
 
     Raises:
-        InputError: data that cannot be used, or training that diverged.
+        NotAllowedError: the node's policy or its budget does not allow the round.
+        InputError: data that cannot be used, an older ledger than the server has seen, or training that diverged.
     """
-    with _opened(offer, settings) as (client, training), FileLock(settings.folder / "lock"):
-        ledger_path = settings.folder / "ledger.json"
-        ledger = Ledger.load(ledger_path)
+    policy = Policy.read(settings.policy)
+    with _opened(offer, settings, policy) as (client, training), FileLock(settings.folder / "lock"):
+        ledger = Ledger.newest(settings.folder, offer.ledger)
         memory = ClientMemory.open(settings.folder, offer.config)
         state = memory.restore(_state(training, offer, client.config.seed))
         if settings.risk == "client":
@@ -53,22 +54,31 @@ def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refus
             _write_risks(settings.folder, offer, risks.tolist())
             state = replace(state, risks=risks)
         # Before training, and so before it is known which model is trained: the dearest is charged.
-        examples = int(training.federation.clients.sizes[0])
+        examples, models = int(training.federation.clients.sizes[0]), len(state.models)
         phases = client_trainings(training.algorithm, training.local).rounds
-        costs = [
-            ledger.after([training.local_of(state, k, phase) for phase in phases], examples)
-            for k in range(len(state.models))
-        ]
-        charged = max(costs, key=lambda cost: cost.epsilon)
-        if charged.epsilon > settings.epsilon_budget:
-            LOG.warning(
-                "the privacy budget is spent: epsilon %.3f of %g, and %.3f after round %d",
-                ledger.epsilon, settings.epsilon_budget, charged.epsilon, offer.round,
-            )  # fmt: skip
-            return Refusal("the client's privacy budget is spent")
-        charged.save(ledger_path)
-        choice = parts_of(client.config.algorithm.value).choice
-        update, after = client_round(training, state, count_best=choice == "shares")
+        trainings = [[training.local_of(state, k, phase) for phase in phases] for k in range(models)]
+        policy.check_training([local for of_model in trainings for local in of_model], examples, models, ledger)
+        shares = parts_of(client.config.algorithm.value).choice == "shares"
+        epsilon = None if shares else policy.choice_epsilon
+        since = max(0, ledger.rounds + 1 - policy.choice_every)
+        chosen = None if shares or models == 1 else memory.last_choice(since, models)
+        costs = [ledger.after(of_model, examples) for of_model in trainings]
+        if models > 1 and chosen is None:
+            costs = [cost.answered("choice", epsilon) for cost in costs]
+        dearest = max(costs, key=lambda cost: cost.epsilon(policy.delta))
+        _charge(ledger, dearest, policy, settings, f"round {offer.round}")
+        if chosen is None and epsilon is not None and models > 1:
+            chosen = _random_choice(training, state, epsilon, _protecting(client.config, settings))
+            memory.save_choice(ledger.rounds, chosen)
+        if chosen is None:
+            update, after = client_round(training, state, count_best=shares)
+            if models > 1:
+                memory.save_choice(ledger.rounds, update.cluster)
+        else:
+            # Whichever of these the algorithm chooses, it trains that model.
+            update, after = client_round(training, _repeated(state, chosen))
+            update = replace(update, cluster=chosen)
+            after = replace(after, assignment=torch.full_like(after.assignment, chosen))
         memory.save(after)
         return update
 
@@ -77,13 +87,16 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
     """A client's histograms (2, B) of the loss of the one model that is offered, with the run's noise.
 
     Raises:
+        NotAllowedError: as `training_reply`.
         InputError: the client has no hold-out examples.
     """
-    with _opened(offer, settings) as (client, training):
+    policy = Policy.read(settings.policy)
+    with _opened(offer, settings, policy) as (client, training):
         federation, (model,) = training.federation, offer.models
         require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
-        counts = client_histograms(model, federation.clients, federation.holdout, training.engine)
         epsilon = client.config.red_team.histograms.epsilon
+        _charge_answer("histogram", epsilon, offer, policy, settings)
+        counts = client_histograms(model, federation.clients, federation.holdout, training.engine)
         if epsilon is not None:
             stream = _protecting(client.config, settings)("red team", offer.round, "histograms", "noise")
             seed = int(stream.seeds(federation.ids)[0])
@@ -92,22 +105,83 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
 
 
 def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
-    """Whether the risk of ``offer`` is above what the client tolerates; by randomised response if the run says so."""
-    client = open_client(offer.config, settings, offer.classes, offer.scale)
+    """Whether the risk of ``offer`` is above what the client tolerates, by randomised response if the run says so.
+
+    Raises:
+        NotAllowedError: as `training_reply`.
+        InputError: the run has no coordinator.
+    """
+    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features)
     section = client.config.coordinator
     require(section is not None, "the run has no coordinator, so there is no vote to answer")
     assert section is not None
     stream = _protecting(client.config, settings)("coordinator", offer.round)
     threshold, ids = client.federation.preferences.threshold, torch.tensor([offer.client])
     epsilon = section.coordinator().vote_epsilon
+    _charge_answer("vote", epsilon, offer, Policy.read(settings.policy), settings)
     return bool(over_limit_answers(offer.risks, threshold, ids, epsilon, stream)[0])
 
 
+def _charge_answer(
+    kind: Literal["histogram", "vote"], epsilon: float | None, offer: Offer, policy: Policy, settings: NodeSettings
+) -> None:
+    """Charge an answer beside training before it is given; raises `NotAllowedError` where it is not to be given."""
+    with FileLock(settings.folder / "lock"):
+        ledger = Ledger.newest(settings.folder, offer.ledger)
+        policy.check_answer(kind, epsilon, ledger)
+        _charge(ledger, ledger.answered(kind, epsilon), policy, settings, f"a {kind} of round {offer.round}")
+
+
+def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSettings, what: str) -> None:
+    """Write down what is spent, unless it is above the budget."""
+    epsilon, spent = after.epsilon(policy.delta), before.epsilon(policy.delta)
+    if math.isinf(epsilon) and settings.epsilon_budget < math.inf:
+        raise NotAllowedError(
+            f"'epsilon-budget' is {settings.epsilon_budget:g}, and {what} has no finite epsilon: training needs "
+            "DP-SGD, a choice among models the policy's 'choice_epsilon', a histogram or a vote the run's noise",
+            "the client has a privacy budget, and what is asked has no finite epsilon",
+        )
+    if epsilon > settings.epsilon_budget:
+        raise NotAllowedError(
+            f"the privacy budget is spent: epsilon {spent:.3f} of {settings.epsilon_budget:g}, and {epsilon:.3f} after "
+            f"{what}",
+            "the client's privacy budget is spent",
+        )
+    after.save(settings.folder / LEDGER)
+
+
+def _random_choice(training: Training, state: State, epsilon: float, stream: Stream) -> int:
+    """The algorithm's choice among K models, randomised; see `Policy.choice_epsilon`."""
+    one = torch.zeros(1, dtype=torch.int64)
+    choice = int(training.algorithm.plan(state, training.cohort_of(state, one)).assignment[0])
+    coins = np.random.default_rng(int(stream("choice", state.round).seeds(one)[0]))
+    return randomised(choice, len(state.models), epsilon, coins)
+
+
+def _repeated(state: State, chosen: int) -> State:
+    """``state`` with the model ``chosen`` in the place of every model."""
+    same = torch.full((len(state.models),), chosen)
+    directives = {name: values[same] for name, values in state.directives.items()}
+    return replace(state, models=state.models[same], risks=state.risks[same], directives=directives)
+
+
+def randomised(choice: int, choices: int, epsilon: float, coins: np.random.Generator) -> int:
+    """The choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise any other of the K ``choices``.
+
+    >>> randomised(1, 3, 50.0, np.random.default_rng(0))
+    1
+    """
+    if coins.random() < 1 / (1 + (choices - 1) * math.exp(-epsilon)):
+        return choice
+    return (choice + int(coins.integers(1, choices))) % choices
+
+
 @contextmanager
-def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Training]]:
+def _opened(offer: Offer, settings: NodeSettings, policy: Policy) -> Iterator[tuple[Client, Training]]:
     """The node's client, and its training on an engine that is closed afterwards."""
-    client = open_client(offer.config, settings, offer.classes, offer.scale)
+    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features)
     config, setup = client.config, client.setup
+    policy.check_run(config, setup.model.parameters, int(client.federation.clients.sizes[0]))
     algorithm = parts_of(config.algorithm.value).client
     backend = None if config.engine.backend == "auto" else config.engine.backend
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)

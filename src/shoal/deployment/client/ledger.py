@@ -1,66 +1,126 @@
-"""A client's privacy ledger: what DP-SGD has spent on its data, in a file on its own disk.
+"""A client's privacy ledger: what everything that left the node has spent on its data, in a file on its own disk.
 
-A round is written down before it is trained, so that a client that dies in it has spent too much and never too little.
+It has the steps of DP-SGD behind each update, and each choice, histogram and vote, with or without noise. Each is
+written down before it is computed, so that a client that dies has spent too much and never too little.
+
+An older copy of the file would count too little. So each charge is a link in a chain of hashes, whose last link every
+reply carries, and every offer brings back: a client whose ledger has not that link stops. A link is salted anew with a
+secret number: it says how many charges there are, and nothing of them, and equal charges after an older copy give other
+links. A server that lies about the link can stop the client, and nothing else.
 """
 
+import hashlib
 import json
+import math
+import secrets
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
-from shoal.core.settings import Count, NonNegativeFloat, OpenFraction, settings
+from shoal.core.settings import Count, NonNegativeFloat, settings
 from shoal.defenses import accounting
-from shoal.defenses.dp_sgd import Accountant
+from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
+
+LEDGER = "ledger.json"
+"""The file in the client's folder."""
 
 Steps = tuple[NonNegativeFloat, Annotated[float, Field(gt=0, le=1, strict=True)], Count]
 """A noise multiplier (0: no differential privacy), a sampling rate, and the number of such steps."""
 
+Answer = Literal["choice", "histogram", "vote"]
+"""What leaves the node beside updates."""
+
+Answers = tuple[Answer, NonNegativeFloat, Count]
+"""A kind, the epsilon of each (0: without noise, and so infinite), and the number of them."""
+
+Stamp = tuple[int, str]
+"""The number of a ledger's charges and the hash of the last one, which the server keeps; ``(0, "")``: none yet."""
+
 
 @settings
 class Ledger:
-    """The local steps that a client has taken on its data, over all runs.
+    """All that a client has been charged, over all runs.
 
     Args:
-        steps: without two of the same noise and rate.
-        rounds: in which they were taken.
-        delta: of the epsilon that is reported: the largest that any run asked for.
-        accountant: of the last run.
+        steps: local steps on its data, without two of the same noise and rate.
+        answers: without two of the same kind and epsilon.
+        rounds: of training.
+        chain: the hash of each charge, in hexadecimal.
+        salt: of the last hash, secret.
 
     >>> ledger = Ledger().after([LocalSGD(epochs=1, batch_size=10)], examples=100)
-    >>> ledger.after([LocalSGD(epochs=1, batch_size=10)], examples=100).steps, ledger.rounds
-    (((0.0, 0.1, 20),), 1)
+    >>> ledger = ledger.after([LocalSGD(epochs=1, batch_size=10)], examples=100).answered("vote", 0.5)
+    >>> ledger.steps, ledger.answers, ledger.rounds, ledger.stamp[0]
+    (((0.0, 0.1, 20),), (('vote', 0.5, 1),), 2, 3)
     """
 
     steps: tuple[Steps, ...] = ()
+    answers: tuple[Answers, ...] = ()
     rounds: Count = 0
-    delta: OpenFraction = 1e-5
-    accountant: Accountant = "rdp"
+    chain: tuple[str, ...] = ()
+    salt: str = ""
+
+    def epsilon(self, delta: float) -> float:
+        """The epsilon that has been spent; infinite once something left the node without noise.
+
+        The steps by the "rdp" accountant. An answer of pure epsilon adds at most that, and also no more Renyi
+        divergence than a Gaussian of noise multiplier 1 / epsilon; the smaller total of the two is given.
+
+        Source: Bun and Steinke 2016, arXiv:1605.02065, Proposition 1.4.
+        """
+        if any(epsilon == 0 for _, epsilon, _ in self.answers):
+            return math.inf
+        pure = sum(epsilon * count for _, epsilon, count in self.answers)
+        gaussian = [(1 / epsilon, 1.0, count) for _, epsilon, count in self.answers]
+        added = accounting.composed(self.steps, delta) + pure
+        return min(added, accounting.composed((*self.steps, *gaussian), delta)) if gaussian else added
 
     @property
-    def epsilon(self) -> float:
-        """The epsilon that has been spent; infinite once a round was trained without differential privacy."""
-        return accounting.composed(self.steps, self.delta, self.accountant)
+    def stamp(self) -> Stamp:
+        """What the server keeps of this ledger."""
+        return (len(self.chain), self.chain[-1]) if self.chain else (0, "")
 
-    def after(self, trainings: Sequence[LocalSGD], examples: int) -> "Ledger":
+    def number_of(self, kind: Answer) -> int:
+        """How many answers of this kind were given."""
+        return sum(count for other, _, count in self.answers if other == kind)
+
+    @staticmethod
+    def noise_of(local: LocalSGD) -> float:
+        """The noise multiplier of a client's own steps; 0 without DP-SGD. In a sum it is the client's share."""
+        rule = None if accounting.private_rule(local) is None else local.gradient_privacy
+        return 0.0 if rule is None else rule.noise_multiplier
+
+    def after(self, trainings: Sequence[LocalSGD], examples: int) -> Self:
         """The ledger with one round more, of these local ``trainings`` on so many examples."""
-        rules = [accounting.private_rule(local) for local in trainings]
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
-        for local, rule in zip(trainings, rules, strict=True):
-            noise = 0.0 if rule is None else rule.noise_multiplier
-            total[noise, local.batch(examples) / examples] += local.steps_of(examples)
-        private = next((rule for rule in rules if rule is not None), self)
-        return Ledger(
-            steps=tuple((noise, rate, count) for (noise, rate), count in sorted(total.items())),
-            rounds=self.rounds + 1,
-            delta=private.delta if self.rounds == 0 else max(private.delta, self.delta),
-            accountant=private.accountant,
+        for local in trainings:
+            total[self.noise_of(local), local.batch(examples) / examples] += local.steps_of(examples)
+        steps = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
+        return self._linked(replace(self, steps=steps, rounds=self.rounds + 1))
+
+    def answered(self, kind: Answer, epsilon: float | None) -> Self:
+        """The ledger with one answer more, of pure ``epsilon``; None: without noise."""
+        total = Counter({(other, cost): count for other, cost, count in self.answers})
+        total[kind, epsilon or 0.0] += 1
+        return self._linked(
+            replace(self, answers=tuple((other, cost, count) for (other, cost), count in sorted(total.items())))
         )
+
+    def _linked(self, charged: Self) -> Self:
+        salted = replace(charged, salt=secrets.token_hex(16))
+        return replace(salted, chain=(*self.chain, salted._link(self.chain)))
+
+    def _link(self, chain: tuple[str, ...]) -> str:
+        """The hash of these charges after those of ``chain``."""
+        text = json.dumps([chain[-1:], self.salt, self.steps, self.answers, self.rounds])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -80,6 +140,31 @@ class Ledger:
             table = json.loads(path.read_text(encoding="utf-8"))
             if table.keys() != vars(Ledger()).keys():
                 raise ValueError(f"its keys are {sorted(table)}")
-            return Ledger(**table)
+            ledger = Ledger(**table)
+            if ledger.chain[-1:] != (ledger._link(ledger.chain[:-1]),):
+                raise ValueError("its last hash is not that of its numbers")
+            return ledger
         except (OSError, ValueError, AttributeError) as error:
-            raise InputError(f"{path}: is no privacy ledger: {error}; restore it from a copy") from error
+            raise InputError(
+                f"{path}: is no privacy ledger: {error}; the client stops, and an older copy of the file would count "
+                "too little"
+            ) from error
+
+    @staticmethod
+    def newest(folder: Path, stamp: Stamp) -> "Ledger":
+        """The ledger in a client's ``folder``, which must have every charge that ``stamp`` is of.
+
+        Raises:
+            NotAllowedError: it has not.
+            InputError: it is damaged.
+        """
+        path, (count, last) = folder / LEDGER, stamp
+        ledger = Ledger.load(path)
+        if count and ledger.chain[count - 1 : count] != (last,):
+            here = f"others, {ledger.stamp[0]} of them" if ledger.chain else "none"
+            raise NotAllowedError(
+                f"the server has seen {count} charges of this client's ledger, and {path} has {here}: it would count "
+                "too little, so the client stops; only the newest ledger lets it go on",
+                "the client's ledger lacks charges that 'ledgers' of the run has",
+            )
+        return ledger

@@ -9,6 +9,7 @@ import torch
 
 from shoal.config.build import build, load_source
 from shoal.config.client_files import draw_split, reading_of
+from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
@@ -23,7 +24,8 @@ from shoal.data import (
 )
 from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup, defended
-from shoal.deployment.flower_config import NodeSettings, own_code
+from shoal.deployment.client.kept_features import kept_features
+from shoal.deployment.flower_config import NodeSettings
 from shoal.models import Shape, VectorShape
 from shoal.simulation.checks import check_coordinator
 
@@ -59,7 +61,11 @@ def run_config(text: str, allow_code: str = "") -> Config:
 
 @lru_cache(maxsize=4)
 def open_client(
-    text: str, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None = None
+    text: str,
+    settings: NodeSettings,
+    classes: tuple[str, ...],
+    scale: Standardizer | None = None,
+    features: str = "",
 ) -> Client:
     """The client of a node in the run that ``text`` configures; kept for the next round.
 
@@ -68,11 +74,20 @@ def open_client(
         settings: of the node.
         classes: names by number, as the server has them; none where the data are a named set.
         scale: the standardization of the columns of the node's table; None: the data are no table.
+        features: the hash of the map of the examples, which the node keeps; "": there is none.
 
     Raises:
         InputError: data that are missing or do not fit the configuration.
+        NotAllowedError: the node does not have the map.
     """
     config = run_config(text, settings.allow_code)
+    require(
+        bool(features) == (config.model.features is not None),
+        "the run has [model.features], but the server names no map of them"
+        if config.model.features
+        else "the server names a map of features, but the run has none",
+    )
+    mapped = kept_features(settings.folder, features).mapped if features else None
     if settings.data_path is None:
         client = _simulated_client(config, settings)
     else:
@@ -82,7 +97,14 @@ def open_client(
         threshold if settings.threshold is None else torch.full_like(threshold, settings.threshold),
         beta if settings.risk_weight is None else torch.full_like(beta, settings.risk_weight),
     )
-    return replace(client, federation=replace(client.federation, preferences=preferences))
+    federation = replace(client.federation, preferences=preferences)
+    if mapped is not None:
+        # The client's own examples alone; the server has others.
+        own = {name: getattr(federation, name) for name in ("clients", "holdout")}
+        federation = replace(
+            federation, **{name: replace(part, x=mapped(part.x), mapped=False) for name, part in own.items()}
+        )
+    return replace(client, federation=federation)
 
 
 def _simulated_client(config: Config, settings: NodeSettings) -> Client:
@@ -142,7 +164,11 @@ def _client_with_data(
     else:
         _, channels, height, width = data.x.shape
         shape = Shape(channels, height, width, network.classes)
-    setup = defended(TrainingSetup(network.model(shape), config.local, kind=data.kind), config.defenses.all())
+    kind = data.kind
+    if network.features is not None:
+        inputs = (shape.inputs,) if isinstance(shape, VectorShape) else data.x.shape[1:]
+        shape, kind = VectorShape(network.features.width(inputs), network.classes), "features"
+    setup = defended(TrainingSetup(network.model(shape), config.local, kind=kind), config.defenses.all())
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
     algorithm, every = config.algorithm.value, config.red_team.every
     algorithm.check(setup.first_local(), every)

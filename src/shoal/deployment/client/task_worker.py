@@ -41,6 +41,9 @@ App = Callable[[Message, Context], Message]
 _POLL = 0.1
 """Seconds from one look for a message to the next."""
 
+_CLOCKS = 30.0
+"""Seconds by which clocks may differ without a word."""
+
 
 def work(address: str, app: App = client_app.app) -> None:
     """Answer the messages of the SuperNode at ``address``, HOST:PORT on this machine, until this process is ended."""
@@ -75,6 +78,7 @@ def _answer(address: str, token: str, app: App) -> None:
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     message, context, _, _ = pull_task_input(client)
+    _compare_clocks(message.metadata.created_at, message.metadata.ttl)
     try:
         reply, status = app(message, context), SubStatus.COMPLETED
     except Exception:
@@ -85,6 +89,19 @@ def _answer(address: str, token: str, app: App) -> None:
     push_task_output(client, context, status, "")
     heartbeat.stop()
     client.close()
+
+
+def _compare_clocks(sent: float, valid: float) -> None:
+    """Warn where a message came that by this machine's clock was sent later or has expired, in seconds since 1970."""
+    now = time.time()
+    ahead, behind = now - sent - valid, sent - now
+    if max(ahead, behind) > _CLOCKS:
+        LOG.warning(
+            "this machine's clock is %d seconds %s of the server's, which refuses signatures and replies for it; "
+            "set it: timedatectl set-ntp true",
+            max(ahead, behind),
+            "ahead" if ahead > behind else "behind",
+        )
 
 
 def _end(address: str, token: str, app: App) -> None:

@@ -1,30 +1,43 @@
 """The clients that are there: the server asks nodes which client they have, and waits for those that answer."""
 
+import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flwr.app import RecordDict
 
 from shoal.core.errors import InputError
 from shoal.deployment.flower_config import RunSettings
-from shoal.deployment.flower_records import unpack_identity
+from shoal.deployment.flower_records import pack_features, unpack_identity, unpack_kept_features
 from shoal.deployment.messages import RejectedReplyError
 from shoal.deployment.server.events import Events
-from shoal.deployment.server.exchange import Answer, Exchange, Question
+from shoal.deployment.server.exchange import Answer, Exchange, Question, Registration
+from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.roster import Member, Roster
+from shoal.models import FeatureMap
+
+_BEHIND = 2
+"""Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
 
 
 @dataclass
 class Attendance:
-    """The attendance of a run: which client each node has, and which clients are waited for."""
+    """The attendance of a run: which client each node has, and which clients are waited for.
+
+    ``idle`` are the last rounds in which clients were asked and no update was merged.
+    """
 
     exchange: Exchange
     settings: RunSettings
     roster: Roster
     events: Events
-    _strangers: set[int] = field(default_factory=set)
+    stamps: LedgerStamps
+    idle: int = 0
+    _strangers: dict[int, str] = field(default_factory=dict)
+    _behind: Counter[int] = field(default_factory=Counter)
     _silent: set[int] = field(default_factory=set)
 
     def gather(self, number: int) -> None:
@@ -55,6 +68,11 @@ class Attendance:
         awaited = {node for node, i in positions.items() if members[i].waits}
         contents = {node: messages[i] for node, i in positions.items()}
         for answer in self._answers(question, contents, awaited, self.settings.round_timeout, number):
+            try:
+                if answer.content is not None:
+                    self.stamps.take(members[positions[answer.node]].name, answer.content)
+            except RejectedReplyError as error:
+                answer = replace(answer, content=None, error=str(error))  # noqa: PLW2901
             yield positions[answer.node], answer
 
     def reject(
@@ -63,6 +81,11 @@ class Attendance:
         """Count a reply of round ``number`` that is not taken, and say why."""
         member.rejected += 1
         self.events.add(number, kind, member.name, member.node, reason)
+
+    def refuse(self, number: int, member: Member, reason: str) -> None:
+        """Count a question of round ``number`` that a client refused."""
+        member.refused += 1
+        self.events.add(number, "refused", member.name, member.node, reason)
 
     def _answers(
         self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
@@ -75,20 +98,26 @@ class Attendance:
             member = self.roster.by_node(answer.node)
             if member is not None:
                 member.waits = True
+            self._behind[answer.node] = self._behind[answer.node] + 1 if answer.late else 0
+            if self._behind[answer.node] == _BEHIND:
+                name = "unknown" if member is None else member.name
+                reason = "each of its replies comes a message late, as after an outage: restart its SuperNode"
+                self.events.add(number, "missed", name, answer.node, reason)
             if not answer.late:
                 yield answer
 
     def _look(self, number: int) -> None:
         """Find out who is there: nodes that are new say which client they have."""
-        nodes = set(self.exchange.connected())
-        # A node that was turned away may come back mended.
-        self._strangers &= nodes
-        self._silent &= nodes
+        nodes = self.exchange.connected()
+        self._silent &= nodes.keys()
         for member in self.roster.members:
             if member.node is not None and member.node not in nodes:
                 self.events.add(number, "left", member.name, member.node)
-                member.node = None
-        new = [node for node in sorted(nodes) if self.roster.by_node(node) is None and node not in self._strangers]
+                self.roster.leave(member)
+        # A node that was turned away may come back mended, or find that the one before it has left.
+        away = {node: name for node, name in self._strangers.items() if node in nodes}
+        self._strangers = {node: name for node, name in away.items() if not name or self._is_taken(name)}
+        new = [node for node in nodes if self.roster.by_node(node) is None and node not in self._strangers]
         if not new:
             return
         # One that does not answer is waited for once, and not in each round.
@@ -104,19 +133,102 @@ class Attendance:
                 identities.append((-1 if partition is None else partition, name, answer.node))
             except RejectedReplyError as error:
                 self._turn_away(number, answer.node, str(error))
+        for node in sorted(awaited & self._silent):
+            reason = f"is connected and did not say its client in {seconds:g} seconds: is its task worker running?"
+            self.events.add(number, "missed", "unknown", node, reason)
+        named = {registered.name: node for node, registered in nodes.items() if registered.name}
         # Whoever answers first: a run that is done once more has its clients in the same order.
         for partition, name, node in sorted(identities):
-            self._join(number, name, node, None if partition < 0 else partition)
+            self._join(number, name, node, None if partition < 0 else partition, nodes[node], named.get(name))
+        # A name belongs to its key from here on, also if the server is killed in this round.
+        self.roster.save(self.settings.out / "nodes.json")
 
-    def _join(self, number: int, name: str, node: int, partition: int | None) -> None:
+    def _join(
+        self, number: int, name: str, node: int, partition: int | None, registered: Registration, named: int | None
+    ) -> None:
+        """Let the client ``name`` take part at ``node``, unless the name or the key is somebody else's.
+
+        ``named`` is the node for which this name was registered, if any was.
+        """
+        known, of_key = self.roster.by_name(name), self.roster.by_key(registered.key)
+        if registered.name and registered.name != name:
+            return self._turn_away(number, node, f"its key is registered for '{registered.name}', not for '{name}'")
+        if named is not None and not registered.name:
+            return self._turn_away(number, node, f"the name '{name}' is registered for node {named}")
+        if of_key is not None and of_key.name != name:
+            return self._turn_away(number, node, f"its key is that of the client '{of_key.name}', not of '{name}'")
+        if known is not None and not self._may_move(known, registered):
+            there = known.node is not None and (self.settings.names == "nodes" or known.key in ("", registered.key))
+            reason = f"is at node {known.node} already" if there else "belongs to another key"
+            return self._turn_away(number, node, f"the client '{name}' {reason}", name if there else "")
+        if known is None and len(self.roster.members) >= self.settings.max_members:
+            return self._turn_away(number, node, f"there are 'max-members' = {self.settings.max_members} clients")
+        self.roster.join(name, node, partition, registered.key)
+        self.events.add(number, "joined" if known is None else "returned", name, node)
+        return None
+
+    def _may_move(self, member: Member, registered: Registration) -> bool:
+        """Whether a client that has joined before may be at another node from now on."""
+        if self.settings.names == "nodes":
+            return member.node is None or not member.waits
+        # Who registered a name for a key may do so for another key, where the first is lost.
+        same = member.key in ("", registered.key) or registered.name == member.name
+        return member.node is None and same
+
+    def _is_taken(self, name: str) -> bool:
+        """Whether the client ``name`` is still where it was when another node was turned away."""
         member = self.roster.by_name(name)
-        if member is not None and member.node is not None and member.waits:
-            self._turn_away(number, node, f"the client '{name}' is at node {member.node} already")
-            return
-        self.roster.join(name, node, partition)
-        self.events.add(number, "joined" if member is None else "returned", name, node)
+        return member is not None and member.node is not None and (self.settings.names == "keys" or member.waits)
 
-    def _turn_away(self, number: int, node: int, reason: str) -> None:
-        """Ask a node no more that is nobody's, or says that it is somebody who is elsewhere."""
-        self._strangers.add(node)
+    def _turn_away(self, number: int, node: int, reason: str, name: str = "") -> None:
+        """Ask a node no more that is nobody's; one of a client that is elsewhere, until ``name`` has left."""
+        self._strangers[node] = name
         self.events.add(number, "rejected", "unknown", node, reason)
+
+
+@dataclass
+class SentFeatures:
+    """A map in the format of its file, and who has it.
+
+    Args:
+        content: the file.
+        has: name and node of each client that said that it has it.
+    """
+
+    content: bytes
+    has: set[tuple[str, int | None]] = field(default_factory=set)
+
+    @staticmethod
+    def of(features: FeatureMap) -> "SentFeatures":
+        """Of a fitted map; nobody has it."""
+        return SentFeatures(features.serialized())
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the file, which every offer names."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def send(self, attendance: Attendance, number: int) -> None:
+        """Send it, before the round ``number``, to those who are there and have not said that they have it."""
+        members = attendance.roster.members
+        lacking = [
+            i
+            for i, member in enumerate(members)
+            if member.node is not None and member.waits and (member.name, member.node) not in self.has
+        ]
+        if not lacking:
+            return
+        # One object, which is hashed and sent once.
+        message = pack_features(self.digest, self.content)
+        for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
+            try:
+                if answer.content is None:
+                    raise RejectedReplyError(answer.error)
+                unpack_kept_features(answer.content, self.digest)
+                self.has.add((members[i].name, members[i].node))
+            except RejectedReplyError as error:
+                attendance.reject(number, members[i], str(error), kind="failed" if answer.failed else "rejected")
+
+    def forget(self, member: Member) -> None:
+        """Send it to this client again before the next round."""
+        self.has.discard((member.name, member.node))

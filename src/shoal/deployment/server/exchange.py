@@ -1,5 +1,6 @@
 """The way of messages between the server and its nodes."""
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from shoal.deployment.messages import RejectedReplyError, plain
 from shoal.deployment.server.replies import NotUploadedError, Reply, arrived, confirm, content_of
 
-Question = Literal["identify", "train", "histograms", "votes"]
+Question = Literal["identify", "features", "train", "histograms", "votes", "secure"]
 """The question of a message to a client."""
 
 
@@ -37,6 +38,24 @@ class Answer:
     late: bool = False
     gone: bool = False
     failed: bool = False
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What the SuperLink has checked of a node.
+
+    Args:
+        key: a hash of its public key; "": it has none.
+        name: that it was registered by (``flwr supernode register --name``); "": none.
+    """
+
+    key: str = ""
+    name: str = ""
+
+    @staticmethod
+    def of(public_key: bytes, name: str) -> "Registration":
+        """The registration of a node with this key, in PEM."""
+        return Registration(hashlib.sha256(public_key).hexdigest()[:32] if public_key else "", name)
 
 
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
@@ -62,9 +81,10 @@ class Exchange:
     _again: float = 0.0
     _looked: int = 0
 
-    def connected(self) -> list[int]:
-        """The nodes that are connected now, as far as is known."""
-        return sorted(self.grid.get_node_ids())
+    def connected(self) -> dict[int, Registration]:
+        """The nodes that are connected now, as far as is known, and what the SuperLink knows of each."""
+        nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
+        return {node.node_id: Registration.of(node.public_key, node.name) for node in nodes}
 
     def ask(
         self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
@@ -73,7 +93,8 @@ class Exchange:
 
         Args:
             question: of all messages.
-            messages: by node. A reply's arrays may be as large as its message's.
+            messages: by node. A reply's arrays may be as large as its message's, and twice that in secure sums, whose
+                integers may have 64 bits.
             awaited: the nodes for which this waits.
             seconds: after which it waits no longer; a message that is not read by then is never delivered.
             group: names the round in logs.
@@ -87,7 +108,8 @@ class Exchange:
             ]
             ids = self.grid.push_messages(sent)
             current.update({message_id: node for message_id, node in zip(ids, nodes, strict=False) if message_id})
-        largest = {node: _bytes_of(content) + _HEADERS for node, content in messages.items()}
+        wide = 2 if question == "secure" else 1
+        largest = {node: wide * _bytes_of(content) + _HEADERS for node, content in messages.items()}
         end, left = time.monotonic() + seconds, set(awaited) & set(current.values())
         try:
             while left and time.monotonic() < end:
@@ -114,7 +136,9 @@ class Exchange:
 
     def _answers(self, current: dict[str, int], largest: Mapping[int, int]) -> Iterator[Answer]:
         """The answers that have come to some of the messages that are unanswered, and will not come again."""
-        pending = [*current, *self._late]
+        # Whose reply is known is asked for no more: the SuperLink has forgotten the message, and would call it lost.
+        known = {reply.answers for reply in (*self._arrived, *self._uploading)}
+        pending = [message for message in (*current, *self._late) if message not in known]
         first = self._looked % max(len(pending), 1)
         self._looked += _BATCH
         self._arrived.extend(arrived(self.grid, (pending[first:] + pending[:first])[:_BATCH]))

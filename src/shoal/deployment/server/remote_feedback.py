@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from shoal.attacks.queries.loss_histograms import EDGES, accuracies_of
@@ -17,8 +16,14 @@ from shoal.control import Coordinator
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.flower_records import pack_offer, unpack_histograms, unpack_vote
-from shoal.deployment.messages import RejectedReplyError
+from shoal.deployment.flower_records import (
+    pack_models,
+    pack_offer,
+    unpack_histograms,
+    unpack_refusal,
+    unpack_vote,
+)
+from shoal.deployment.messages import RejectedReplyError, check_histograms, with_bounded_shares
 from shoal.deployment.server.server_rounds import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
 
@@ -44,9 +49,16 @@ class RemoteHistograms:
         del local, engine
         bins = len(EDGES) + 1
         counts = np.zeros((len(federation), 2, bins))
-        unpack = partial(unpack_histograms, bins=bins)
-        for i, histograms in _replies(self.server, "histograms", state, state.risks, unpack):
-            counts[i] = histograms
+
+        def unpack(i: int, records: RecordDict) -> np.ndarray:
+            received = unpack_histograms(records, bins)
+            limits, epsilon = self.server.attendance.settings.limits, self.team.histograms.epsilon
+            check_histograms(received, self.server.members[i].examples, limits, epsilon)
+            return received
+
+        for i, received in _replies(self.server, "histograms", state, state.risks, unpack):
+            counts[i] = received
+        counts = with_bounded_shares(counts, state.assignment.numpy())
         estimates = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
         return of_known(estimates, state)
 
@@ -69,7 +81,8 @@ class RemoteCoordinator:
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """The state with new directives; a client that does not answer says nothing."""
         del stream
-        votes = dict(_replies(self.server, "votes", state, self.law.reported_risks(state.risks), unpack_vote))
+        risks = self.law.reported_risks(state.risks)
+        votes = dict(_replies(self.server, "votes", state, risks, lambda _, records: unpack_vote(records)))
         answers = torch.tensor([*votes.values()], dtype=torch.bool)
         model = state.assignment[torch.tensor([*votes], dtype=torch.int64)]
         shares = shares_of_answers(answers, model, len(state.models), self.law.vote_epsilon)
@@ -81,20 +94,25 @@ def _replies(
     question: Literal["histograms", "votes"],
     state: State,
     risks: Tensor,
-    unpack: Callable[[RecordDict], _Reply],
+    unpack: Callable[[int, RecordDict], _Reply],
 ) -> Iterator[tuple[int, _Reply]]:
     """The replies of all clients that are there and have a model, each asked about its own; by position."""
-    messages, attendance = dict[int, RecordDict](), server.attendance
+    messages, attendance, packed = dict[int, RecordDict](), server.attendance, dict[int, ArrayRecord]()
     for i, (member, cluster) in enumerate(zip(server.members, state.assignment.tolist(), strict=True)):
         if member.node is not None and cluster >= 0:
             one = torch.tensor([cluster])
             # A vote is about a number; the model stays at the server.
             models = state.models[one] if question == "histograms" else state.models[:0]
-            messages[i] = pack_offer(server.offer(state.round, member, models, risks[one], {}))
+            if cluster not in packed:
+                packed[cluster] = pack_models(models)
+            messages[i] = pack_offer(server.offer(state.round, member, models, risks[one], {}), packed[cluster])
     for i, answer in attendance.ask(question, messages, state.round):
         try:
             if answer.content is None:
                 raise RejectedReplyError(answer.error)
-            yield i, unpack(answer.content)
+            if (refusal := unpack_refusal(answer.content)) is not None:
+                attendance.refuse(state.round, server.members[i], f"{question}: {refusal.reason}")
+                continue
+            yield i, unpack(i, answer.content)
         except RejectedReplyError as error:
             attendance.reject(state.round, server.members[i], f"{question}: {error}")

@@ -27,6 +27,7 @@ class Member:
         refused: rounds that it refused.
         node: where it is now; None: nowhere.
         waits: whether a round waits for it; not since it missed a deadline, until it is heard from again.
+        key: a hash of its node's public key; "": it has none.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Member:
     refused: int = 0
     node: int | None = None
     waits: bool = True
+    key: str = ""
 
 
 @dataclass
@@ -45,24 +47,54 @@ class Roster:
     """All members, in the order in which they joined, which is their position in the federation."""
 
     members: list[Member] = field(default_factory=list)
+    _names: dict[str, Member] = field(default_factory=dict, repr=False)
+    _keys: dict[str, Member] = field(default_factory=dict, repr=False)
+    _nodes: dict[int, Member] = field(default_factory=dict, repr=False)
+    _ids: set[int] = field(default_factory=set, repr=False)
+    _free: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        for member in self.members:
+            self._index(member)
 
     def by_name(self, name: str) -> Member | None:
         """The client of that name; None: it has never joined."""
-        return next((member for member in self.members if member.name == name), None)
+        return self._names.get(name)
+
+    def by_key(self, key: str) -> Member | None:
+        """The client of that key."""
+        return self._keys.get(key)
 
     def by_node(self, node: int) -> Member | None:
         """The client at that node."""
-        return next((member for member in self.members if member.node == node), None)
+        return self._nodes.get(node)
 
-    def join(self, name: str, node: int, partition: int | None) -> None:
+    def join(self, name: str, node: int, partition: int | None, key: str = "") -> None:
         """Add a client, or move one that has joined before to its new node."""
         member = self.by_name(name)
         if member is None:
-            taken = {member.id for member in self.members}
-            free = next(i for i in range(len(taken) + 1) if i not in taken)
-            member = Member(name, free if partition is None or partition in taken else partition)
+            while self._free in self._ids:
+                self._free += 1
+            member = Member(name, self._free if partition is None or partition in self._ids else partition)
             self.members.append(member)
-        member.node, member.waits = node, True
+        self.leave(member)
+        self._keys.pop(member.key, None)
+        member.node, member.waits, member.key = node, True, key
+        self._index(member)
+
+    def leave(self, member: Member) -> None:
+        """Note that a client is nowhere."""
+        if member.node is not None:
+            self._nodes.pop(member.node, None)
+        member.node = None
+
+    def _index(self, member: Member) -> None:
+        self._names[member.name] = member
+        self._ids.add(member.id)
+        if member.key:
+            self._keys[member.key] = member
+        if member.node is not None:
+            self._nodes[member.node] = member
 
     def federation(self, of_server: Federation) -> Federation:
         """The federation as the server sees it: numbers of examples, none of them, and its own shadow and test set."""
@@ -71,7 +103,8 @@ class Roster:
         nobody = torch.zeros(count, dtype=torch.int64)
         x, y = clients.x[:0], clients.y[:0]
         return Federation(
-            clients=Shards.from_indices(x, y, torch.zeros(int(sizes.sum()), dtype=torch.int64), sizes),
+            # Sizes are what clients say: nothing of their sum is allocated.
+            clients=Shards.from_indices(x, y, torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())), sizes),
             holdout=Shards.from_indices(x, y, torch.zeros(0, dtype=torch.int64), nobody),
             ids=torch.tensor([member.id for member in self.members], dtype=torch.int64),
             group=nobody,

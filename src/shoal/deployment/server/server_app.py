@@ -1,7 +1,9 @@
 """The ServerApp: a run on several machines from its first round to its files, in a directory as `shoal run` makes."""
 
+import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,28 +14,33 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save as serialize
 
 from shoal.config.build import load_data, resolve
-from shoal.config.kinds import title_of
+from shoal.config.kinds import own_code, title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
-from shoal.core.errors import quoted, require
+from shoal.core.errors import ShoalError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
-from shoal.deployment.flower_config import RunSettings, own_code
+from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
-from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.secure_sums.contributions import check_summable
+from shoal.deployment.secure_sums.secure_rounds import SecureHistograms, SecureRounds
+from shoal.deployment.server.attendance import Attendance, SentFeatures
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
+from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.remote_feedback import RemoteCoordinator, RemoteHistograms
 from shoal.deployment.server.roster import Roster
 from shoal.deployment.server.round_rows import round_rows, summary_of
 from shoal.deployment.server.server_rounds import Progress, Server
-from shoal.engine import Engine, Training
+from shoal.engine import Engine, State, Training
+from shoal.models import FeatureMap
 from shoal.reports.deployment_page import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.directory import is_begun, is_finished, logged, opened
 from shoal.runs.hashes import differences
-from shoal.simulation.simulation import Simulation, SimulationState
+from shoal.runs.result import FEATURES
+from shoal.simulation.simulation import Simulation, SimulationState, with_features
 
 LOG = logging.getLogger("shoal")
 app = ServerApp()
@@ -45,7 +52,25 @@ _TIMED = ("train", "red_team", "total")
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configured federation with the nodes of ``grid``."""
-    settings = RunSettings.read(context.run_config)
+    rounds = logging.StreamHandler(sys.stdout)
+    rounds.setFormatter(logging.Formatter("%(message)s"))
+    LOG.addHandler(rounds)
+    try:
+        _serve(grid, RunSettings.read(context.run_config))
+    except (ShoalError, OSError) as error:
+        # Flower logs what it catches: of these the sentence is enough.
+        sys.tracebacklimit = 0
+        if isinstance(error, ShoalError):
+            raise
+        raise ShoalError(
+            f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same 'flwr run' command resumes"
+        ) from None
+    finally:
+        LOG.removeHandler(rounds)
+
+
+def _serve(grid: Grid, settings: RunSettings) -> None:
+    """Run ``settings``, and leave the reason in the run's directory where that fails."""
 
     def show(progress: object) -> None:
         if settings.out.is_dir():
@@ -55,7 +80,9 @@ def main(grid: Grid, context: Context) -> None:
         serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
         LOG.error("%s", error)
-        show({"error": str(error)})
+        # On a full disk this fails too.
+        with contextlib.suppress(OSError):
+            show({"error": str(error)})
         raise
 
 
@@ -69,7 +96,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     choice = parts_of(config.algorithm.value).choice
     _require_supported(config)
     resolved = resolve(config, load_data(config.data, settings.data_dir))
-    decided, simulation = resolved.config, resolved.simulation()
+    decided, simulation = resolved.config, with_features(resolved.simulation())
+    features = SentFeatures.of(simulation.features) if isinstance(simulation.features, FeatureMap) else None
     classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
     # Paths are the server's own.
     sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
@@ -82,9 +110,11 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     engine = decided.engine.engine(simulation.setup.model)
     same = lambda: _require_same(settings, decided)  # noqa: E731
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
-        attendance = Attendance(exchange, settings, Roster.load(out / "nodes.json"), Events.open(out / "events.csv"))
-        server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, watch)
-        run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine)
+        roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
+        attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
+        server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch)
+        sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
+        run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
         progress = load_checkpoint(checkpoints)
         done = 0 if progress is None else progress.state.round
         LOG.info("begin after round %d: %s", done, decided.algorithm.name)
@@ -92,9 +122,15 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
             began = time.perf_counter()
             progress = run.round(progress)
             progress.seconds["total"] += time.perf_counter() - began
+            attendance.stamps.save()
             attendance.roster.save(out / "nodes.json")
             save_checkpoint(checkpoints, progress)
             write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
+        require(
+            attendance.idle == 0,
+            f"in the last {attendance.idle} rounds no client's update was merged, as 'events.csv' says; the same "
+            "command writes the report of the rounds before",
+        )
         run.finish(progress)
 
 
@@ -107,18 +143,22 @@ class _Run:
     simulation: Simulation
     federation: Federation
     engine: Engine
+    sums: SecureRounds | None = None
 
     def round(self, progress: SimulationState | None) -> SimulationState:
         """The run after one round more."""
-        self.server.attendance.gather(1 if progress is None else progress.state.round + 1)
-        training = self._training()
+        number = 1 if progress is None else progress.state.round + 1
+        self.server.attendance.gather(number)
+        if self.server.features is not None:
+            self.server.features.send(self.server.attendance, number)
+        training = self._training(None if progress is None else progress.state)
         if progress is None:
             progress = SimulationState(training.start())
         state, seconds = training.with_newcomers(progress.state), dict(progress.seconds)
         began = time.perf_counter()
-        state, plan = self.server.round(training, state)
+        state, plan = (self.sums or self.server).round(training, state)
         trained = time.perf_counter()
-        training = self._training()
+        training = self._training(state)
         # Until a client has trained nobody has said how many examples there are, on which risks rest.
         state, due = training.with_risks(state) if training.federation.clients.sizes.any() else (state, False)
         seconds["train"] += trained - began
@@ -135,6 +175,8 @@ class _Run:
         attendance, config, state = self.server.attendance, self.config, progress.state
         out, members = attendance.settings.out, len(attendance.roster.members)
         clients = attendance.roster.frame(state.assignment.tolist())
+        if self.sums is not None:  # Which of them is where, and has how many examples, nobody knows.
+            clients = clients.drop(columns=["cluster", "examples"])
         write_text(out / "clients.csv", clients.to_csv(index=False))
         layout = self.simulation.setup.model
         tensors = {
@@ -143,6 +185,8 @@ class _Run:
             for name, tensor in layout.state_dict(model).items()
         }
         write_bytes(out / "models.safetensors", serialize(tensors))
+        if self.server.features is not None:
+            write_bytes(out / FEATURES, self.server.features.content)
         events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
         title = f"{title_of(config.algorithm.value)} on {config.data.source}, {members} machines"
         page = deployment_page(pd.DataFrame(list(progress.rows)), clients, events, config.toml(), title)
@@ -153,24 +197,29 @@ class _Run:
             "seed": config.seed,
             "rounds": state.round,
             "clients": members,
-            **summary_of(self._training(), state, progress.rows, dict(attendance.events.counts)),
+            **summary_of(self._training(state), state, progress.rows, dict(attendance.events.counts)),
             **{f"seconds.{name}": value for name, value in progress.seconds.items() if name in _TIMED},
         }
         write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
         LOG.info("done after %d rounds", state.round)
 
-    def _training(self) -> Training:
+    def _training(self, state: State | None) -> Training:
         """The training of the server with the clients that it knows now."""
         server, simulation = self.server, self.simulation
         team, law, defenses = simulation.red_team, simulation.coordinator, simulation.setup.defenses
+        federation = server.attendance.roster.federation(self.federation)
+        estimator = RemoteHistograms(server, team) if team.estimator == "histogram" else team
+        if self.sums is not None:
+            federation = self.sums.federation(federation, state)
+            estimator = SecureHistograms(self.sums, team) if team.estimator == "histogram" else team
         return Training(
-            federation=server.attendance.roster.federation(self.federation),
+            federation=federation,
             algorithm=parts_of(simulation.algorithm).server,
             local=simulation.setup.local,
             engine=self.engine,
             stream=Stream(simulation.seed),
             participation=simulation.participation,
-            risk_estimator=RemoteHistograms(server, team) if team.estimator == "histogram" else team,
+            risk_estimator=estimator,
             update_filter=simulation.setup.update_filter,
             defenses=defenses if law is None else (*defenses, law),
             coordinator=None if law is None else RemoteCoordinator(server, law),
@@ -213,9 +262,16 @@ def _require_supported(config: Config) -> None:
             "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines, which "
             "steers by what an outsider finds",
         )
-    rule = config.defenses.dp_sgd
-    in_sum = rule is not None and rule.noise == "sum"
-    require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines, which have no secure sum")
-    require(config.model.features is None, "[model.features] works in simulations alone; leave it out")
+    rule, secure = config.defenses.dp_sgd, config.secure_aggregation
+    if secure is not None:
+        check_summable(config)
+    in_sum = rule is not None and rule.noise == "sum" and secure is None
+    require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines without [secure_aggregation]")
+    own = [name for name in (config.model.features.maps if config.model.features else ()) if ":" in name]
+    require(
+        not own,
+        f"'model.features.maps' has {quoted(own)}, whose code no message has; on several machines it takes "
+        "'scattering' and 'pca'",
+    )
     for name in ("property_attack", "canaries", "record", "release"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")

@@ -1,28 +1,62 @@
 """The server's rounds: it offers, waits for what clients chose and trained, and merges what it can."""
 
+import math
+import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from shoal.core.errors import require
 from shoal.data import Standardizer
-from shoal.deployment.flower_records import pack_offer, unpack_reply
-from shoal.deployment.messages import Offer, Refusal, RejectedReplyError
-from shoal.deployment.server.attendance import Attendance
+from shoal.deployment.flower_records import pack_models, pack_offer, unpack_reply
+from shoal.deployment.messages import NO_FEATURES, Offer, Refusal, RejectedReplyError, too_long
+from shoal.deployment.server.attendance import Attendance, SentFeatures
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.roster import Member
+from shoal.deployment.server.update_file import UpdateFile
 from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
+
+_NAMES = 100
+"""Clients that a live view names."""
+
+_IDLE = 3
+"""Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
+
+_SHOWN = 0.5
+"""Seconds from one `Progress` of a round to the next."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a round, for a live view: the clients that it waits for, and the models that others trained."""
+    """The progress of a round, for a live view.
+
+    Args:
+        round: its number.
+        asked: how many clients were sent an offer.
+        answered: how many have answered.
+        waiting: the first of those that it waits for.
+        trained: the models that others trained, of the first of them.
+    """
 
     round: int
+    asked: int
+    answered: int
     waiting: tuple[str, ...]
     trained: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Update:
+    """A client's update, whose model is at a row of an `UpdateFile`."""
+
+    update: ClientUpdate
+    norm: float
+    row: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +69,7 @@ class Server:
         choice: who decides which model a client trains; see `RemoteRounds`.
         classes: names by number, where clients have data of their own.
         scale: the standardization of columns, where clients have tables of their own.
+        features: the map of inputs that clients are sent; None: there is none.
         watch: called whenever something changes in a round.
     """
 
@@ -43,6 +78,7 @@ class Server:
     choice: Literal["client", "server", "shares"]
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
+    features: SentFeatures | None = None
     watch: Callable[[Progress], object] = lambda _: None
 
     @property
@@ -54,46 +90,97 @@ class Server:
         self, number: int, member: Member, models: Tensor, risks: Tensor, directives: Mapping[str, Tensor]
     ) -> Offer:
         """The offer to a member in the round ``number``."""
-        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale)
+        stamp = self.attendance.stamps.of(member.name)
+        digest = "" if self.features is None else self.features.digest
+        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp, digest)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
-        """One round with the clients of its cohort that are there; risks are not estimated yet."""
-        cohort = [i for i in training.cohort(state.round + 1).tolist() if self.members[i].node is not None]
-        updates = self._updates(training, state, cohort)
-        for i, update in updates.items():
-            self.members[i].examples, self.members[i].trained = update.examples, self.members[i].trained + 1
-        # Sizes are known now: weights and the red team go by them.
-        sized = replace(training, federation=self.attendance.roster.federation(training.federation))
-        return server_round(sized, state, self._received(updates, len(state.models)))
+        """One round with the clients of its cohort that are there; risks are not estimated yet.
 
-    def _updates(self, training: Training, state: State, cohort: list[int]) -> dict[int, ClientUpdate]:
-        """The updates of the clients at ``cohort`` that can be merged, by position."""
+        Raises:
+            InputError: a merged model is not finite, or in several rounds on end no update was merged.
+        """
+        cohort = [i for i in training.cohort(state.round + 1).tolist() if self.members[i].node is not None]
+        with closing(UpdateFile(self.attendance.settings.out, state.models.shape[1])) as ends:
+            updates = self._updates(training, state, cohort, ends)
+            for i, sent in updates.items():
+                self.members[i].examples, self.members[i].trained = sent.update.examples, self.members[i].trained + 1
+            # Sizes are known now: weights and the red team go by them.
+            sized = replace(training, federation=self.attendance.roster.federation(training.federation))
+            after, plan = server_round(sized, state, self._received(updates, ends, len(state.models)))
+        for k, model in enumerate(after.models):
+            require(
+                bool(torch.isfinite(model).all()),
+                f"round {after.round}: the merged model {k} has numbers that are NaN or infinite; nothing of this "
+                "round is kept",
+            )
+        return after, plan
+
+    def _updates(self, training: Training, state: State, cohort: list[int], ends: UpdateFile) -> dict[int, _Update]:
+        """The updates of the clients at ``cohort`` that can be merged, by position; their models go to ``ends``."""
         number, members, attendance = state.round + 1, self.members, self.attendance
         offered, messages = self._offered(training, state, cohort), {}
+        # Clients that are offered the same models are sent the same object, which is packed and hashed once.
+        packed = {id(models): pack_models(models) for models, _ in offered.values()}
         for i, (models, clusters) in offered.items():
             directives = {name: values[clusters] for name, values in state.directives.items()}
-            messages[i] = pack_offer(self.offer(number, members[i], models, state.risks[clusters], directives))
+            offer = self.offer(number, members[i], models, state.risks[clusters], directives)
+            messages[i] = pack_offer(offer, packed[id(models)])
         if not any(members[i].waits for i in cohort):
             # Nobody has been heard from since the last deadline: the round waits for all of them.
             for i in cohort:
                 members[i].waits = True
-        updates, silent = dict[int, ClientUpdate](), set(cohort)
-        self._show(number, silent, updates)
+        updates, silent, shown = dict[int, _Update](), set(cohort), 0.0
+        enough = math.ceil(attendance.settings.quorum * len(cohort))
+        self._show(number, len(cohort), silent, updates)
         for i, answer in attendance.ask("train", messages, number):
             silent.discard(i)
             models, clusters = offered[i]
-            update = self._accepted(number, members[i], answer, models)
-            if update is not None:
-                updates[i] = update if self.choice != "server" else replace(update, cluster=int(clusters[0]))
-            self._show(number, silent, updates)
-        for member in sorted((members[i] for i in silent), key=lambda member: member.node or 0):
-            member.waits, member.missed = False, member.missed + 1
-            reason = f"no reply by the deadline of round {number}"
-            attendance.events.add(number, "missed", member.name, member.node, reason)
+            reply = self._accepted(number, members[i], answer, models)
+            if reply is not None:
+                update, norm = reply
+                chosen = update.cluster if self.choice != "server" else int(clusters[0])
+                updates[i] = _Update(
+                    replace(update, cluster=chosen, end=update.end[:0]), norm, row=ends.add(update.end)
+                )
+            if time.monotonic() - shown > _SHOWN:
+                shown = time.monotonic()
+                self._show(number, len(cohort), silent, updates)
+            if len(updates) >= enough:
+                break
+        self._show(number, len(cohort), silent, updates)
+        if len(updates) < enough:
+            self._missed(number, silent)
+        self._reject_long(number, updates)
+        if cohort:
+            attendance.idle = 0 if updates else attendance.idle + 1
+        require(
+            attendance.idle < _IDLE,
+            f"round {number}: in {_IDLE} rounds on end no client's update was merged: all refused, did not reply or "
+            "were rejected, as 'events.csv' says; the same command goes on",
+        )
         return updates
 
-    def _accepted(self, number: int, member: Member, answer: Answer, models: Tensor) -> ClientUpdate | None:
-        """The update in an answer to an offer of ``models``; None where none is to be merged, as the events say."""
+    def _missed(self, number: int, silent: set[int]) -> None:
+        """Count the clients that did not reply in time, for which later rounds do not wait."""
+        for member in sorted((self.members[i] for i in silent), key=lambda member: member.node or 0):
+            member.waits, member.missed = False, member.missed + 1
+            reason = f"no reply by the deadline of round {number}"
+            self.attendance.events.add(number, "missed", member.name, member.node, reason)
+
+    def _reject_long(self, number: int, updates: dict[int, _Update]) -> None:
+        """Take the updates out of ``updates`` whose norm is far above that of the others."""
+        order, ratio = list(updates), self.attendance.settings.limits.max_norm_ratio
+        norms = [sent.norm for sent in updates.values()]
+        for at, limit in too_long(norms, [sent.update.cluster for sent in updates.values()], ratio):
+            reason = f"an update of norm {norms[at]:.4g}, above {limit:.4g}, {ratio:g} times the median of the round"
+            self.attendance.reject(number, self.members[order[at]], reason)
+            del updates[order[at]]
+
+    def _accepted(
+        self, number: int, member: Member, answer: Answer, models: Tensor
+    ) -> tuple[ClientUpdate, float] | None:
+        """The update in an answer to an offer of ``models``, and its norm; None, as the events say, for no update."""
         attendance = self.attendance
         if answer.content is None:
             attendance.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
@@ -105,8 +192,9 @@ class Server:
             attendance.reject(number, member, str(error))
             return None
         if isinstance(reply, Refusal):
-            member.refused += 1
-            attendance.events.add(number, "refused", member.name, answer.node, reply.reason)
+            attendance.refuse(number, member, reply.reason)
+            if self.features is not None and reply.reason == NO_FEATURES:
+                self.features.forget(member)
             return None
         return reply
 
@@ -119,23 +207,26 @@ class Server:
         best = torch.ones(len(cohort), clusters, dtype=torch.int64)
         plan = server_plan(training, state, torch.tensor(cohort), count, best)
         (sent,) = plan.trainings
+        starts = {start: sent.initial_params[start][None] for start in sent.init_index.unique().tolist()}
         return {
-            i: (sent.initial_params[start][None], cluster[None])
-            for i, start, cluster in zip(cohort, sent.init_index, plan.assignment, strict=True)
+            i: (starts[start], cluster[None])
+            for i, start, cluster in zip(cohort, sent.init_index.tolist(), plan.assignment, strict=True)
         }
 
-    def _received(self, updates: Mapping[int, ClientUpdate], clusters: int) -> Received:
+    def _received(self, updates: Mapping[int, _Update], ends: UpdateFile, clusters: int) -> Received:
         """The updates as a cohort's, in the order of the clients' ids."""
         order = sorted(updates, key=lambda i: self.members[i].id)
-        replies, counts = [updates[i] for i in order], torch.eye(clusters, dtype=torch.int64)
+        replies, counts = [updates[i].update for i in order], torch.eye(clusters, dtype=torch.int64)
         best = [counts[update.cluster] * update.examples if update.best is None else update.best for update in replies]
+        ends.order = [updates[i].row for i in order]
         return Received(
             clients=torch.tensor(order, dtype=torch.int64),
             sizes=torch.tensor([update.examples for update in replies], dtype=torch.int64),
             best=torch.stack(best) if best else counts[:0],
-            ends=torch.stack([update.end for update in replies]) if replies else torch.empty(0, 0),
+            ends=ends,
         )
 
-    def _show(self, number: int, silent: set[int], updates: Mapping[int, ClientUpdate]) -> None:
-        trained = {self.members[i].name: update.cluster for i, update in updates.items()}
-        self.watch(Progress(number, tuple(sorted(self.members[i].name for i in silent)), trained))
+    def _show(self, number: int, asked: int, silent: set[int], updates: Mapping[int, _Update]) -> None:
+        waiting = sorted(self.members[i].name for i in silent)
+        trained = {self.members[i].name: sent.update.cluster for i, sent in islice(updates.items(), _NAMES)}
+        self.watch(Progress(number, asked, asked - len(silent), tuple(waiting[:_NAMES]), trained))

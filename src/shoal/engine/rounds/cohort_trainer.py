@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -154,8 +155,16 @@ class CohortTrainer:
                 yield local, torch.nonzero(torch.isin(clusters, same) & participates).flatten()
 
 
+class Rows(Protocol):
+    """Parameters that n clients sent, which need not be in memory."""
+
+    def __getitem__(self, positions: Tensor, /) -> Tensor:
+        """The rows (u, P) float32 at ``positions`` (u,)."""
+        ...
+
+
 def aggregated(
-    state: State, plan: RoundPlan, ends: Tensor, seeds: Tensor, sizes: Tensor, update_filter: UpdateFilter | None
+    state: State, plan: RoundPlan, ends: Tensor | Rows, seeds: Tensor, sizes: Tensor, update_filter: UpdateFilter | None
 ) -> Aggregate:
     """The server's part of a plan whose clients have trained elsewhere and sent their parameters.
 
@@ -164,7 +173,7 @@ def aggregated(
     Args:
         state: before the round.
         plan: for these n clients.
-        ends: (n, P), the parameters that they sent.
+        ends: (n, P), the parameters that they sent; a few rows are read at a time.
         seeds: (n,) int64, of the server's filter.
         sizes: (n,) int64, examples per client, which decide the order of summation.
         update_filter: applied to every update; None: none.

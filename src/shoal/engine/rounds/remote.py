@@ -14,8 +14,9 @@ from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.data.preferences import Preferences
 from shoal.engine.cohort import Cohort
-from shoal.engine.protocols import Algorithm
-from shoal.engine.rounds.cohort_trainer import aggregated
+from shoal.engine.protocols import Algorithm, PlanRule
+from shoal.engine.rounds.cohort_trainer import Rows, aggregated
+from shoal.engine.rounds.round_outcome import Aggregate
 from shoal.engine.rounds.round_plan import RoundPlan
 from shoal.engine.rounds.training import Training
 from shoal.engine.state import State
@@ -99,13 +100,13 @@ class Received:
         sizes: (n,) int64, examples per client.
         best: (n, K) int64, the number of each client's examples with the lowest loss on each model; where clients sent
             their cluster alone, all of them count for its model.
-        ends: (n, P) float32.
+        ends: (n, P) float32; or what gives the rows (u, P) at positions (u,), as from a file.
     """
 
     clients: Tensor
     sizes: Tensor
     best: Tensor
-    ends: Tensor
+    ends: Tensor | Rows
     __repr__ = one_line
 
 
@@ -180,6 +181,40 @@ def server_round(training: Training, state: State, received: Received) -> tuple[
     return training.merged(state, cohort, plan, aggregate), plan
 
 
+def summed_round(
+    training: Training, state: State, assignment: Tensor, sizes: Tensor, moves: Tensor
+) -> tuple[State, RoundPlan]:
+    """The server's part of a round of which it knows sums over clusters alone, and no client's part in them.
+
+    The clients are the federation's first n, whoever they are, in the order of their clusters.
+
+    Args:
+        training: of a federation with at least n clients.
+        state: before the round.
+        assignment: (n,) int64, their clusters.
+        sizes: (n,) int64, any numbers of examples that add up to those of each cluster.
+        moves: (K, P) float64, the mean update of each cluster's clients, weighted as the algorithm weighs them; 0 for a
+            cluster without clients.
+
+    Raises:
+        InputError: the algorithm needs something of single updates.
+    """
+    count, clusters = len(assignment), len(state.models)
+    if not count:
+        return replace(state, round=state.round + 1), RoundPlan(torch.empty(0, dtype=torch.int64), ())
+    best = torch.nn.functional.one_hot(assignment, clusters) * sizes[:, None]
+    cohort = _cohort(training, state, torch.arange(count), sizes, best)
+    plan = replace(training.algorithm.plan(state, cohort), losses=None)
+    for rule in training.defenses:
+        if isinstance(rule, PlanRule):
+            plan = rule.planned(plan, sizes)
+    (sent,) = plan.trainings
+    require(sent.weights is not None and sent.keep is None, "the algorithm needs single updates, and there are sums")
+    assert sent.weights is not None
+    models = state.models.double() + sent.weights.sum(dim=1, keepdim=True) * moves
+    return training.merged(state, cohort, plan, Aggregate(models.float(), (None,))), plan
+
+
 def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> Cohort:
     """The cohort as the server knows it: of losses only which is the lowest, and nothing of the tolerated risks.
 
@@ -207,5 +242,6 @@ def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, be
         scores=losses,
         stream=training.stream("round", state.round + 1, "server"),
         example_scores=example_losses,
-        labels=torch.zeros(int(sizes.sum()), dtype=torch.int64),
+        # Sizes are what clients say: nothing of their sum is allocated.
+        labels=torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())),
     )

@@ -137,6 +137,7 @@ def audit_trace(
     data_dir: Path | None = None,
     gates: Sequence[str] = (),
     attacks: Sequence[Attack] = (),
+    allow_code: bool = False,
 ) -> AuditFiles:
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
@@ -145,6 +146,7 @@ def audit_trace(
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
         gates, attacks: as of `audit_run`.
+        allow_code: as of `shoal.load`.
 
     Raises:
         InputError: the trace cannot be used, or the directory cannot be written.
@@ -168,7 +170,7 @@ def audit_trace(
     trace = path_of("trace", trace)
     limits = parse_gates(gates)
     folder = trace if out is None else path_of("out", out)
-    recorded = read_trace(trace, data_dir)
+    recorded = read_trace(trace, data_dir, allow_code=allow_code)
     with Engine(recorded.model) as engine:
         audit = _audited_trace(recorded, engine, all_attacks(attacks)[1])
     return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))

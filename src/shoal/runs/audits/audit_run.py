@@ -36,6 +36,7 @@ def audit_run(
     watch: AuditWatch | None = None,
     gates: Sequence[str] = (),
     attacks: Sequence[Attack] = (),
+    allow_code: bool = False,
 ) -> AuditFiles:
     """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
 
@@ -55,6 +56,7 @@ def audit_run(
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
         attacks: your own, on the scores of reference models or on clients' updates, beside all others and those of the
             run's configuration.
+        allow_code: as of `shoal.load`.
 
     Raises:
         InputError: no finished run of a configuration, one with a property attack, one whose data or files have
@@ -78,7 +80,7 @@ def audit_run(
     run, references = path_of("run", run), integer("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
     limits = parse_gates(gates)
-    config, progress = _finished(run)
+    config, progress = _finished(run, allow_code=allow_code)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
@@ -111,11 +113,11 @@ def audit_run(
         )
     if out.resolve() == run.resolve() and (run / "report.html").exists():
         # Its verdict is the audit's from now on.
-        report_of(run)
+        report_of(run, allow_code=allow_code)
     return files
 
 
-def _finished(run: Path) -> tuple[Config, SimulationState]:
+def _finished(run: Path, *, allow_code: bool) -> tuple[Config, SimulationState]:
     """The configuration and the last checkpoint of a finished run.
 
     Raises:
@@ -127,7 +129,7 @@ def _finished(run: Path) -> tuple[Config, SimulationState]:
         f"{run}: was made from Python, and no file has its examples; audit it there, with Result.audit",
     )
     require_unchanged(run)
-    config, progress = read_config(run / "config.toml"), load_checkpoint(run / "checkpoint")
+    config, progress = read_config(run / "config.toml", allow_code=allow_code), load_checkpoint(run / "checkpoint")
     require(
         progress is not None and progress.state.round == config.algorithm.rounds,
         f"{run}: cannot be audited, since the checkpoint of its last round is gone; run it anew in another directory",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from shoal.attacks import Knowledge, OwnedRecords, UpdateScores, update_scores
 from shoal.attacks.updates.update_scores import NOBODY, check_updates
 from shoal.config.build import build
-from shoal.config.kinds import load
+from shoal.config.kinds import load, require_data
 from shoal.config.schema import read_config
 from shoal.config.toml_files import parse, read_toml
 from shoal.core.errors import InputError, located, path_of, require
@@ -95,10 +95,11 @@ def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
     return update_scores(trace.rounds(), trace.records, engine)
 
 
-def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
+def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: bool = False) -> Trace:
     """The trace in a directory: one with a trace.toml, or of a run with recorded updates.
 
-    ``data_dir`` is where to look for a run's data first. What is wrong with a round's file is found when that is read.
+    ``data_dir`` is where to look for a run's data first; ``allow_code`` is as of `shoal.load`. What is wrong with a
+    round's file is found when that is read.
 
     Raises:
         InputError: it is neither; the data or files of a run have changed; a file is missing or damaged, or two do not
@@ -106,7 +107,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
     """
     folder = path_of("trace", folder)
     if (folder / FOLDER).is_dir():
-        config = read_config(folder / "config.toml")
+        config = read_config(folder / "config.toml", allow_code=allow_code)
         if is_finished(folder):
             require_unchanged(folder)
         _, simulation = build(config, data_dir)
@@ -119,7 +120,10 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
         path.exists(),
         f"{folder}: is no trace: it has no trace.toml, nor the folder '{FOLDER}' of a run that records its updates",
     )
-    about = parse(TraceSettings, read_toml(path), str(path))
+    table = read_toml(path)
+    if not allow_code:
+        require_data(table, path)
+    about = parse(TraceSettings, table, str(path))
     with located(path):
         model = about.network()
         network = model.network()

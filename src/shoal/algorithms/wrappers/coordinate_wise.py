@@ -1,0 +1,67 @@
+"""Coordinate-wise robust merging: the median and the trimmed mean of each parameter over a cluster's clients.
+
+Source: Yin, Chen, Ramchandran, Bartlett 2018, arXiv:1803.01498, Algorithm 1, Definitions 1 and 2.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.wrappers.robust_merging import RobustMerging
+from shoal.core.settings import settings
+from shoal.engine import Algorithm
+
+
+@settings
+class CoordinateMedian(RobustMerging):
+    """Each parameter of a cluster's model moves by the median over its clients' updates.
+
+    With an even number of clients it is the mean of the two in the middle. See `RobustMerging`.
+
+    Args:
+        base: trains the models, and says whose updates are merged.
+
+    Example:
+        >>> import torch, shoal
+        >>> shoal.CoordinateMedian().merged(torch.tensor([[1.0, 0.0], [2.0, 0.0], [900.0, 6.0]]))
+        tensor([2., 0.])
+    """
+
+    base: Algorithm = IFCA()
+    name: Literal["median"] = "median"
+    title: ClassVar[str] = "Coordinate-wise median"
+
+    def merged(self, updates: Tensor) -> Tensor:
+        """The median (P,) of (m, P) in each coordinate."""
+        ordered, count = updates.sort(dim=0).values, len(updates)
+        return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+
+
+@settings
+class TrimmedMean(RobustMerging):
+    """Each parameter of a cluster's model moves by the mean over its clients without the smallest and largest ones.
+
+    See `RobustMerging`.
+
+    Args:
+        base: trains the models, and says whose updates are merged.
+        trim: beta, the share of a cluster's clients that is left out at each end, in [0, 0.5): of m clients
+            ``floor(beta * m)``.
+
+    Example:
+        >>> import torch, shoal
+        >>> shoal.TrimmedMean(trim=0.25).merged(torch.tensor([[1.0], [2.0], [4.0], [900.0]]))
+        tensor([3.])
+    """
+
+    base: Algorithm = IFCA()
+    trim: Annotated[float, Field(ge=0, lt=0.5, strict=True)] = 0.2
+    name: Literal["trimmed-mean"] = "trimmed-mean"
+    title: ClassVar[str] = "Trimmed mean"
+
+    def merged(self, updates: Tensor) -> Tensor:
+        """The trimmed mean (P,) of (m, P) in each coordinate."""
+        cut = int(self.trim * len(updates))
+        return updates.sort(dim=0).values[cut : len(updates) - cut].mean(dim=0)

@@ -1,0 +1,238 @@
+"""The server's rounds by secure sums: what it knows of clients is the sum over each cluster, in ``sums.csv``."""
+
+import csv
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from shoal.attacks.queries.loss_histograms import EDGES, cross_fitted_accuracy
+from shoal.audit import RedTeam
+from shoal.audit.red_team import of_known
+from shoal.config.schema import Config
+from shoal.core.atomic_files import write_text
+from shoal.core.randomness import Stream
+from shoal.data import Federation, Shards
+from shoal.deployment.flower_records import pack_offer
+from shoal.deployment.messages import Offer
+from shoal.deployment.secure_sums.contributions import (
+    HISTOGRAMS,
+    check_summable,
+    numbers_of,
+    offer_digest,
+    summed_histograms,
+    summed_update,
+)
+from shoal.deployment.secure_sums.coordinated_sum import ClusterSums, CoordinatedSum
+from shoal.deployment.secure_sums.node_keys import KnownKeys
+from shoal.deployment.secure_sums.protocol_messages import Answer, Delivery, Kind, Question, RefusedError, Session
+from shoal.deployment.secure_sums.secure_records import pack_question, unpack_answer
+from shoal.deployment.server.server_rounds import Server
+from shoal.engine import Engine, LocalSGD, RiskEstimate, RoundPlan, State, Training, summed_round
+from shoal.metrics.intervals import RateEstimate
+
+LOG = logging.getLogger("shoal")
+
+COLUMNS = ("round", "kind", "cluster", "clients", "opened", "examples", "norm")
+
+
+@dataclass
+class SecureRounds:
+    """The rounds of a run by secure sums.
+
+    A client has no place in the server's state: of n clients in the sums of a round, the state's first n are said to be
+    in the clusters, in their order, with the cluster's mean number of examples.
+
+    Args:
+        server: of the run.
+        config: of the run.
+        run: the random name of this program's run, in which no number of a sum comes twice.
+        means: mean number of examples of a client of each cluster, as they were last opened.
+    """
+
+    server: Server
+    config: Config
+    run: str = field(default_factory=lambda: secrets.token_hex(16))
+    means: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.log.exists():
+            for row in csv.DictReader(self.log.read_text(encoding="utf-8").splitlines()):
+                if row["kind"] == "train" and row["opened"] == "1":
+                    self.means[int(row["cluster"])] = int(row["examples"]) / int(row["clients"])
+        else:
+            write_text(self.log, ",".join(COLUMNS) + "\n")
+
+    @property
+    def log(self) -> Path:
+        """All that the server has seen of its clients' numbers."""
+        return self.server.attendance.settings.out / "sums.csv"
+
+    def federation(self, federation: Federation, state: State | None) -> Federation:
+        """The ``federation`` of as many clients, with the examples that `means` says."""
+        if state is None:
+            return federation
+        sizes = torch.tensor([round(self.means.get(k, 0.0)) for k in state.assignment.tolist()], dtype=torch.int64)
+        sizes = torch.cat([sizes, sizes.new_zeros(len(federation) - len(sizes))])
+        nobody = torch.zeros(int(sizes.sum()), dtype=torch.int64)
+        clients = federation.clients
+        return replace(federation, clients=Shards.from_indices(clients.x, clients.y, nobody, sizes))
+
+    def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
+        """One round of the clients of its cohort that are there; risks are not estimated yet."""
+        number, clusters = state.round + 1, len(state.models)
+        cohort = [i for i in training.cohort(number).tolist() if self.server.members[i].node is not None]
+        width = state.models.shape[1] + 1
+        moves, counts = torch.zeros(state.models.shape, dtype=torch.float64), [0] * clusters
+        try:
+            asked, sums = self._summed("train", number, cohort, state, width)
+            for k, block in sums.blocks.items():
+                members = int(sums.counts[k])
+                examples, moves[k] = summed_update(block, members, self.config, asked)
+                counts[k], self.means[k] = members, examples / members
+            known = {k: (self.means[k] * counts[k], float(moves[k].norm())) for k in sums.blocks}
+            self._write(number, "train", sums, known)
+            for member in self.server.members:
+                member.trained += member.name in sums.members
+        except RefusedError as error:
+            self.server.attendance.events.add(number, "failed", "all", None, str(error))
+        assignment = torch.repeat_interleave(torch.arange(clusters), torch.tensor(counts))
+        parts = [_parts(round(self.means[k] * count), count) for k, count in enumerate(counts) if count]
+        sizes = torch.tensor([size for part in parts for size in part], dtype=torch.int64)
+        after, plan = summed_round(training, state, assignment, sizes, moves)
+        if len(assignment):
+            nobody = torch.full((len(state.assignment) - len(assignment),), -1)
+            after = replace(after, assignment=torch.cat([assignment, nobody]))
+        return after, plan
+
+    def histograms(self, state: State) -> dict[int, NDArray[np.float64]]:
+        """The histograms (2, 2, B) of each half of the clients of each cluster that is opened."""
+        everybody = [i for i, member in enumerate(self.server.members) if member.node is not None and member.trained]
+        try:
+            _, sums = self._summed("histograms", state.round, everybody, state, 4 * (len(EDGES) + 1))
+        except RefusedError as error:
+            self.server.attendance.events.add(state.round, "failed", "all", None, f"histograms: {error}")
+            return {}
+        counts = {k: summed_histograms(block) for k, block in sums.blocks.items()}
+        self._write(state.round, "histograms", sums, {k: (float(part.sum()), 0.0) for k, part in counts.items()})
+        return counts
+
+    def _summed(self, kind: Kind, number: int, cohort: list[int], state: State, length: int) -> tuple[int, ClusterSums]:
+        """The sums over the clients at ``cohort``, and how many of them began; raises `RefusedError`."""
+        server, section, began = self.server, check_summable(self.config), 0
+        names = {server.members[i].name: i for i in cohort}
+        offers = {
+            i: server.offer(number, server.members[i], state.models, state.risks, state.directives) for i in cohort
+        }
+
+        def form(clients: int) -> tuple[int, np.dtype]:
+            nonlocal began
+            began = clients
+            return length, HISTOGRAMS if kind == "histograms" else numbers_of(self.config, clients).dtype
+
+        def reject(name: str, reason: str) -> None:
+            server.attendance.reject(number, server.members[names[name]], reason)
+
+        if not cohort:
+            raise RefusedError("no client is there")
+        exchange = _Exchange(server, number, names, offers)
+        digest = offer_digest(next(iter(offers.values())))
+        session = Session(self.run, number, kind)
+        summing = CoordinatedSum(
+            session, server.config, len(state.models), form, section.threshold, digest, exchange.ask, reject
+        )
+        known = KnownKeys.load(server.attendance.settings.out / "node-keys", fixed=False)
+        sums = summing.carried_out(list(names), known, section.min_clients)
+        return began, sums
+
+    def _write(self, number: int, kind: Kind, sums: ClusterSums, opened: Mapping[int, tuple[float, float]]) -> None:
+        with self.log.open("a", encoding="utf-8", newline="") as file:
+            for k, clients in enumerate(sums.counts.tolist()):
+                examples, norm = opened.get(k, (0.0, 0.0))
+                row = [number, kind, k, clients, int(k in opened), round(examples), f"{norm:.6g}"]
+                csv.writer(file, lineterminator="\n").writerow(row)
+
+
+@dataclass(frozen=True)
+class SecureHistograms:
+    """Implements the engine's `RiskEstimator` from sums of histograms, over each half of a cluster's clients."""
+
+    rounds: SecureRounds
+    team: RedTeam
+
+    @property
+    def every(self) -> int:
+        """Rounds between estimates."""
+        return self.team.every
+
+    def estimate(
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+    ) -> RiskEstimate:
+        """The estimate of each cluster that is opened; that of any other stays what it was."""
+        del federation, engine, local, stream
+        sums, half = self.rounds.histograms(state), np.arange(2)
+        total = np.zeros((2, len(EDGES) + 1))
+        everything = sum((counts.sum(axis=0) for counts in sums.values()), total)
+        estimates = [
+            cross_fitted_accuracy(sums[k], half, everything - sums[k].sum(axis=0))
+            if k in sums
+            else RateEstimate.unknown()
+            for k in range(len(state.models))
+        ]
+        return of_known(estimates, state)
+
+
+@dataclass
+class _Exchange:
+    """The way of a sum's questions to clients: by name, through the server's attendance."""
+
+    server: Server
+    number: int
+    names: Mapping[str, int]
+    offers: Mapping[int, Offer]
+
+    def ask(self, questions: Mapping[str, Question]) -> Iterator[tuple[str, Answer, bytes]]:
+        """The answers that come in time; a client that gives none is missed, and not waited for until it answers."""
+        attendance, members, number = self.server.attendance, self.server.members, self.number
+        positions = {self.names[name]: question for name, question in questions.items()}
+        messages = {
+            i: pack_question(question, pack_offer(self.offers[i]) if isinstance(question, Delivery) else None)
+            for i, question in positions.items()
+        }
+        if not any(members[i].waits for i in positions):
+            for i in positions:
+                members[i].waits = True
+        silent = set(positions)
+        for i, answer in attendance.ask("secure", messages, number):
+            silent.discard(i)
+            member, question = members[i], positions[i]
+            if answer.content is None:
+                attendance.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
+            elif "refusal" in answer.content.config_records:
+                member.refused += 1
+                reason = _reason(answer.content)
+                attendance.events.add(number, "refused", member.name, answer.node, f"{question.stage}: {reason}")
+            else:
+                try:
+                    yield member.name, *unpack_answer(answer.content, question)
+                except RefusedError as error:
+                    attendance.reject(number, member, f"{question.stage}: {error}")
+        for i in sorted(silent):
+            members[i].waits, members[i].missed = False, members[i].missed + 1
+            reason = f"no reply by the deadline of '{positions[i].stage}' in round {number}"
+            attendance.events.add(number, "missed", members[i].name, members[i].node, reason)
+
+
+def _reason(content: RecordDict) -> str:
+    return str(content.config_records["refusal"].get("reason"))[:200]
+
+
+def _parts(examples: int, clients: int) -> list[int]:
+    """``examples`` in nearly equal parts for so many clients."""
+    return [(examples + i) // clients for i in range(clients)]

@@ -1,0 +1,85 @@
+"""The recommendation of a search in plain words: what to change, what it costs, and what it does not cover."""
+
+from math import isnan
+
+from shoal.data.preferences import View
+from shoal.protection.judgement import Demand, Protection
+from shoal.protection.ladder import DELTA, UNPROTECTED
+
+_COVERS: dict[View, str] = {
+    "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",
+    "client": "It does not cover the server, which sees each client's updates; where the server sees their sums alone, "
+    "by secure aggregation, it has the view of a client that sends nothing.",
+    "server": "It covers what outsiders and other clients see too. Secure aggregation was not counted on: with it the "
+    "server has a client's view, in which less is enough.",
+}
+
+
+def sentences(best: Protection, demand: Demand) -> list[str]:
+    """What to change, how exposed whom that leaves, what it costs, and what it does not cover.
+
+    Example:
+        >>> from math import nan
+        >>> from shoal.protection import Demand, Protection, sentences
+        >>> exposure = {"exposure": 0.52, "exposure_low": 0.5, "exposure_high": 0.54}
+        >>> before = {"before": 0.61, "group_before": "north"}
+        >>> accuracy = {"accuracy": 0.80, "accuracy_before": 0.79}
+        >>> payer = {"payer": "south", "payer_accuracy": 0.7, "payer_accuracy_before": 0.75}
+        >>> rest = {"outcome": "met", "group": "north", "epsilon": nan, "alone": nan, "seeds": 4, "more_seeds": 0}
+        >>> words = {"rung": "a", "words": "5 rounds instead of 15"}
+        >>> best = Protection(**words, **exposure, **before, **accuracy, **payer, **rest)
+        >>> for sentence in sentences(best, Demand(limit=0.55))[:3:2]:
+        ...     print(sentence)
+        ...
+        Train the federation with 5 rounds instead of 15.
+        Accuracy over all clients goes from 0.790 to 0.800 (+0.010), within the price of 0.02; south pays most, from
+        0.750 to 0.700.
+    """
+    kept = {"met": "is within", "not met": "is above", "open": "may or may not be within"}[best.outcome]
+    more = f"; {best.seeds + best.more_seeds} judging seeds may decide it" if best.more_seeds else ""
+    interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f}, 95 % interval over {best.seeds} seeds"
+    stands = f"{best.exposure:.3f} ({interval} that chose nothing), which {kept} the limit of {demand.limit:g}{more}"
+    if best.rung == UNPROTECTED.name:
+        within = best.exposure <= demand.limit
+        helps = "the federation is within the limit as it is" if within else "nothing tried helps at this price"
+        exposed = f"The exposure of {best.group}, the most exposed group, is {stands}."
+        cost = f"Accuracy over all clients is {best.accuracy:.3f}."
+        return [f"Change nothing: {helps}.", exposed, cost, _alone(best), _what(best, demand)]
+    what = f"Train the federation with {best.words}."
+    if best.outcome != "met":
+        what = f"Nothing tried is shown to keep the limit. The best that was judged: {best.words}."
+    exposed = (
+        f"The exposure of {best.group}, the most exposed group, is then {stands}; without it, {best.group_before} had "
+        f"{best.before:.3f} while it was chosen."
+    )
+    return [what, exposed, _cost(best, demand), _alone(best), _what(best, demand)]
+
+
+def _cost(best: Protection, demand: Demand) -> str:
+    cost = best.accuracy - best.accuracy_before
+    price = "more than" if -cost > demand.max_cost else "within"
+    paid = "pays most" if best.payer_accuracy < best.payer_accuracy_before else "gains least"
+    return (
+        f"Accuracy over all clients goes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f}), "
+        f"{price} the price of {demand.max_cost:g}; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to "
+        f"{best.payer_accuracy:.3f}."
+    )
+
+
+def _alone(best: Protection) -> str:
+    """What the labelled shadow set gives without any client."""
+    if isnan(best.alone):
+        return "No shadow set says how accurate a model would be without any client."
+    more = "no less, so" if best.alone >= best.accuracy else "less;"
+    return (
+        f"The shadow set and its labels alone, without any client, give {best.alone:.3f}: {more} where the server has "
+        f"such labels, {'it need not ask clients' if best.alone >= best.accuracy else 'clients add to it'}."
+    )
+
+
+def _what(best: Protection, demand: Demand) -> str:
+    attacks = f"the strongest attack of the {demand.view}'s view with {demand.references} reference federations"
+    promise = "a measurement, not a promise"
+    if not isnan(best.epsilon):
+        promise = f"a measurement beside a promise, an epsilon of {best.epsilon:.2f} at delta {DELTA:g} for a record"
+    return f"This is {promise}, by {attacks}; stronger attacks may find more. {_COVERS[demand.view]}"

@@ -1,0 +1,270 @@
+"""Rounds by secure sums: the server's and the nodes' programs, in one process, against the simulation."""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="messages are Flower's, which needs the extra: pip install 'shoal[flower]'")
+
+import torch
+from flwr.app import RecordDict
+
+from shoal.config.build import build
+from shoal.config.schema import parse_config
+from shoal.core.errors import InputError
+from shoal.deployment.flower_config import NodeSettings, RunSettings
+from shoal.deployment.flower_records import pack_identity, pack_reply
+from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.secure_sums.protocol_messages import Members, Opening, RefusedError, Session
+from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
+from shoal.deployment.secure_sums.secure_records import pack_question, unpack_question
+from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server.server_app import serve
+from shoal.engine import Engine
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+
+TABLE = {
+    "seed": 2,
+    "data": {
+        "source": "digits", "clients": 6, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 40,
+        "test_examples": 20,
+        "groups": {"upright": {"share": 0.5}, "turned": {"share": 0.5, "rotation": [180, 180]}},
+    },
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3},
+    "local": {"epochs": 2, "batch_size": 10},
+    "red_team": {"every": 2, "shadow_models": 2},
+    "engine": {"backend": "loop"},
+    "secure_aggregation": {"min_clients": 2},
+}  # fmt: skip
+
+
+@dataclass
+class Nodes:
+    """An exchange whose nodes are in this process, by Shoal's own messages."""
+
+    folder: Path
+    numbers: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    silent: Mapping[int, str] = field(default_factory=dict)
+    keys: Mapping[str, object] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    seen: list[RecordDict] = field(default_factory=list)
+
+    def connected(self) -> list[int]:
+        return [100 + number for number in self.numbers]
+
+    def pause(self) -> None:
+        raise AssertionError("nobody else will come")
+
+    def settings_of(self, partition: int) -> NodeSettings:
+        state = {"state-dir": str(self.folder / str(partition)), "noise": "seed"}
+        return NodeSettings.read({"partition-id": partition, **state, **self.keys})
+
+    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[Answer]:
+        for node, content in messages.items():
+            settings = self.settings_of(node - 100)
+            if question == "identify":
+                yield Answer(node, pack_identity(settings.name, node - 100))
+                continue
+            assert question == "secure"
+            if self.silent.get(node - 100) == f"{group} {unpack_question(content).stage}":
+                continue
+            try:
+                reply = secure_reply(content, settings)
+            except (InputError, RefusedError) as error:
+                self.refusals.append(str(error))
+                reply = pack_reply(Refusal("its own log says why"))
+            self.seen.append(reply)
+            yield Answer(node, reply)
+
+
+def served(folder: Path, nodes: Nodes, table: Mapping[str, object] = TABLE):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.toml"
+    path.write_text(parse_config(table, "test").toml())
+    out = {"config": str(path), "out": str(folder / "run"), "min-nodes": len(nodes.numbers) or 1, "wait-timeout": 0.0}
+    serve(nodes, RunSettings.read(out))
+    progress = load_checkpoint(folder / "run" / "checkpoint")
+    assert progress is not None
+    return progress.state
+
+
+def simulated(table: Mapping[str, object]):
+    _, simulation = build(parse_config(table, "test"))
+    with Engine(simulation.setup.model, threads=1, backend="loop") as engine:
+        simulation = move_to_engine(simulation, engine)
+        (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
+    return now.state
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "run" / name).read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"algorithm": {"name": "fedavg", "rounds": 3}, "red_team": {"every": 0}},
+        {"algorithm": {"name": "hypcluster", "rounds": 3}, "red_team": {"every": 0}},
+        {"algorithm": {"name": "fedopt", "rounds": 3, "base": {"name": "ifca"}}, "red_team": {"every": 0}},
+        {"algorithm": {"name": "ditto", "rounds": 3}, "red_team": {"every": 0}},
+    ],
+)
+def test_a_run_by_secure_sums_is_the_simulation_but_for_rounding(tmp_path, changes):
+    table = {**TABLE, **changes}
+    state, expected = served(tmp_path, Nodes(tmp_path), table), simulated(table)
+    assert (state.models - expected.models).abs().max() < 1e-5
+    assert torch.bincount(state.assignment).tolist() == torch.bincount(expected.assignment).tolist()
+    assert (state.risks - expected.risks).abs().max() < 0.02
+    sums = rows_of(tmp_path, "sums.csv")
+    assert [int(row["clients"]) for row in sums if row["round"] == "3"] == torch.bincount(expected.assignment).tolist()
+    assert {"cluster", "examples"}.isdisjoint(rows_of(tmp_path, "clients.csv")[0])
+
+
+def test_nothing_that_the_server_is_sent_or_keeps_is_of_one_client(tmp_path):
+    nodes = Nodes(tmp_path)
+    served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}})
+    assert all(set(reply) <= {"secure", "blocks", "refusal"} for reply in nodes.seen)
+    kept = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "sums.csv" in kept
+    assert (tmp_path / "0" / "secure-sums").stat().st_mode & 0o077 == 0
+    assert not (tmp_path / "0" / "secure-sums" / "sum.json").exists(), "secrets of a sum that is over are forgotten"
+
+
+def test_histograms_are_added_up_too_and_estimate_the_risk_of_each_half_by_the_other(tmp_path):
+    team = {"every": 1, "estimator": "histogram", "attack": "loss-threshold", "histogram_epsilon": 50.0}
+    (tmp_path / "policy.toml").write_text("histogram_epsilon = inf\n")
+    nodes = Nodes(tmp_path, keys={"policy": str(tmp_path / "policy.toml")})
+    state = served(tmp_path, nodes, {**TABLE, "red_team": team, "algorithm": {"name": "ifca", "rounds": 2}})
+    sums = [row for row in rows_of(tmp_path, "sums.csv") if row["kind"] == "histograms"]
+    assert {row["round"] for row in sums} == {"1", "2"}
+    # 20 training and 10 hold-out examples of each client; with epsilon 50 the noise is 0.
+    assert [int(row["examples"]) for row in sums] == [30 * int(row["clients"]) * int(row["opened"]) for row in sums]
+    assert nodes.refusals == []
+    assert any(risk != 0.5 for risk in state.risks.tolist())
+
+
+@pytest.mark.parametrize("stage", ["opening", "roster", "delivery", "members", "transcript"])
+def test_a_node_that_falls_silent_in_a_round_is_missed_and_the_round_goes_on(tmp_path, stage):
+    nodes = Nodes(tmp_path, silent={5: f"2 {stage}"})
+    fast = {"algorithm": {"name": "ifca", "rounds": 2}, "red_team": {"every": 0}}
+    served(tmp_path, nodes, {**TABLE, **fast, "secure_aggregation": {"min_clients": 2, "threshold": 0.5}})
+    events = [row for row in rows_of(tmp_path, "events.csv") if row["kind"] != "joined"]
+    assert [(row["kind"], row["round"], row["client"]) for row in events] == [("missed", "2", "partition-5")]
+    assert stage in events[0]["reason"]
+    counted = sum(int(row["clients"]) for row in rows_of(tmp_path, "sums.csv") if row["round"] == "2")
+    assert counted == (6 if stage in ("members", "transcript") else 5)
+
+
+def test_a_round_of_too_few_nodes_opens_nothing_and_changes_no_model(tmp_path):
+    nodes = Nodes(tmp_path, silent=dict.fromkeys(range(3), "1 delivery"))
+    table = {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}}
+    state = served(tmp_path, nodes, table)
+    begin = simulated({**table, "local": {"epochs": 1, "batch_size": 10, "learning_rate": 1e-30}})
+    assert torch.equal(state.models, begin.models)
+    (failed,) = [row for row in rows_of(tmp_path, "events.csv") if row["kind"] == "failed"]
+    assert failed["reason"] == "3 clients sent their numbers, and 5 are needed; nothing is opened"
+
+
+def test_a_small_cluster_stays_as_it_is(tmp_path):
+    table = {**TABLE, "red_team": {"every": 1, "shadow_models": 2}, "secure_aggregation": {"min_clients": 4}}
+    state = served(tmp_path, Nodes(tmp_path), table)
+    sums = rows_of(tmp_path, "sums.csv")
+    assert {row["opened"] for row in sums if int(row["clients"]) < 4} == {"0"}
+    assert {row["opened"] for row in sums if int(row["clients"]) >= 4} == {"1"}
+    assert {row["examples"] for row in sums if row["opened"] == "0"} == {"0"}
+    assert int((state.assignment >= 0).sum()) in (0, 4, 5, 6)
+
+
+def test_a_run_that_goes_on_after_a_kill_is_the_same(tmp_path):
+    nodes = Nodes(tmp_path)
+    two = {**TABLE, "algorithm": {"name": "ifca", "rounds": 2}, "red_team": {"every": 0}}
+    whole = served(tmp_path / "whole", Nodes(tmp_path / "whole"), two)
+
+    class KilledError(Exception):
+        pass
+
+    ask = nodes.ask
+
+    def killing(question, messages, awaited, seconds, group):
+        if group == "2" and len(nodes.seen) > 40:
+            raise KilledError
+        yield from ask(question, messages, awaited, seconds, group)
+
+    nodes.ask = killing
+    with pytest.raises(KilledError):
+        served(tmp_path, nodes, two)
+    nodes.ask = ask
+    state = served(tmp_path, nodes, two)
+    assert torch.equal(state.models, whole.models)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"algorithm": {"name": "cfl", "rounds": 3}}, "'algorithm.name' must be one whose clients choose"),
+        ({"algorithm": {"name": "fedsoft", "rounds": 3}}, "fedsoft needs what single clients send"),
+        ({"defenses": {"max_update_norm": 1.0}}, "norm_clipping] must be left out"),
+        ({"coordinator": {"augmentation": {}}}, "[coordinator] must be left out"),
+        (
+            {
+                "defenses": {"dp_sgd": {"noise_multiplier": 1.0, "noise": "sum", "min_clients": 5}},
+                "local": {"batch_size": "all", "steps": 1},
+            },
+            "'secure_aggregation.min_clients' must be at least that of [defenses.dp_sgd]",
+        ),
+    ],
+)
+def test_what_sums_cannot_do_is_refused_before_anybody_is_asked(tmp_path, changes, sentence):
+    with pytest.raises(InputError) as error:
+        served(tmp_path, Nodes(tmp_path, numbers=()), {**TABLE, "red_team": {"every": 1}, **changes})
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "refusal"),
+    [
+        ({"min-clients": 3}, "the run opens sums of 2 clients, and this node's 'min-clients' is 3"),
+        ({"node-key": "missing"}, "missing: is no private key"),
+    ],
+)
+def test_a_node_that_asks_for_more_takes_no_part(tmp_path, keys, refusal):
+    nodes = Nodes(tmp_path, keys=keys)
+    served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}})
+    assert len(nodes.refusals) == 6
+    assert refusal in nodes.refusals[0]
+
+
+def test_a_single_update_is_given_neither_in_a_run_of_sums_nor_by_a_node_of_sums(tmp_path):
+    offer = Offer(1, 0, parse_config(TABLE, "test").toml(), torch.zeros(2, 5), torch.zeros(2))
+    node = Nodes(tmp_path).settings_of(0)
+    with pytest.raises(InputError, match="own numbers in a run with"):
+        require_plain(offer, node)
+    plain = {name: table for name, table in TABLE.items() if name != "secure_aggregation"}
+    offer = replace(offer, config=parse_config(plain, "test").toml())
+    assert require_plain(offer, node) is offer
+    (tmp_path / "keys").touch()
+    for keys in ({"secure-aggregation": "required"}, {"peer-keys": str(tmp_path / "keys")}):
+        with pytest.raises(InputError, match="answers secure sums alone"):
+            require_plain(offer, Nodes(tmp_path, keys=keys).settings_of(0))
+
+
+def test_a_sum_is_opened_to_a_node_once_and_numbers_of_a_run_only_rise(tmp_path):
+    node, config = Nodes(tmp_path).settings_of(0), parse_config(TABLE, "test").toml()
+
+    def opened(run: str, number: int):
+        return secure_reply(pack_question(Opening(Session(run * 32, number, "train"), config, 2)), node)
+
+    opened("a", 2)
+    opened("b", 1)
+    for number in (1, 2):
+        with pytest.raises(RefusedError, match="was opened already"):
+            opened("a", number)
+    opened("a", 3)
+    with pytest.raises(RefusedError, match="another sum than the one that is open"):
+        secure_reply(pack_question(Members(Session("b" * 32, 1, "train"), ("partition-0",))), node)
