@@ -346,6 +346,33 @@ def test_a_deeper_layer_is_exact_after_one_step_by_the_features_of_the_rounds_st
     assert_exact(found, owner)
 
 
+@pytest.mark.parametrize(("examples", "exact"), [(6, True), (20, False)], ids=["24 patches", "80 patches"])
+def test_a_convolution_of_separate_patches_is_attacked_until_they_outnumber_its_inputs(examples, exact):
+    """Four patches an image, of 36 inputs and a bias each."""
+    draw = shoal.Stream(8).generator()
+
+    def images(count):
+        return torch.rand(count, 1, 12, 12, generator=draw), torch.arange(count) % CLASSES
+
+    federation = shoal.Federation.from_tensors([images(examples) for _ in range(2)], test=images(80))
+
+    def network():
+        head = (nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, CLASSES))
+        return nn.Sequential(nn.Conv2d(1, 48, 6, stride=6), *head)
+
+    _, updates, engine = seen(federation, shoal.Model(network), rounds=1)
+    records = OwnedRecords.from_federation(federation)
+    x, owner = records.x[: 2 * examples + 20], records.client[: 2 * examples + 20].numpy()
+    found = UpdateSpan(layer="0").score(updates, Candidates(x, known=records.x[len(x) :]), engine)
+    assert (found.inputs, found.direct) == (37, True)
+    assert (found.exact == exact).all()
+    if exact:
+        assert (found.rank == 24).all()
+        np.testing.assert_array_equal(found.score > found.threshold, owner == np.arange(2)[:, None])
+    else:
+        assert (found.rank == 37).all()
+
+
 def test_a_chosen_layer_is_attacked(federation, mlp):
     _, updates, engine = seen(federation, mlp)
     candidates, _ = asked(federation)
