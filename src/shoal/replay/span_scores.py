@@ -59,7 +59,8 @@ class AskedRecords:
             classes = 1 + int(max(self.y.max(), self.known_y.max()))
             labels = (self.y[:, None], self.known_y[:, None])
             strata = [torch.cat([of, of * classes + label], dim=1) for of, label in zip(strata, labels, strict=True)]
-        return Candidates(self.x, self.known, *strata, row, self.y, self.known_y)
+        of_x, of_known = strata
+        return Candidates(self.x, self.known, of_x, of_known, row, self.y, self.known_y)
 
 
 def span_scores(
