@@ -6,11 +6,13 @@ What crosses it are the objects of the wire format, as bytes, so that a node may
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
+from flwr.app.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import error_to_proto, message_to_proto
+from flwr.common.serde import error_to_proto, message_to_proto, metadata_from_proto
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
@@ -30,14 +32,16 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
     PushAppMessagesResponse,
 )
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-Node = Callable[[str, RecordDict], RecordDict | dict[str, bytes] | None]
-"""Answers a message of a type: records; or objects by id, the reply's last; or nothing."""
+Node = Callable[[str, Callable[[], RecordDict]], RecordDict | dict[str, bytes] | None]
+"""Answers a message of a type, whose content it may ask for: by records; by objects by id, of which the last is the
+reply or its records; or not."""
 
 
 @dataclass(eq=False)
@@ -103,17 +107,18 @@ class InProcessSuperLink:
                 protos[-1].metadata.reply_to_message_id = message_id
                 trees.append(ObjectTree())
                 continue
-            asked = inflate_object_from_contents(message_id, self.objects, keep_object_contents=True)
-            assert isinstance(asked, Message)
-            asked.metadata.__dict__["_message_id"] = message_id
-            content = self.nodes[node](asked.metadata.message_type, asked.content)
+            about = ProtoMessage.FromString(self.objects[message_id].partition(HEAD_BODY_DIVIDER)[2]).metadata
+            about.message_id = message_id
+            asked = make_message(metadata_from_proto(about), RecordDict())
+            content = self.nodes[node](about.message_type, partial(self._content, message_id))
             if content is None:
                 continue
             del self._unanswered[message_id]
-            reply = Message(RecordDict(), reply_to=asked)
             if isinstance(content, RecordDict):
                 reply = Message(content, reply_to=asked)
                 content = {key: value.deflate() for key, value in get_all_nested_objects(reply).items()}
+            elif content[[*content][-1]].startswith(b"RecordDict "):
+                content |= _message_of([*content][-1], asked)
             self.objects.update(content)
             *parts, reply_id = content
             proto = message_to_proto(Message(RecordDict(), reply_to=asked))
@@ -121,6 +126,11 @@ class InProcessSuperLink:
             protos.append(proto)
             trees.append(ObjectTree(object_id=reply_id, children=[ObjectTree(object_id=part) for part in parts]))
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
+
+    def _content(self, message_id: str) -> RecordDict:
+        asked = inflate_object_from_contents(message_id, self.objects, keep_object_contents=True)
+        assert isinstance(asked, Message)
+        return asked.content
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
         """An object of a reply."""
@@ -136,3 +146,10 @@ class InProcessSuperLink:
 
 def _ids(tree: ObjectTree) -> list[str]:
     return [tree.object_id, *(each for child in tree.children for each in _ids(child))]
+
+
+def _message_of(records: str, asked: Message) -> dict[str, bytes]:
+    """The object of a reply whose records have this id."""
+    body = message_to_proto(Message(RecordDict(), reply_to=asked)).SerializeToString()
+    content = f"Message {records} {len(body)}".encode() + HEAD_BODY_DIVIDER + body
+    return {get_object_id(content): content}

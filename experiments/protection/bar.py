@@ -1,15 +1,18 @@
 """Whether the settings of bar.toml take the bar of protection: two of them against IFCA-MIR, seed by seed.
 
-    shoal sweep experiments/protection/bar.toml --jobs 2
-    python experiments/protection/bar.py runs/bar docs/results/protection/bar
+    shoal sweep experiments/protection/bar.toml --out runs/protection
+    for run in runs/protection/runs/*; do shoal audit $run --references 0; done
+    python experiments/protection/bar.py runs/protection docs/results/protection/bar
 
-Written: OUT.csv (a row for each run) and OUT.md (the bar seed by seed, then means and differences from IFCA-MIR of the
-same seed). `protected` has at most a quarter of IFCA-MIR's violations and is at least 2 points more accurate, for the
-minority too; `promised` has an epsilon of at most 8 and is not less accurate. "Expected" violations are the mean over
+Written: OUT.csv (a row for each run) and OUT.md (the bar seed by seed, then means and differences from IFCA-MIR and
+from the shadow set alone, of the same seed). `protected` has at most a quarter of IFCA-MIR's violations, is at least 2
+points more accurate, for the minority too, and a client's span attack has AUC below 0.6 on the minority (where runs
+were audited); `promised` has an epsilon of at most 8 and is not less accurate. "Expected" violations are the mean over
 limits uniform in [0.5, 0.8], not over those drawn.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -23,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import differences, spread, table
 from run_figures import of_clients
 
-AGAINST = "IFCA-MIR"
+AGAINST, ALONE = "IFCA-MIR", "shadow set alone"
 ACCURACIES = {"accuracy.overall": "accuracy", "accuracy.minority": "accuracy, minority"}
 FIGURES = {
     **ACCURACIES,
@@ -32,6 +35,8 @@ FIGURES = {
     "exposure": "exposure, mean over clients",
     "exposure.minority": "exposure, minority",
     "tpr_at_fpr_0.01.minority": "TPR at 1 % FPR, minority",
+    "attacks.span-models.minority.auc": "span of models, AUC, minority",
+    "attacks.span.minority.auc": "span of updates, AUC, minority",
     "canaries.tpr_at_fpr_0.01": "canaries: TPR at 1 % FPR",
     "adjusted_rand_index": "grouping (ARI)",
     "epsilon": "epsilon, client view",
@@ -45,7 +50,10 @@ def measured(sweep: Path) -> pd.DataFrame:
     """A row for each run: setting, seed, and those of `FIGURES` that it has."""
     rows = []
     for run in read_results(sweep, read_sweep(sweep / "sweep.toml").axes).to_dict("records"):
-        own = of_clients(sweep / "runs" / str(run["run"]))
+        folder = sweep / "runs" / str(run["run"])
+        own: dict[str, float] = of_clients(folder)
+        if (folder / "audit.json").exists():
+            own |= json.loads((folder / "audit.json").read_text(encoding="utf-8"))
         figures = {key: own.get(key, run.get(key)) for key in FIGURES}
         if pd.isna(own["exposure"]):
             # No client trained, and nothing was attacked.
@@ -61,6 +69,7 @@ def missed(setting: str, after: pd.Series, before: pd.Series) -> list[str]:
     else:
         kept = {said: after[key] >= before[key] + 0.02 for key, said in ACCURACIES.items()}
         kept["violations"] = after["violations.total"] <= before["violations.total"] / 4
+        kept["client view"] = not after.get("attacks.span-models.minority.auc", 0.5) >= 0.6
     return [said for said, is_kept in kept.items() if not is_kept]
 
 
@@ -74,14 +83,9 @@ def seed_by_seed(runs: pd.DataFrame, setting: str) -> list[list[str]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", type=Path, help="the directory of a finished sweep")
-    parser.add_argument("out", type=Path, help="the files' path without its ending")
-    arguments = parser.parse_args()
-    runs = measured(arguments.sweep).dropna(axis="columns", how="all")
-    shown = [key for key in FIGURES if key in runs]
-    names = list(dict.fromkeys(runs["setting"]))
+def report(runs: pd.DataFrame) -> str:
+    """All tables as Markdown."""
+    shown, names = [key for key in FIGURES if key in runs], list(dict.fromkeys(runs["setting"]))
     parts = [
         table(
             f"{name}, seed by seed",
@@ -92,23 +96,34 @@ def main() -> None:
         if name in names
     ]
     means = [
-        [name, *(spread(some[key].dropna()) if some[key].notna().any() else "" for key in shown)]
+        [name, str(len(some)), *(spread(some[key].dropna()) if some[key].notna().any() else "" for key in shown)]
         for name, some in runs.groupby("setting", sort=False)
     ]
-    title = f"{runs['seed'].nunique()} seeds, mean ± standard deviation"
-    parts.append(table(title, ["setting", *(FIGURES[key] for key in shown)], means))
-    by, rows = runs.set_index(["setting", "seed"]), []
-    for name in (name for name in names if name != AGAINST):
-        for key in (key for key in shown if not key.startswith("epsilon")):
-            less = (by.loc[name, key] - by.loc[AGAINST, key]).dropna()
-            if len(less):
-                rows.append([name, FIGURES[key], *differences(less)])
+    heads = ["setting", "seeds", *(FIGURES[key] for key in shown)]
+    parts.append(table("Mean ± standard deviation over seeds", heads, means))
+    by = runs.set_index(["setting", "seed"])
     heads = ["setting", "", "difference", "95 % interval", "seeds above"]
-    parts.append(table(f"Less {AGAINST}, of the same seed", heads, rows))
+    for against in (AGAINST, ALONE):
+        rows = []
+        for name in (name for name in names if name != against):
+            for key in (key for key in shown if not key.startswith("epsilon")):
+                less = (by.loc[name, key] - by.loc[against, key]).dropna()
+                if len(less):
+                    rows.append([name, FIGURES[key], *differences(less)])
+        parts.append(table(f"Less {against}, of the same seed", heads, rows))
+    return "\n".join([*parts, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="the directory of a finished sweep")
+    parser.add_argument("out", type=Path, help="the files' path without its ending")
+    arguments = parser.parse_args()
+    runs = measured(arguments.sweep).dropna(axis="columns", how="all")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(arguments.out.with_suffix(".csv"), runs.to_csv(index=False))
-    write_text(arguments.out.with_suffix(".md"), "\n".join([*parts, ""]))
-    print("\n".join(parts))
+    write_text(arguments.out.with_suffix(".md"), report(runs))
+    print(report(runs))
 
 
 if __name__ == "__main__":

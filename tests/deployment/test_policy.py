@@ -265,6 +265,21 @@ def test_votes_do_not_give_the_threshold_away(tmp_path):
         bisected(noisy, node(tmp_path, "votes = 5", **{"state-dir": str(tmp_path / "third")}), 6)
 
 
+def test_what_the_votes_of_a_node_without_a_policy_tell_of_its_limit():
+    """The best an attacker can do: each vote about the median of what it believes of the limit, by Bayes' rule."""
+    coins, grid, errors = np.random.default_rng(0), np.linspace(0.5, 1.0, 501), list[float]()
+    true = 1 / (1 + math.exp(-Policy().vote_epsilon))
+    for limit in coins.uniform(0.5, 1.0, 2000):
+        belief = np.full(501, 1 / 501)
+        for _ in range(Policy().votes):
+            asked = grid[np.searchsorted(belief.cumsum(), 0.5)]
+            over = (asked > limit) == (coins.random() < true)
+            belief *= np.where((asked > grid) == over, true, 1 - true)
+            belief /= belief.sum()
+        errors.append(abs(grid[np.searchsorted(belief.cumsum(), 0.5)] - limit))
+    assert np.mean(errors) == pytest.approx(0.068, abs=0.003), "and 0.125 without any vote"
+
+
 def test_a_randomised_choice_has_the_stated_odds_and_its_model_is_trained(tmp_path):
     coins, epsilon = np.random.default_rng(0), 1.0
     counts = Counter(randomised(1, 3, epsilon, coins) for _ in range(20_000))
@@ -374,3 +389,13 @@ def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path,
     assert "the server asks to keep a map of features" in caplog.text
     histograms = answer("query.histograms", client_app.count)
     assert unpack_stamp(histograms) == Ledger.load(tmp_path / "ledger.json").stamp
+
+
+def test_the_policy_that_the_documentation_prints_is_one(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (tmp_path / "policy.toml").write_text(
+        page.partition("## A node's own policy")[2].split("```toml")[1].split("```")[0]
+    )
+    policy = Policy.read(tmp_path / "policy.toml")
+    assert (policy.choice_every, policy.networks) == (10, {"logistic": 1000})
+    assert len({name for name in vars(policy) if vars(policy)[name] != vars(Policy())[name]}) >= 12

@@ -43,7 +43,7 @@ RECOGNISED_AUC = 0.9
 HIDDEN_AUC = 0.6
 """What it is at most where they are hidden."""
 
-SURE_AUC = 0.98
+SURE_AUC = 0.99
 """The filter's AUC from which on records count as recognised."""
 
 UNSURE_AUC = 0.58

@@ -121,7 +121,8 @@ class Server:
         number, members, attendance = state.round + 1, self.members, self.attendance
         offered, messages = self._offered(training, state, cohort), {}
         # Clients that are offered the same models are sent the same object, which is packed and hashed once.
-        packed = {id(models): pack_models(models) for models, _ in offered.values()}
+        distinct = {id(models): models for models, _ in offered.values()}
+        packed = {key: pack_models(models) for key, models in distinct.items()}
         for i, (models, clusters) in offered.items():
             directives = {name: values[clusters] for name, values in state.directives.items()}
             offer = self.offer(number, members[i], models, state.risks[clusters], directives)
@@ -141,7 +142,7 @@ class Server:
                 update, norm = reply
                 chosen = update.cluster if self.choice != "server" else int(clusters[0])
                 updates[i] = _Update(
-                    replace(update, cluster=chosen, end=update.end[:0]), norm, row=ends.add(update.end)
+                    replace(update, cluster=chosen, end=torch.empty(0)), norm, row=ends.add(update.end)
                 )
             if time.monotonic() - shown > _SHOWN:
                 shown = time.monotonic()

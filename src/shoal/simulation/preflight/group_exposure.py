@@ -48,7 +48,7 @@ class GroupExposure:
             every = "every record" if self.recognised == 1 else f"{100 * self.recognised:.0f} % of the records"
             return f"{every} can be recognised"
         if self.exposure.verdict == "hidden":
-            return "records are hidden"
+            return "records are hidden from these attacks"
         return "records may be recognised" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
 
     def sentence(self) -> str:
@@ -61,7 +61,7 @@ class GroupExposure:
             by = "" if one.exact else f" by a matched filter (AUC up to {one.expected:.2f})"
             return f"every record of {self.whose} can be recognised{by}{after}: {shown}."
         if one.verdict == "hidden":
-            return f"the records of {self.whose} are hidden from this attack: {shown}."
+            return f"the records of {self.whose} are hidden from these attacks: {shown}."
         said = self.answer.removeprefix("records ")
         return f"records of {self.whose} {said}: {shown}."
 
