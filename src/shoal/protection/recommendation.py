@@ -36,8 +36,8 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         0.750 to 0.700.
     """
     kept = {"met": "is within", "not met": "is above", "open": "may or may not be within"}[best.outcome]
-    more = f"; {best.seeds + best.more_seeds} judging seeds may decide it" if best.more_seeds else ""
-    interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f}, 95 % interval over {best.seeds} seeds"
+    more = f"; {best.seeds + best.more_seeds} judging seeds may show it" if best.more_seeds else ""
+    interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f} for 95 % of further seeds, by {best.seeds}"
     stands = f"{best.exposure:.3f} ({interval} that chose nothing), which {kept} the limit of {demand.limit:g}{more}"
     if best.rung == UNPROTECTED.name:
         within = best.exposure <= demand.limit
