@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="messages are Flower's, which needs the extra: pip install 'shoal[flower]'")
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 
@@ -21,12 +22,13 @@ from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.flower_config import NodeSettings, RunSettings
 from shoal.deployment.flower_records import pack_identity, pack_reply
 from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.secure_sums.contributions import summed_update, update_block
 from shoal.deployment.secure_sums.protocol_messages import Members, Opening, RefusedError, Session
 from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 from shoal.deployment.secure_sums.secure_records import pack_question, unpack_question
 from shoal.deployment.server.exchange import Answer, Registration
 from shoal.deployment.server.server_app import serve
-from shoal.engine import Engine
+from shoal.engine import ClientUpdate, Engine
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
@@ -314,3 +316,14 @@ def test_an_update_above_the_norm_is_clipped_by_its_client(tmp_path):
     (other,) = rows_of(tmp_path / "free", "sums.csv")
     assert float(row["norm"]) <= 1e-2 < float(other["norm"])
     assert not torch.equal(state.models, free.models)
+
+
+def test_an_update_that_is_not_finite_is_not_added():
+    config, models = parse_config(TABLE, "test"), torch.zeros(2, 3)
+    with pytest.raises(RefusedError, match="not finite"):
+        update_block(ClientUpdate(0, 20, torch.tensor([0.0, float("nan"), 0.0])), models, config, clients=6)
+    block = update_block(ClientUpdate(0, 20, torch.tensor([3.0, 0.0, 4.0])), models, config, clients=6)
+    assert summed_update(block * np.uint32(2), 2, config, 6)[0] == 40
+    assert summed_update(block * np.uint32(2), 2, config, 6)[1].tolist() == pytest.approx([3.0, 0.0, 4.0], abs=1e-6)
+    with pytest.raises(RefusedError, match="0 examples of 2 clients"):
+        summed_update(block * np.uint32(0), 2, config, 6)

@@ -87,11 +87,13 @@ def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: 
         clients: of the sum.
 
     Raises:
-        RefusedError: clipping would take away noise that others rely on.
+        RefusedError: it is not finite, or clipping would take away noise that others rely on.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
     move = (update.end.double() - models[update.cluster].double()).numpy()
     norm, rule = float(np.linalg.norm(move)), config.defenses.dp_sgd
+    if not np.isfinite(norm):
+        raise RefusedError("the update has numbers that are not finite")
     if norm > section.max_update_norm:
         if rule is not None and rule.noise == "sum":
             raise RefusedError(
