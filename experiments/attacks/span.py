@@ -118,6 +118,9 @@ CELLS = [
     Cell("augmentation 25 deg 3.2 px, 25 x 5 passes", tables=augmentation(25.0, 3.2, 5), **SEARCHED),
     Cell("augmentation 15 deg 2 px, 100 x 1 pass", images=100, tables=augmentation(15.0, 2.0, 1), **SEARCHED),
     Cell("augmentation 15 deg 2 px, 100 x 5 passes", images=100, tables=augmentation(15.0, 2.0, 5), **SEARCHED),
+    *(Cell(f"augmentation 15 deg 2 px, sum of {n} clients x 25 x {e} passes, {t} rounds", clients=n, rounds=t,
+           tables=augmentation(15.0, 2.0, e), views=("client",), asked=50 if n * e < 8 else 1_000)
+      for n, e, t in ((3, 2, 1), (3, 5, 5), (12, 5, 1), (12, 5, 5))),
     Cell("FedProx, mu = 0.1", rounds=3, tables={"algorithm": {"name": "fedprox", "mu": 0.1}}, views=BOTH),
     Cell(
         "SCAFFOLD", rounds=3, tables={"algorithm": {"name": "scaffold"}}, views=BOTH,

@@ -10,7 +10,9 @@ which it trained on neither, while the reference federations trained on one of e
 A seed whose file is in OUT/runs is not trained again. Written: OUT/null-views.csv, a row for each kind and view: in how
 many audits the 95 % interval of the AUC and of the balanced accuracy of the attack that decides, over all records, has
 0.5 in it, and lies above it; the mean AUC; and of the view's span attack, on how many records of all audits it says
-"member", and in how many audits it says of any record that its verdict is exact.
+"member", and in how many audits it says of any record that its verdict is exact. "coins": the share of COINS further
+swaps of each audit's pairs in which the interval of the AUC of the attack that decides holds 0.5, and lies above it;
+whether a count out of 40 is chance or an interval that is too narrow is told by these.
 """
 
 import argparse
@@ -25,7 +27,8 @@ import pandas as pd
 import torch
 
 from shoal.audit.audit import audit_records
-from shoal.audit.records import CHOSEN_OF_VIEW
+from shoal.audit.records import CHOSEN_OF_VIEW, RecordTable, measure
+from shoal.audit.reference_records import attack_records
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.atomic_files import write_text
@@ -79,6 +82,22 @@ def unseen(attacked: AttackedRun, random: np.random.Generator) -> AttackedRun:
     return replace(attacked, records=replace(records, federation=other).take(kept))
 
 
+COINS = 200
+"""Swaps of the pairs of each audit, of a view."""
+
+
+def by_coins(table: RecordTable, random: np.random.Generator) -> dict[str, float]:
+    """In which share of swaps by fair coins the interval of the AUC has 0.5 in it, and lies above it."""
+    assert table.pair is not None
+    ends = np.empty((COINS, 2))
+    for i in range(COINS):
+        coins = (random.random(int(table.pair.max()) + 1) < 0.5)[table.pair]
+        found = measure(replace(table, member=table.member ^ coins))
+        ends[i] = found.auc_low, found.auc_high
+    low, high = ends.T
+    return {"coins hold 0.5": ((low <= 0.5) & (high >= 0.5)).mean(), "coins above": (low > 0.5).mean()}
+
+
 def audited(seed: int, references: int) -> Iterator[dict[str, Any]]:
     """A row for each kind and view of one federation."""
     _, simulation = build(parse_config(configuration(seed), "null_views.py"))
@@ -90,18 +109,23 @@ def audited(seed: int, references: int) -> Iterator[dict[str, Any]]:
     kinds = {"members": members, "swapped": swapped(members, random), "unseen": of_unseen}
     for kind, records in kinds.items():
         found = audit_records(records, Stream(seed)("null", kind)).flat()
+        tables = attack_records(records).attacks
         for view in VIEWS:
             span = records.further.get(CHOSEN_OF_VIEW.get(view, ""))
             called = np.nan if span is None else (span.score > span.threshold)[records.scores.member].mean()
             others = np.nan if span is None else (span.score > span.threshold)[~records.scores.member].mean()
             key = f"views.{view}.all"
+            coins = by_coins(tables[str(found[f"{key}.attack"])], random)
             figures = {f"{name}{end}": found[f"{key}.{name}{end}"] for name in ("auc", "accuracy") for end in ENDS}
             known = {"kind": kind, "view": view, "attack": found[f"{key}.attack"], "pairs": len(records.scores) // 2}
             exact = np.nan if span is None or span.exact is None else span.exact.mean()
-            yield {**known, **figures, "members called": called, "non-members called": others, "exact": exact}
+            yield {**known, **figures, **coins, "members called": called, "non-members called": others, "exact": exact}
 
 
 ENDS = ("", ".low", ".high")
+
+AVERAGED = ("coins hold 0.5", "coins above", "members called", "non-members called")
+"""Columns of runs whose mean is in the table."""
 
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:
@@ -113,7 +137,7 @@ def table_of(rows: pd.DataFrame) -> pd.DataFrame:
             low, high = mine[f"{name}.low"], mine[f"{name}.high"]
             row |= {f"{name} holds 0.5": ((low <= 0.5) & (high >= 0.5)).sum(), f"{name} above": (low > 0.5).sum()}
             row[f"mean {name}"] = mine[name].mean()
-        row |= {name: mine[name].mean() for name in ("members called", "non-members called")}
+        row |= {name: mine[name].mean() for name in AVERAGED}
         row["audits with an exact verdict"] = (mine["exact"] > 0).sum() if mine["exact"].notna().all() else np.nan
         parts.append({**row, "attacks": " ".join(sorted(set(mine["attack"])))})
     return pd.DataFrame(parts).round(4)

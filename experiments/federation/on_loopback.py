@@ -41,7 +41,7 @@ LESSON = """
 {same}
 {stranger}
 {clients} SuperNodes ran the installed Shoal; of the package that the server sent them nothing was unpacked
-in each of {rounds} rounds the server saw of each client its trained model, its choice and its number of examples
+in each of {rounds} rounds the server saw {seen}
   it did not see its examples, its limit, its weights of loss and risk, and its epsilon
 look at  {out}/report.html     what each model is worth, and who attacked it with what success
          {out}/rounds.csv      each model in each round; clients.csv: who chose what; events.csv: who came and missed
@@ -93,9 +93,15 @@ def federate(config: Path, out: Path, console: Console) -> None:
                 for program in ("superlink", *(f"node-{i}" for i in range(clients))):
                     shutil.copyfile(folder / f"{program}.log", out / f"{program}.log")
     console.print("all programs are ended")
-    same = torch.equal(models_in(out, config), simulated(config).models)
+    models, expected = models_in(out, config), simulated(config).models
+    # Sums are of integers, whose rounding a simulation has not.
+    sums = read_config(config).secure_aggregation is not None
+    how = "but for rounding" if sums else "bit for bit"
+    same = torch.allclose(models, expected, atol=1e-5, rtol=0) if sums else torch.equal(models, expected)
+    seen = "of each client its trained model, its choice and its number of examples"
     lesson = LESSON.format(
-        same=f"the models {'are bit for bit' if same else 'are NOT'} those of the simulation, shoal run {config}",
+        same=f"the models {'are' if same else 'are NOT'} {how} those of the simulation, shoal run {config}",
+        seen=f"sums over clusters and no client's part in them: {out}/sums.csv has all of it" if sums else seen,
         stranger="nginx is not here (apt-get install nginx-light): the SuperLink stood on loopback without its front"
         if refused is None
         else f"a stranger who asks at the nodes' door for a run of an own app is refused ({refused}): nginx lets "

@@ -147,6 +147,31 @@ def test_a_client_recognises_everybodys_records_by_the_models_moves(federation, 
     np.testing.assert_array_equal(found.score[0] > found.threshold[0], owner >= 0)
 
 
+POOLED = {
+    "one share": shoal.Pooling(shoal.IFCA(2), share=0.4),
+    "over a server's momentum": shoal.Pooling(
+        shoal.FedOpt(shoal.IFCA(2), optimizer="sgd", learning_rate=1.0), share=0.3
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", POOLED.values(), ids=POOLED)
+def test_a_client_undoes_pooling_whose_share_it_knows(federation, mlp, algorithm):
+    models, updates, engine = seen(federation, mlp, algorithm, rounds=3)
+    assert all(0 < round_of.assignment.sum() < CLIENTS for round_of in updates), "clients of both models"
+    candidates, owner = asked(federation)
+    server = ServerOptimizer("sgd", 1.0, 0.9, 0.99, 1e-3) if isinstance(algorithm.base, shoal.FedOpt) else None
+    known = Knowledge(pooling=algorithm.share, cohort=CLIENTS, server=server)
+    found = ModelSpan().score(models, candidates, engine, known)
+    assert found.exact.all()
+    trained = {(k, i) for of in updates for i, k in enumerate(of.assignment.tolist())}
+    of_model = np.array([[(k, i) in trained for i in owner] for k in range(2)])
+    np.testing.assert_array_equal(found.score > found.threshold, of_model)
+    alone = replace(candidates, x=candidates.x[torch.from_numpy(owner < 0)])
+    assert not ModelSpan().score(models, alone, engine, known).exact.any(), "nobody trained on these"
+    assert not ModelSpan().score(models, candidates, engine, replace(known, pooling=0.0)).exact.any(), "not undone"
+
+
 def test_an_adaptive_server_that_is_not_undone_raises_the_rank(federation, mlp):
     models, _, engine = seen(federation, mlp, shoal.FedOpt())
     candidates, _ = asked(federation)
@@ -319,6 +344,33 @@ def test_a_deeper_layer_is_exact_after_one_step_by_the_features_of_the_rounds_st
     found = UpdateSpan().score(updates, candidates, engine)
     assert (found.layer, found.direct) == ("hidden", False)
     assert_exact(found, owner)
+
+
+@pytest.mark.parametrize(("examples", "exact"), [(6, True), (20, False)], ids=["24 patches", "80 patches"])
+def test_a_convolution_of_separate_patches_is_attacked_until_they_outnumber_its_inputs(examples, exact):
+    """Four patches an image, of 36 inputs and a bias each."""
+    draw = shoal.Stream(8).generator()
+
+    def images(count):
+        return torch.rand(count, 1, 12, 12, generator=draw), torch.arange(count) % CLASSES
+
+    federation = shoal.Federation.from_tensors([images(examples) for _ in range(2)], test=images(80))
+
+    def network():
+        head = (nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, CLASSES))
+        return nn.Sequential(nn.Conv2d(1, 48, 6, stride=6), *head)
+
+    _, updates, engine = seen(federation, shoal.Model(network), rounds=1)
+    records = OwnedRecords.from_federation(federation)
+    x, owner = records.x[: 2 * examples + 20], records.client[: 2 * examples + 20].numpy()
+    found = UpdateSpan(layer="0").score(updates, Candidates(x, known=records.x[len(x) :]), engine)
+    assert (found.inputs, found.direct) == (37, True)
+    assert (found.exact == exact).all()
+    if exact:
+        assert (found.rank == 24).all()
+        np.testing.assert_array_equal(found.score > found.threshold, owner == np.arange(2)[:, None])
+    else:
+        assert (found.rank == 37).all()
 
 
 def test_a_chosen_layer_is_attacked(federation, mlp):

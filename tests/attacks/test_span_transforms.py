@@ -1,11 +1,13 @@
 """The search for the transform of a record: a known one is found, and augmented members are recognised."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import shoal
-from shoal.attacks import Candidates, Knowledge, OwnedRecords, UpdateSpan
+from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, UpdateSpan
 from shoal.attacks.span.row_space import row_spaces
 from shoal.attacks.span.transform_search import searched_residuals
 from shoal.engine import Engine, LocalSGD, Training
@@ -50,23 +52,43 @@ def test_a_draw_says_the_transform_and_columns_that_vary_are_named():
     torch.testing.assert_close(family.transformed(images, other), family.transformed(images, uniform))
 
 
-def test_augmented_members_are_recognised_by_the_search_alone():
+def trained(epochs):
+    """The engine, models before and after a round on six images of each of two clients, updates and local training."""
     draw, family = shoal.Stream(1).generator(), shoal.Augmentation(rotation=15.0, shift=1.0)
     labels = torch.arange(6) % 3
     clients = [(smooth(6, draw, side=14), labels) for _ in range(2)]
-    federation = shoal.Federation.from_tensors(clients, test=(smooth(30, draw, side=14), torch.arange(30) % 3))
+    federation = shoal.Federation.from_tensors(clients, test=(smooth(60, draw, side=14), torch.arange(60) % 3))
     model = shoal.create_model("mlp", shoal.Shape(channels=1, height=14, width=14, classes=3), hidden=64)
-    local = LocalSGD(epochs=2, batch_size=3)
+    local = LocalSGD(epochs=epochs, batch_size=3)
     with Engine(model, threads=1) as engine:
         training = Training(
             federation, shoal.FedAvg(), local, engine, shoal.Stream(0), defenses=(family,), record_every=1
         )
-        state, report = training.round(training.start())
+        before = training.start()
+        state, report = training.round(before)
         augmented = training.local_of_clusters(state)[0]
-    records = OwnedRecords.from_federation(federation)
+    return engine, [before.models, state.models], report.updates, augmented, OwnedRecords.from_federation(federation)
+
+
+def test_augmented_members_are_recognised_by_the_search_alone():
+    engine, _, updates, augmented, records = trained(2)
     candidates = Candidates(records.x[:24], known=records.x[24:])
-    found = UpdateSpan().score([report.updates], candidates, engine, Knowledge(augmented))
+    found = UpdateSpan().score([updates], candidates, engine, Knowledge(augmented))
     assert found.exact.all()
     np.testing.assert_array_equal(found.score > found.threshold, records.client[:24].numpy() == np.arange(2)[:, None])
-    unsearched = UpdateSpan().score([report.updates], candidates, engine, Knowledge(local))
+    unsearched = UpdateSpan().score([updates], candidates, engine, Knowledge(replace(augmented, augmentation=None)))
     assert not unsearched.exact.any()
+
+
+@pytest.mark.parametrize("epochs", [2, 8], ids=["24 transformed images", "96, more than rows"])
+def test_a_client_searches_transforms_of_images_in_a_sum(epochs):
+    """The span of 64 rows holds what two clients trained on in two passes, and not in eight."""
+    engine, models, _, augmented, records = trained(epochs)
+    candidates = Candidates(records.x[:36], known=records.x[36:], y=records.y[:36], known_y=records.y[36:])
+    found = ModelSpan().score(models, candidates, engine, Knowledge(augmented))
+    member = records.client[:36].numpy() >= 0
+    assert found.exact.tolist() == [epochs == 2]
+    if epochs == 2:
+        np.testing.assert_array_equal(found.score[0] > found.threshold[0], member)
+    absent = replace(candidates, x=candidates.x[~member], y=candidates.y[~member])
+    assert not ModelSpan().score(models, absent, engine, Knowledge(augmented)).exact.any(), "nobody trained on these"

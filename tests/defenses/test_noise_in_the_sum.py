@@ -75,6 +75,8 @@ def test_epsilons_by_view_are_those_of_a_gaussian_mechanism():
         assert abs(delta - RULE.delta) < 1e-8
         assert float(epsilons[view][0]) == accounting.gaussian_epsilon(0.5, RULE.delta)
     assert epsilons["outsider"][1] < epsilons["client"][1] < epsilons["server"][1]
+    secure = accounting.epsilons_by_view(RULE, torch.tensor([0, 9]), choice_noise=2.0, secure=True)
+    assert torch.equal(secure["server"], epsilons["client"]), "a server that knows one client's share"
 
 
 def test_a_sum_of_one_hides_nothing_from_that_client_and_no_noise_nothing_from_anybody():

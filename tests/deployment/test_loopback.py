@@ -286,3 +286,33 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     undisturbed = simulated(path)
     disturbed = replace(undisturbed, models=models_in(out, path))
     assert client_accuracy(path, disturbed) >= client_accuracy(path, undisturbed) - 0.02
+
+
+def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_rounding(tmp_path, forks):
+    secure = "[secure_aggregation]\nmin_clients = 2\nthreshold = 0.5"
+    path, out, keys = tmp_path / "run.toml", tmp_path / "run", tmp_path / "keys"
+    # With this seed two clients choose each model in both rounds.
+    a_config(path, clients=4, rounds=2, model="logistic", every=2, seed=8, further=secure)
+    make_certificates(keys, nodes=4)
+    names = [(keys / f"node-{i}.pub").read_text().split()[:2] for i in range(4)]
+    (tmp_path / "peers").write_text("".join(f"partition-{i} {' '.join(key)}\n" for i, key in enumerate(names)))
+    with logs_on_failure(tmp_path), Programs(tmp_path) as programs:
+        loopback = Loopback(programs)
+        loopback.start_server()
+        for i in range(4):
+            known = {"node-key": keys / f"node-{i}", "peer-keys": tmp_path / "peers"}
+            node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}", **known}
+            forks.start(loopback.start_node(f"node-{i}", node, apps="none"))
+        loopback.run(APP, {"config": path, "out": out, "min-nodes": 4})
+        wait_until(lambda: finished(out), SECONDS, "2 rounds")
+    sums = list(csv.DictReader((out / "sums.csv").read_text().splitlines()))
+    assert [(row["round"], row["cluster"], row["clients"], row["opened"]) for row in sums] == [
+        (round_, cluster, "2", "1") for round_ in "12" for cluster in "01"
+    ]
+    expected = simulated(path)
+    assert (models_in(out, path) - expected.models).abs().max() < 1e-5
+    summary = json.loads((out / "summary.json").read_text())
+    assert [summary[f"clusters.{k}.risk"] for k in range(2)] == pytest.approx(expected.risks.tolist(), abs=0.02)
+    assert {row["kind"] for row in events_of(out)} == {"joined"}
+    rows = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
+    assert set(rows[0]) == {"client", "name", "rounds", "rejected", "missed", "refused"}

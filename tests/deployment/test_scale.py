@@ -1,5 +1,7 @@
 """What a round costs the server, by number of clients: memory of a few models, requests and packing that are shared."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ pytest.importorskip("flwr", reason="messages are Flower's, which needs the extra
 from flwr.app import RecordDict
 from in_process import InProcessSuperLink
 
-from shoal.deployment.flower_records import pack_identity
+from shoal.deployment.flower_records import pack_identity, pack_models
 from shoal.deployment.server import server_rounds
 from shoal.deployment.server.exchange import Exchange
 from shoal.deployment.server.update_file import UpdateFile
@@ -85,6 +87,21 @@ def test_many_messages_are_asked_about_in_parts_and_none_whose_answer_has_come()
     assert max(map(len, looks)) <= 256
     asked = [message for look in looks for message in look]
     assert len(asked) == len(set(asked)) == 600
+
+
+def test_an_answer_is_freed_when_the_next_one_is_asked_for():
+    """By the garbage collector it would be after hundreds of answers, of tens of megabytes each."""
+    nodes = {i: lambda _, __: RecordDict({"model": pack_models(torch.zeros(10))}) for i in range(1, 4)}
+    asked, freed = {node: RecordDict() for node in nodes}, []
+    gc.disable()
+    try:
+        for answer in Exchange(InProcessSuperLink(nodes).grid()).ask("identify", asked, set(nodes), 60.0, "1"):
+            freed.append(weakref.ref(answer.content["model"]["models"]))
+            del answer
+            assert [each() is None for each in freed[:-1]] == [True] * (len(freed) - 1)
+    finally:
+        gc.enable()
+    assert len(freed) == 3
 
 
 def test_a_round_that_has_its_quorum_leaves_nothing_open(tmp_path: Path):

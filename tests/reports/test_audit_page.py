@@ -308,7 +308,7 @@ def test_the_page_begins_with_a_line_for_each_view() -> None:
     assert "span of models&#39; moves, statistical; AUC 1.000" in client
     assert server.startswith(
         "The server, who sees every client&#39;s updates: finds the span of the inputs and recognises 100.0 % of the "
-        "records at 1 % false alarms (span of updates, exact for 75.0 % of the records asked; AUC 1.000"
+        "records at 1 % false alarms (span of updates, exact for 75.0 % of its calls; AUC 1.000"
     )
 
 

@@ -78,7 +78,8 @@ def test_the_files_and_keys_of_an_audit(finished, audited):
     assert attacks == ATTACKS | {"loss-threshold"}, "the configured attack is asked too"
     for key in flat:
         if key.startswith("attacks."):
-            assert re.fullmatch(PARTS[0], key), key
+            of_span = re.fullmatch(r"attacks\.span(-models)?\.(all|minority|majority)\.exact", key)
+            assert of_span or re.fullmatch(PARTS[0], key), key
     for name in ("cluster-identity", "preference-inference", "reconstruction"):
         assert audited.audit.omitted[name] == "needs recorded rounds, which the run has not (record.updates)"
     assert flat["references"] == 4

@@ -63,7 +63,7 @@ class Audit:
     Args:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
-            "exact": the share of records on which the attack says that its verdict is exact, not one of statistics.
+            "exact": of the records that it calls members, the share on which the attack says that it is exact.
             "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "view": the `View` that
             the attack needs. "chosen": whether it was chosen beforehand for that view or a larger one, without the
             attacked model's members; "strongest": whether it decides how exposed the scope's records are. See

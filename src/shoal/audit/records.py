@@ -24,7 +24,7 @@ SERVER: View = "server"
 """The views of an attacker, each of which sees what those before it see; `VIEWS` has all."""
 
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
-"""The attack that is chosen beforehand for a view where it finds itself exact on half of the records or more."""
+"""The attack that is chosen beforehand for a view where half of its calls or more are exact."""
 
 AGAINST_CLIENTS = "-others"
 """Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
@@ -149,7 +149,8 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
         metrics = membership_metrics(
             table.score, table.member, table.weight, threshold=table.threshold, pair=table.pair, level=table.level
         )
-        return replace(metrics, exact=float(table.exact.mean())) if table.exact.any() else metrics
+        called = table.exact[table.score > table.threshold]
+        return replace(metrics, exact=float(called.mean())) if called.any() else metrics
     number, values = pd.factorize(getattr(records, by))
     rows = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
     # An empty table has no value, and one empty part.
@@ -176,7 +177,7 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
 
 class Judged(Protocol):
     """The balanced accuracy of an attack, NaN where it was not measured, the lower end of its interval, and the share
-    of records on which it says that it is exact.
+    of its calls that are exact.
     """
 
     @property

@@ -231,8 +231,8 @@ class RecordSection:
 @settings
 class SecureAggregationSection:
     """Secure aggregation on several machines: the server learns the sum of the updates of each cluster's clients, and
-    neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds plain
-    numbers, and says what the server's epsilon is with secure sums.
+    neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds
+    plain numbers; what it says of the server's view is then of a server without secure sums.
 
     Args:
         min_clients: a cluster that fewer clients chose in a round is not opened to anybody, and stays as it is.

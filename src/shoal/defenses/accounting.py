@@ -176,7 +176,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(solution)
 
 
-def epsilons_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = None) -> dict[View, Tensor]:
+def epsilons_by_view(
+    rule: DPSGD, rounds: Tensor, choice_noise: float | None = None, *, secure: bool = False
+) -> dict[View, Tensor]:
     """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
 
     A sum of at least m clients has noise sigma C: an outsider sees models of such sums, and so does a server whose sums
@@ -187,9 +189,11 @@ def epsilons_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = N
         rule: with ``noise = "sum"``.
         rounds: (N,) int64, that each client took part in.
         choice_noise: as of `client_epsilons`.
+        secure: whether the server sees sums alone. It may know the share of one client, so it has the client's view.
     """
     least, (numbers, index) = rule.min_clients or 1, rounds.unique(return_inverse=True)
-    shares = dict(zip(VIEWS, (1.0, (least - 1) / least, 1 / least), strict=True))
+    without_own = (least - 1) / least
+    shares = dict(zip(VIEWS, (1.0, without_own, without_own if secure else 1 / least), strict=True))
     chosen = 0.0 if choice_noise is None else math.inf if choice_noise == 0 else choice_noise**-2
     epsilons: dict[View, Tensor] = {}
     for view, share in shares.items():

@@ -47,7 +47,8 @@ class MembershipMetrics:
         tpr_at_1_percent_fpr_per_record: true positive rate at a false positive rate of 1 % with a threshold for each
             record, at which all records have one false positive rate; NaN where levels are unknown.
         tpr_at_1_percent_fpr_per_record_low, tpr_at_1_percent_fpr_per_record_high: its interval; see `tpr_interval`.
-        exact: the share of records on which the attack says that its verdict is exact, not one of statistics.
+        exact: of the records that it calls members, the share on which the attack says that its verdict is exact, not
+            one of statistics.
     """
 
     accuracy: float

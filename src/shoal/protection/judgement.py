@@ -1,6 +1,6 @@
 """The judgement of protections by the figures of their runs: what is judged, what is met, what is chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
 from typing import Any
@@ -11,20 +11,22 @@ from scipy.special import stdtrit
 from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
-from shoal.metrics.intervals import mean_interval
 from shoal.protection.ladder import UNPROTECTED, Rung
 
 LOOKS = 2
-"""Times, at most, that the seeds of one protection are judged: as asked, and with further seeds. Each interval has a
-confidence of 1 - 0.05 / `LOOKS`, so that both hold with 95 %."""
+"""Times, at most, that the seeds of one protection are judged: as asked, and with further seeds."""
+
+_CONFIDENCE = 1 - 0.10 / LOOKS
+"""Of each interval, of which the upper end counts, so that both looks together err in one case of twenty."""
+
+MOST_CHOSEN = 5
+"""Protections, at most, that are attacked on all choosing seeds."""
 
 SLACK = 0.02
 """Accuracy and exposure by which one seed may be misleading: protections this close to price and limit stay."""
 
 MOST_SEEDS = 100
 """Judging seeds, at most, that are asked for."""
-
-_CONFIDENCE = 1 - 0.05 / LOOKS
 
 
 @settings
@@ -37,7 +39,7 @@ class Demand:
         view: whose exposure it is.
         references: reference federations of each run.
         choosing: seeds that choose; they follow the configuration's own.
-        judging: other seeds that judge, at least 2; up to three times as many where these leave it open.
+        judging: other seeds that judge, at least 2; up to twice as many where these leave it open.
         epsilon: that every client's must not exceed, in this view; None: no promise is asked for.
     """
 
@@ -46,7 +48,7 @@ class Demand:
     view: View = "outsider"
     references: Positive = 2
     choosing: Positive = 2
-    judging: Count = 4
+    judging: Count = 8
     epsilon: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
@@ -65,9 +67,9 @@ class Protection:
     Args:
         rung: the name of the protection; "as it is" where none keeps the price.
         words: what it changes.
-        outcome: "met" (the interval of the judging seeds is below the limit), "not met" (above it), or "open".
+        outcome: "met" (the interval of a further run is below the limit), "not met" (above it), or "open".
         group: the most exposed group on the judging seeds.
-        exposure, exposure_low, exposure_high: of that group there, with an interval over seeds (Student's t).
+        exposure, exposure_low, exposure_high: its mean there, and where 95 % of further seeds would be (Student's t).
         before: the exposure of the most exposed group without the protection, on the seeds that chose, or the first.
         group_before: that group.
         accuracy, accuracy_before: on the judging seeds, over all clients.
@@ -76,8 +78,8 @@ class Protection:
         alone: accuracy of the labelled shadow set without any client there; NaN: there is none.
         epsilon: that the protected runs state in the demand's view, the largest; NaN: none.
         seeds: that judged.
-        more_seeds: further judging seeds that would decide an "open" outcome at this mean and standard deviation, as
-            far as `MOST_SEEDS` in all do; 0: none needed.
+        more_seeds: further judging seeds that would show that the limit is met at this mean and standard deviation; 0:
+            none are needed, or `MOST_SEEDS` in all would not show it.
     """
 
     rung: str
@@ -166,10 +168,14 @@ def affordable(figures: Figures, demand: Demand) -> list[str]:
 
 
 def promising(figures: Figures, demand: Demand) -> list[str]:
-    """The settings that may be within the limit, by one seed or more; where there is none, the two least exposed."""
-    exposure = figures.means()["exposure"].sort_values(kind="stable")
-    close = exposure.index[exposure <= demand.limit + SLACK].tolist()
-    return close or exposure.index[:2].tolist()
+    """The settings that may be within limit and price, by one seed or more: those whose groups pay least, and the least
+    exposed; where there is none, the two least exposed.
+    """
+    means = figures.means()
+    exposure = means["exposure"].sort_values(kind="stable")
+    close = means[(means["exposure"] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
+    best = close.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable").index[:MOST_CHOSEN]
+    return [*dict.fromkeys([*best, exposure.index[0]])] if len(best) else exposure.index[:2].tolist()
 
 
 def candidates(figures: Figures, demand: Demand) -> list[str]:
@@ -195,7 +201,7 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
     return cheapest.index[cheapest["exposure"] < lowest].tolist()
 
 
-def judged(rung: Rung, figures: Figures, demand: Demand, before: pd.Series, alone: float = nan) -> Protection:
+def judged(rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan) -> Protection:
     """The judgement of a rung on the judging seeds.
 
     Args:
@@ -208,9 +214,11 @@ def judged(rung: Rung, figures: Figures, demand: Demand, before: pd.Series, alon
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name
     seeds = figures.exposures.loc[own, now["group"]].to_numpy()
-    low, high = mean_interval(seeds, _CONFIDENCE)
+    spread = float(seeds.std(ddof=1))
+    mean, width = float(now["exposure"]), _width(spread, len(seeds))
+    low, high = max(0.0, mean - width), min(1.0, mean + width)
     outcome = "met" if high <= demand.limit else "not met" if low > demand.limit else "open"
-    gap, spread = abs(demand.limit - float(now["exposure"])), float(seeds.std(ddof=1))
+    more = _needed(demand.limit - float(now["exposure"]), spread, len(seeds)) if outcome == "open" else 0
     payer = figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean()
     return Protection(
         rung=rung.name,
@@ -230,7 +238,7 @@ def judged(rung: Rung, figures: Figures, demand: Demand, before: pd.Series, alon
         alone=alone,
         epsilon=float(now["epsilon"]),
         seeds=len(seeds),
-        more_seeds=_needed(gap, spread, len(seeds)) - len(seeds) if outcome == "open" else 0,
+        more_seeds=more,
     )
 
 
@@ -240,8 +248,11 @@ def chosen(judgements: Sequence[Protection]) -> Protection:
     return met[0] if met else min(judgements, key=lambda judgement: judgement.exposure)
 
 
+def _width(spread: float, seeds: int) -> float:
+    """Half the width of the interval of a further run, by so many with this standard deviation (Student's t)."""
+    return float(stdtrit(seeds - 1, 0.5 + _CONFIDENCE / 2)) * spread * sqrt(1 + 1 / seeds)
+
+
 def _needed(gap: float, spread: float, seeds: int) -> int:
-    """The fewest seeds, more than ``seeds``, whose interval of Student's t is narrower than ``gap`` on each side."""
-    quantile = 0.5 + _CONFIDENCE / 2
-    enough = (n for n in range(seeds + 1, MOST_SEEDS) if stdtrit(n - 1, quantile) * spread / sqrt(n) < gap)
-    return next(enough, max(seeds + 1, MOST_SEEDS))
+    """The fewest further seeds after which `_width` is below ``gap``; 0: `MOST_SEEDS` in all are too few."""
+    return next((n - seeds for n in range(seeds + 1, MOST_SEEDS) if _width(spread, n) < gap), 0)

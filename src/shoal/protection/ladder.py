@@ -12,15 +12,13 @@ from shoal.config.schema import Config
 from shoal.config.toml_files import change_key
 from shoal.data.preferences import View
 from shoal.defenses.accounting import gaussian_epsilon
+from shoal.models import Features
 
 DIMENSIONS = {True: (32, 16), False: (32, 16, 8)}
 """Components of images' wavelets and of other inputs, from the most accurate to the least exposed."""
 
 SHARES = {True: (0.5,), False: (0.5, 0.25)}
 """Shares of the rounds. A network on images has learned little after a quarter of them."""
-
-FEATURE_ROUNDS = 15
-"""Rounds of a linear head with several steps a round, at most: it learns in fewer than a network on raw inputs."""
 
 ONE_STEP_ROUNDS = 30
 """Rounds of a linear head with one step on all examples."""
@@ -43,11 +41,8 @@ MOST_CHOICE = 0.25
 STEP_RATES = (4.0, 16.0)
 """Learning rates of a linear head on components, which are of unit length, with one step on all examples."""
 
-COMPONENTS_RATES = (0.5, 2.0)
-"""Learning rates of such a head with several steps a round."""
-
-WAVELETS_RATES = (0.1, 0.02)
-"""Learning rates of a linear head on all wavelets of an image."""
+WAVELETS_RATES = (0.1, 0.4)
+"""Learning rates of a linear head on all wavelets of an image, with one step on all examples."""
 
 START = {"epochs": 20, "batch_size": 10, "learning_rate": 1.0}
 """Training of a linear head on the labelled shadow set."""
@@ -157,13 +152,18 @@ class Ladder:
         if not self.public:
             return None
         most = 2 * DIMENSIONS[self.images][0]
-        if self.config.model.features is not None or most >= min(prod(self.inputs), self.public):
+        if self.config.model.features is not None or not self._fits(most):
             return Rung("shadow set alone", "", alone)
         head = {**self._head(most), "local": START, "defenses": {}}
         return Rung("shadow set alone", "", {**head, **alone})
 
+    def _fits(self, dimension: int) -> bool:
+        """Whether there are more inputs of `pca`, and more public examples, than so many components."""
+        inputs = Features(("scattering",)).width(self.inputs) if self.images else prod(self.inputs)
+        return dimension < min(inputs, self.public)
+
     def _dimensions(self) -> tuple[int, ...]:
-        return tuple(d for d in DIMENSIONS[self.images] if d < min(prod(self.inputs), self.public))
+        return tuple(d for d in DIMENSIONS[self.images] if self._fits(d))
 
     def _head(self, dimension: int | None) -> dict[str, Any]:
         """A linear head on features in place of the network; on all wavelets without a ``dimension``."""
@@ -177,40 +177,37 @@ class Ladder:
         return f"a linear classifier on {on} in place of its network"
 
     def _on_features(self) -> Iterator[Rung]:
-        """A linear head on fixed features in place of the network, with the algorithm as it is."""
+        """A linear head on fixed features in place of the network, with the algorithm as it is.
+
+        On components; on all wavelets, which are more exposed at no more accuracy, where there are no public examples.
+        """
         if self.config.model.features is not None or not self.inputs:
             return
-        rounds, few = self.config.algorithm.rounds, min(self.config.algorithm.rounds, FEATURE_ROUNDS)
-        several = self.config.table()["local"]
-        release = {"release": {"distil": "end", "learning_rate": STUDENT_RATE}}
-        for dimension in (*self._dimensions(), *([None] if self.images else [])):
+        dimensions: tuple[int | None, ...] = self._dimensions()
+        for dimension in dimensions or ((None,) if self.images else ()):
             head, words = self._head(dimension), self._words(dimension)
             name = "wavelets" if dimension is None else f"{dimension} components"
-            rates = WAVELETS_RATES if dimension is None else COMPONENTS_RATES
-            some = {**head, "algorithm.rounds": few, "local": several}
-            said = "" if few == rounds else f", {few} rounds instead of {rounds}"
-            yield Rung(name, words + said, some, rates)
-            if self.public:
-                yield Rung(f"{name}, student", words + said + _STUDENTS, {**some, **release}, rates)
-            if dimension is None:
-                continue
+            rates = WAVELETS_RATES if dimension is None else STEP_RATES
             for number in (ONE_STEP_ROUNDS, ONE_STEP_ROUNDS // 5):
                 one = {**head, "algorithm.rounds": number, "local": _ONE_STEP}
                 steps = f"{words}, and {number} rounds of one step on all examples of a client"
-                yield Rung(f"{name}, {number} steps", steps, one, STEP_RATES)
+                yield Rung(f"{name}, {number} steps", steps, one, rates)
+                if self.public and number == ONE_STEP_ROUNDS:
+                    student = {**one, "release": {"distil": "end", "learning_rate": STUDENT_RATE}}
+                    yield Rung(f"{name}, student", steps + _STUDENTS, student, rates)
 
     def _noise_in_sums(self) -> Iterator[Rung]:
         """Noise in the sum over all clients, or over a cluster's, with one step on all examples a round."""
         own = self.config.model.features is not None or not self.inputs
         heads: list[tuple[str, str, dict[str, Any]]] = [("", "", {})] if own else []
         if not own:
-            heads = [(f"{d} components, ", f"{self._words(d)}, ", self._head(d)) for d in self._dimensions()]
-        if not own and self.public:
+            # Under noise fewer components cost accuracy and hide no more.
+            heads = [(f"{d} components, ", f"{self._words(d)}, ", self._head(d)) for d in self._dimensions()[:1]]
             # A start on labels has learned before the noise comes, so more components pay.
             for d in (2 * DIMENSIONS[self.images][0], DIMENSIONS[self.images][0]):
-                if d < min(prod(self.inputs), self.public):
-                    name, words = f"{d} components, ", f"{self._words(d)}, "
-                    yield from self._noise_in_one_sum(name, words, self._head(d), start=True)
+                if self._fits(d):
+                    words = f"{self._words(d)}, "
+                    yield from self._noise_in_one_sum(f"{d} components, ", words, self._head(d), start=True)
         clusters = int(self.config.table()["algorithm"].get("clusters", 2))
         for name, words, head in heads:
             yield from self._noise_in_one_sum(name, words, head)

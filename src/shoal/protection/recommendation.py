@@ -28,16 +28,12 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         >>> rest = {"outcome": "met", "group": "north", "epsilon": nan, "alone": nan, "seeds": 4, "more_seeds": 0}
         >>> words = {"rung": "a", "words": "5 rounds instead of 15"}
         >>> best = Protection(**words, **exposure, **before, **accuracy, **payer, **rest)
-        >>> for sentence in sentences(best, Demand(limit=0.55))[:3:2]:
-        ...     print(sentence)
-        ...
-        Train the federation with 5 rounds instead of 15.
-        Accuracy over all clients goes from 0.790 to 0.800 (+0.010), within the price of 0.02; south pays most, from
-        0.750 to 0.700.
+        >>> sentences(best, Demand(limit=0.55))[0]
+        'Train the federation with 5 rounds instead of 15.'
     """
     kept = {"met": "is within", "not met": "is above", "open": "may or may not be within"}[best.outcome]
-    more = f"; {best.seeds + best.more_seeds} judging seeds may decide it" if best.more_seeds else ""
-    interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f}, 95 % interval over {best.seeds} seeds"
+    more = f"; {best.seeds + best.more_seeds} judging seeds may show it" if best.more_seeds else ""
+    interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f} for 95 % of further seeds, by {best.seeds}"
     stands = f"{best.exposure:.3f} ({interval} that chose nothing), which {kept} the limit of {demand.limit:g}{more}"
     if best.rung == UNPROTECTED.name:
         within = best.exposure <= demand.limit

@@ -52,6 +52,9 @@ BASE = "base.toml"
 MOST_JUDGED = 3
 """Rungs, at most, that are judged one after another."""
 
+FIRST_JUDGED = 3
+"""Judging seeds after which a rung whose mean is above the limit is given up."""
+
 
 def protect(
     config: Config,
@@ -69,8 +72,8 @@ def protect(
     those that cannot be within the price are left out. Choosing: the others are attacked there, with reference
     federations that train under the same protection, and those that may be within the limit on the other choosing
     seeds too. Rungs that are slow are tried where no quicker one is within limit and price. Judging: `candidates` are
-    judged on other seeds, one after another until one is within the limit; where none is, but more seeds may show it,
-    the best has up to `LOOKS + 1` times as many.
+    judged on other seeds, on a few first, one after another until one is within the limit; where none is, but more
+    seeds may show it, the best has up to twice as many.
 
     Raises:
         InputError: a federation that cannot be replayed, or a directory of another search; nothing is written then.
@@ -99,23 +102,38 @@ def protect(
     figures, tried, left_out = _chosen_on_seeds(runs, rungs, demand)
     by_name = {rung.name: rung for rung in tried}
     alone = next(iter(possible_rungs(measured, data, (steps.server_alone,))), None) if steps.server_alone else None
-    before = figures.means().loc[UNPROTECTED.name]
+    before = figures.means().loc[UNPROTECTED.name].to_dict()
     judgements: list[Protection] = []
     names = candidates(figures, demand)
     for name in names[:MOST_JUDGED]:
-        judgements.append(_judged(runs, by_name[name], alone, demand, before, demand.judging))
+        judgements.append(_judged(runs, by_name[name], alone, demand, before, min(FIRST_JUDGED, demand.judging)))
+        if judgements[-1].exposure <= demand.limit:
+            judgements[-1] = _judged(runs, by_name[name], alone, demand, before, demand.judging)
         if judgements[-1].outcome == "met":
             break
     best = chosen(judgements)
-    further = best.seeds + best.more_seeds
-    if best.outcome == "open" and best.exposure <= demand.limit and further <= (LOOKS + 1) * demand.judging:
-        best = _judged(runs, by_name[best.rung], alone, demand, before, further)
+    if 0 < best.more_seeds <= (LOOKS - 1) * demand.judging:
+        best = _judged(runs, by_name[best.rung], alone, demand, before, best.seeds + best.more_seeds)
     _write(out, config, by_name[best.rung], best, demand, pd.concat([figures.means(), left_out]), runs)
     return best
 
 
 def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
-    """The ladder of a configuration on its federation."""
+    """The ladder of a configuration on its federation.
+
+    Example:
+        >>> from shoal.config.build import load_data, resolve
+        >>> from shoal.config.schema import parse_config
+        >>> from shoal.protection import Demand
+        >>> from shoal.protection.search import ladder_of
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "shadow_examples": 100}
+        >>> data["test_examples"] = 20
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 4}}
+        >>> config = parse_config(table, "example")
+        >>> federation = resolve(config, load_data(config.data)).simulation().federation
+        >>> [rung.name for rung in ladder_of(config, federation, Demand(epsilon=4.0)).rungs][-1]
+        '32 components, private clusters, noise 6.84'
+    """
     participating = config.algorithm.participation
     sizes = [int((federation.group == g).sum()) for g in federation.groups_with_clients]
     return Ladder(
@@ -211,11 +229,13 @@ def _screened(
         for variant in rung.at_rates()
         if best[rung.name] == variant.name and variant.name in cheap
     ]
-    rest = means.loc[[name for name in best if name not in cheap]].assign(exposure=nan, group="", epsilon=nan)
+    rest = means.loc[[name for name in best if name not in cheap]].assign(exposure=nan, group="")
     return kept, rest.rename(index=variants)
 
 
-def _judged(runs: _Runs, rung: Rung, alone: Rung | None, demand: Demand, before: pd.Series, judging: int) -> Protection:
+def _judged(
+    runs: _Runs, rung: Rung, alone: Rung | None, demand: Demand, before: Mapping[Any, Any], judging: int
+) -> Protection:
     """The judgement of a rung on so many judging seeds."""
     first = runs.config.seed + demand.choosing
     seeds = range(first, first + judging)
@@ -272,7 +292,7 @@ def _write(
 ) -> None:
     """Write what was found."""
     write_text(out / "protected.toml", tomli_w.dumps(rung.applied(config.table())))
-    write_text(out / "runs.csv", pd.DataFrame(runs.rows.values()).to_csv(index=False))
+    write_text(out / "runs.csv", pd.DataFrame([*runs.rows.values()]).to_csv(index=False))
     shown = {
         key: None if isinstance(value, float) and isnan(value) else value
         for key, value in (asdict(best) | asdict(demand)).items()

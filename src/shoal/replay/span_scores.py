@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms import MRMTL, FedOpt, FedSoft, Scaffold
+from shoal.algorithms import MRMTL, FedOpt, FedSoft, Pooling, Scaffold
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
 from shoal.attacks.reference_scores import Ints
@@ -59,7 +59,8 @@ class AskedRecords:
             classes = 1 + int(max(self.y.max(), self.known_y.max()))
             labels = (self.y[:, None], self.known_y[:, None])
             strata = [torch.cat([of, of * classes + label], dim=1) for of, label in zip(strata, labels, strict=True)]
-        return Candidates(self.x, self.known, *strata, row, self.y, self.known_y)
+        of_x, of_known = strata
+        return Candidates(self.x, self.known, of_x, of_known, row, self.y, self.known_y)
 
 
 def span_scores(
@@ -236,6 +237,8 @@ def knowledge_of(training: Training, state: State) -> Knowledge:
         else ServerOptimizer(
             optimizer.optimizer, optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.tau
         ),
+        pooling=next((part.share for part in parts if isinstance(part, Pooling)), 0.0),
+        cohort=len(training.cohort(state.round + 1)),
         control_variates=any(isinstance(part, Scaffold) for part in parts),
         continued=any(
             isinstance(part, MRMTL) or (isinstance(part, FedSoft) and part.start == "personal") for part in parts

@@ -56,7 +56,6 @@ def protection_page(
         if chosen != first:
             at = front.loc[chosen]
             axes.plot([at["accuracy"]], [at["exposure"]], **_CHOSEN)
-            axes.annotate(chosen, (at["accuracy"], at["exposure"]), (-8, -11), **_LABEL)
         ends = [[best["exposure"] - best["exposure_low"]], [best["exposure_high"] - best["exposure"]]]
         axes.errorbar([best["accuracy"]], [best["exposure"]], ends, capsize=3, linewidth=1.2, **_JUDGED)
         axes.set_xlim(float(front["accuracy"].min()) - wide, right)
@@ -75,7 +74,7 @@ def protection_page(
         epsilon = DASH if isnan(values["epsilon"]) else number(values["epsilon"])
         exposure = DASH if isnan(values["exposure"]) else decimal(values["exposure"])
         figures = (decimal(values["accuracy"]), f"{values['change']:+.3f}", exposure, str(values["group"]), epsilon)
-        return row(name, *figures, style="strong" if name == chosen else "")
+        return row(f"{name} (chosen)" if name == chosen else name, *figures, style="strong" if name == chosen else "")
 
     rows = tuple(line(str(name), values) for name, values in whole.iterrows())
     note = (

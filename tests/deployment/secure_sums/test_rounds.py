@@ -1,6 +1,7 @@
 """Rounds by secure sums: the server's and the nodes' programs, in one process, against the simulation."""
 
 import csv
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,21 +10,25 @@ import pytest
 
 pytest.importorskip("flwr", reason="messages are Flower's, which needs the extra: pip install 'shoal[flower]'")
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
+from shoal.defenses import accounting
+from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.flower_config import NodeSettings, RunSettings
 from shoal.deployment.flower_records import pack_identity, pack_reply
 from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.secure_sums.contributions import summed_update, update_block
 from shoal.deployment.secure_sums.protocol_messages import Members, Opening, RefusedError, Session
 from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 from shoal.deployment.secure_sums.secure_records import pack_question, unpack_question
-from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server.exchange import Answer, Registration
 from shoal.deployment.server.server_app import serve
-from shoal.engine import Engine
+from shoal.engine import ClientUpdate, Engine
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
@@ -54,8 +59,8 @@ class Nodes:
     refusals: list[str] = field(default_factory=list)
     seen: list[RecordDict] = field(default_factory=list)
 
-    def connected(self) -> list[int]:
-        return [100 + number for number in self.numbers]
+    def connected(self) -> dict[int, Registration]:
+        return {100 + number: Registration(f"key-{number}") for number in self.numbers}
 
     def pause(self) -> None:
         raise AssertionError("nobody else will come")
@@ -161,12 +166,11 @@ def test_a_node_that_falls_silent_in_a_round_is_missed_and_the_round_goes_on(tmp
     assert counted == (6 if stage in ("members", "transcript") else 5)
 
 
-def test_a_round_of_too_few_nodes_opens_nothing_and_changes_no_model(tmp_path):
+def test_a_round_of_too_few_nodes_opens_nothing_and_the_next_one_goes_on(tmp_path):
     nodes = Nodes(tmp_path, silent=dict.fromkeys(range(3), "1 delivery"))
-    table = {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}}
-    state = served(tmp_path, nodes, table)
-    begin = simulated({**table, "local": {"epochs": 1, "batch_size": 10, "learning_rate": 1e-30}})
-    assert torch.equal(state.models, begin.models)
+    served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 2}, "red_team": {"every": 0}})
+    assert {row["round"] for row in rows_of(tmp_path, "sums.csv")} == {"2"}
+    assert [row["clients"] for row in rows_of(tmp_path, "rounds.csv") if row["round"] == "1"] == ["0", "0"]
     (failed,) = [row for row in rows_of(tmp_path, "events.csv") if row["kind"] == "failed"]
     assert failed["reason"] == "3 clients sent their numbers, and 5 are needed; nothing is opened"
 
@@ -209,6 +213,7 @@ def test_a_run_that_goes_on_after_a_kill_is_the_same(tmp_path):
     [
         ({"algorithm": {"name": "cfl", "rounds": 3}}, "'algorithm.name' must be one whose clients choose"),
         ({"algorithm": {"name": "fedsoft", "rounds": 3}}, "fedsoft needs what single clients send"),
+        ({"algorithm": {"name": "multi-krum", "rounds": 3}}, "cannot be multi-krum with [secure_aggregation]"),
         ({"defenses": {"max_update_norm": 1.0}}, "norm_clipping] must be left out"),
         ({"coordinator": {"augmentation": {}}}, "[coordinator] must be left out"),
         (
@@ -235,7 +240,8 @@ def test_what_sums_cannot_do_is_refused_before_anybody_is_asked(tmp_path, change
 )
 def test_a_node_that_asks_for_more_takes_no_part(tmp_path, keys, refusal):
     nodes = Nodes(tmp_path, keys=keys)
-    served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}})
+    with pytest.raises(InputError, match="no client's update was merged"):
+        served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 1}, "red_team": {"every": 0}})
     assert len(nodes.refusals) == 6
     assert refusal in nodes.refusals[0]
 
@@ -268,3 +274,56 @@ def test_a_sum_is_opened_to_a_node_once_and_numbers_of_a_run_only_rise(tmp_path)
     opened("a", 3)
     with pytest.raises(RefusedError, match="another sum than the one that is open"):
         secure_reply(pack_question(Members(Session("b" * 32, 1, "train"), ("partition-0",))), node)
+
+
+PROMISE = {
+    "algorithm": {"name": "fedavg", "rounds": 2},
+    "local": {"batch_size": "all", "steps": 1},
+    "red_team": {"every": 0},
+    "defenses": {"dp_sgd": {"noise_multiplier": 2.0, "noise": "sum", "min_clients": 4}},
+    "secure_aggregation": {"min_clients": 4},
+}
+
+
+def test_noise_in_shares_gives_the_server_a_clients_epsilon_and_ledgers_say_so(tmp_path):
+    table = {**TABLE, **PROMISE}
+    state = served(tmp_path, Nodes(tmp_path), table)
+    # Noise by the run's seed, so that it is the simulation's.
+    assert (state.models - simulated(table).models).abs().max() < 1e-5
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    expected = accounting.gaussian_epsilon((2 / (2.0**2 * 3 / 4)) ** 0.5, 1e-5)
+    assert summary["epsilon.server"] == summary["epsilon.client"] == summary["epsilon"] == pytest.approx(expected)
+    assert summary["epsilon.outsider"] < summary["epsilon.client"]
+    for i in range(6):
+        ((noise, rate, steps),) = Ledger.load(tmp_path / str(i) / "ledger.json").steps
+        assert (noise, rate, steps) == (pytest.approx(2.0 * (3 / 4) ** 0.5), 1.0, 2)
+
+
+def test_a_share_of_noise_is_never_clipped(tmp_path):
+    nodes = Nodes(tmp_path)
+    with pytest.raises(InputError, match="no client's update was merged"):
+        served(tmp_path, nodes, {**TABLE, **PROMISE, "secure_aggregation": {"min_clients": 4, "max_update_norm": 1e-3}})
+    assert len(nodes.refusals) == 12
+    assert "clipped, its share of the sum's noise would be too small" in nodes.refusals[0]
+
+
+def test_an_update_above_the_norm_is_clipped_by_its_client(tmp_path):
+    table = {**TABLE, "algorithm": {"name": "fedavg", "rounds": 1}, "red_team": {"every": 0}}
+    free = served(tmp_path / "free", Nodes(tmp_path / "free"), table)
+    clipped = {**table, "secure_aggregation": {"min_clients": 2, "max_update_norm": 1e-2}}
+    state = served(tmp_path, Nodes(tmp_path), clipped)
+    (row,) = rows_of(tmp_path, "sums.csv")
+    (other,) = rows_of(tmp_path / "free", "sums.csv")
+    assert float(row["norm"]) <= 1e-2 < float(other["norm"])
+    assert not torch.equal(state.models, free.models)
+
+
+def test_an_update_that_is_not_finite_is_not_added():
+    config, models = parse_config(TABLE, "test"), torch.zeros(2, 3)
+    with pytest.raises(RefusedError, match="not finite"):
+        update_block(ClientUpdate(0, 20, torch.tensor([0.0, float("nan"), 0.0])), models, config, clients=6)
+    block = update_block(ClientUpdate(0, 20, torch.tensor([3.0, 0.0, 4.0])), models, config, clients=6)
+    assert summed_update(block * np.uint32(2), 2, config, 6)[0] == 40
+    assert summed_update(block * np.uint32(2), 2, config, 6)[1].tolist() == pytest.approx([3.0, 0.0, 4.0], abs=1e-6)
+    with pytest.raises(RefusedError, match="0 examples of 2 clients"):
+        summed_update(block * np.uint32(0), 2, config, 6)

@@ -44,8 +44,8 @@ class Candidates:
         known = 0 if self.known is None else len(self.known)
         if self.stratum is None or self.known_stratum is None:
             return np.empty((len(self.x), 0), dtype=np.int64), np.empty((known, 0), dtype=np.int64)
-        both = self.stratum, self.known_stratum
-        return tuple(column.cpu().numpy().reshape(len(column), -1) for column in both)
+        of_x, of_known = (of.cpu().numpy().reshape(len(of), -1) for of in (self.stratum, self.known_stratum))
+        return of_x, of_known
 
     def __post_init__(self) -> None:
         require(len(self.x) > 0, "there are no records to attack")

@@ -34,6 +34,8 @@ class Knowledge:
         proximal: mu of FedProx.
         server: the server's optimizer; None: models move by the mean update.
         control_variates: whether clients correct their steps as SCAFFOLD does.
+        pooling: rho, the share of all models' mean in each after a round (`shoal.algorithms.Pooling`).
+        cohort: the number of clients of a round; None: unknown.
         continued: whether clients go on from what they sent last, and not from a cluster's model (FedSoft).
         dtype: of the clients' computations; bfloat16 rounds inputs and gradients.
 
@@ -53,6 +55,8 @@ class Knowledge:
     proximal: float = 0.0
     server: ServerOptimizer | None = None
     control_variates: bool = False
+    pooling: float = 0.0
+    cohort: int | None = None
     continued: bool = False
     dtype: torch.dtype = torch.float32
     __repr__ = one_line
@@ -153,8 +157,8 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
     return moves
 
 
-def mean_updates(models: Tensor, server: ServerOptimizer | None) -> tuple[Tensor, Tensor]:
-    """The mean updates (T, K, P) of models (T + 1, K, P), which a server's optimizer turned into their moves.
+def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor, Tensor]:
+    """The mean updates (T, K, P) that a server's optimizer turned into these moves (T, K, P) of models, in float64.
 
     The optimizer is inverted number by number, from moments that are those before the first round. With s the step,
     ``s (sqrt(v) + tau) = m`` has the moments ``m = a + c delta``, ``v = p + q delta^2``, so delta is a root of
@@ -164,9 +168,8 @@ def mean_updates(models: Tensor, server: ServerOptimizer | None) -> tuple[Tensor
     and, where two fit, the smaller one. Yogi's v has q of either sign, by whether delta^2 is below the v before.
 
     Returns:
-        The updates in float64, and by how much the inversion makes rounding larger, (T, K).
+        The updates, and by how much the inversion makes rounding larger, (T, K).
     """
-    moves = models.double().diff(dim=0)
     factors = torch.ones(moves.shape[:2], dtype=torch.float64)
     if server is None:
         return moves, factors

@@ -24,8 +24,11 @@ _LEAST_KNOWN = 20
 _LEAST_OF_STRATUM = 5
 """Known non-members of a stratum, at least, by which thresholds are set."""
 
-_SEARCHED = 20
+_SEARCHED = 40
 """Known non-members, at most, that are searched for by transforms."""
+
+_COPIES = 8
+"""Transformed copies of a record in the matched filter."""
 
 _FLOORS = 20.0
 """A residual below so many times what rounding leaves counts as 0."""
@@ -67,9 +70,9 @@ def scores_of_moves(
             used = own
         rank[row] = max(part.space.rank for part in used)
         if len(asked):
-            values, cut, exact[row] = _judged(false_alarms, seen, own, used, asked)
+            values, judged, cut, exact[row] = _judged(false_alarms, seen, own, used, asked)
             score[row, asked], threshold[row, asked] = values[: len(asked)], cut
-            known[row, seen.judged_by(asked)] = values[len(asked) :]
+            known[row, judged] = values[len(asked) :]
     found = score, threshold, exact, rank, known, chosen.name, chosen.width
     return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
 
@@ -133,7 +136,8 @@ class _Seen:
         )
         self.known = candidates.x[:0] if candidates.known is None else candidates.known
         self.family: TransformFamily | None = None
-        self._of: dict[int, tuple[Tensor, Tensor, Tensor, Clutter | None]] = {}
+        self._copies: Tensor | None = None
+        self._of: dict[int, tuple[Tensor, Tensor, Clutter | None, Tensor, Tensor]] = {}
         self._kept: list[Tensor] = []
         self.direct = not parts or self._is_direct(parts[0].move.start)
 
@@ -149,10 +153,16 @@ class _Seen:
             pixels = few.cpu().to(self.knowledge.dtype).float().flatten(1)
             as_they_are = here.dim() == 2 and here[:, : self.layer.inputs].equal(pixels)
             self.family = transforms if as_they_are and not self.knowledge.noisy else None
+            everyone = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
+            if self.filters and everyone.dim() == 4:
+                # The same transforms of all records, spread evenly.
+                draws = torch.quasirandom.SobolEngine(7).draw(_COPIES + 1)[1:].repeat(len(everyone), 1)
+                self._copies = transforms.transformed(everyone.repeat_interleave(_COPIES, dim=0), draws)
         return here.equal(there)
 
-    def of(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor, Clutter | None]:
-        """Inputs and errors of the M candidates and then Z known non-members, and the moments of them all.
+    def of(self, start: Tensor) -> tuple[Tensor, Tensor, Clutter | None, Tensor, Tensor]:
+        """Inputs of the M candidates and then Z known non-members, the places of these, the moments of all inputs and
+        errors, and the inputs and errors themselves: of transformed copies, where clients train on such.
 
         All, so that a candidate that is no member is treated as a known one is. Models are kept, so moves from one
         share them. Without labels there are no errors and no moments.
@@ -165,9 +175,13 @@ class _Seen:
                 labels = torch.cat([self.candidates.y.cpu(), self.candidates.known_y.cpu()])
             x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
             inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
-            count = len(self.candidates.x)
-            clutter = Clutter.of_records(inputs, errors) if self.filters else None
-            self._of[key] = inputs, errors, torch.arange(count, len(x)), clutter
+            known, whole = torch.arange(len(self.candidates.x), len(x)), inputs
+            if self._copies is not None and labels is not None:
+                of_copies = labels.repeat_interleave(_COPIES, dim=0)
+                both = layer_inputs(self.engine.model, row, self.layer, self._copies, self.knowledge.dtype, of_copies)
+                whole, errors = (part.unflatten(0, (-1, _COPIES)).flatten(1, -2) for part in both)
+            clutter = Clutter.of_records(whole, errors) if self.filters else None
+            self._of[key] = inputs, known, clutter, whole, errors
         return self._of[key]
 
     def judged_by(self, asked: Tensor) -> Tensor:
@@ -187,18 +201,18 @@ class _Seen:
                 part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
             )[:2]
             return outside, floor, outside
-        inputs, _, known, _ = self.of(part.move.start)
+        inputs, known, *_ = self.of(part.move.start)
         chosen = inputs[torch.cat([asked, known])]
         weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
         return *part.space.residuals(chosen), weighted(chosen)
 
     def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> NDArray[np.float64] | None:
         """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
-        if not self.filters or self.family is not None:
+        if not self.filters:
             return None
         total = torch.zeros(len(asked) + len(self.known), dtype=torch.float64)
         for part in parts:
-            inputs, errors, known, clutter = self.of(part.move.start)
+            _, known, clutter, inputs, errors = self.of(part.move.start)
             assert clutter is not None
             chosen = torch.cat([asked, known])
             total += clutter.scores(part.matrix, part.space.deviation, inputs[chosen], errors[chosen])
@@ -215,13 +229,13 @@ def _complete(seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove]) 
 
 def _judged(
     rate: float, seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
-) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
-    """Scores (m + z,) of the records ``asked`` of one row and of the known non-members that it is judged by, thresholds
-    (m,), and whether its span is exact.
+) -> tuple[NDArray[np.float64], Tensor, NDArray[np.float64], bool]:
+    """Scores (m + z,) of the records ``asked`` of one row and of the known non-members that it is judged by, the places
+    (z,) of these, thresholds (m,), and whether its span is exact.
 
     Thresholds of what is not exact have a ``rate`` of false alarms.
     """
-    count = len(asked)
+    count, judged = len(asked), seen.judged_by(asked)
     columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
     residual, floor, weighted = (torch.stack(column).mean(dim=0).numpy() for column in columns)
     if seen.knowledge.noisy:
@@ -239,15 +253,16 @@ def _judged(
         most = 2 * int(inside[:count].sum()) >= max(1.0, clear)
         if _complete(seen, own, used) and most and level > 3 * _FLOORS * float(np.median(floor)):
             # Half way, in digits, from rounding to the residuals of others.
-            return -residual, -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
+            return -residual, judged, -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
         filtered, digits = seen.filtered(own, asked), np.log10(weighted.clip(min=1e-8))
         if filtered is not None:
             # Two kinds of evidence, each in standard units of known non-members.
+            filtered = np.r_[filtered[:count], filtered[count:][judged.numpy()]]
             digits = digits - filtered * digits[count:].std()
         score = -(10**digits)
     others = score[count:]
     if not len(others):
-        return score, np.full(count, np.quantile(score, 1 - rate)), False
+        return score, judged, np.full(count, np.quantile(score, 1 - rate)), False
     strata, of_known = seen.candidates.strata
-    cuts = calibrated(others, of_known[seen.judged_by(asked).numpy()], strata[asked.numpy()], rate)
-    return score, cuts, False
+    cuts = calibrated(others, of_known[judged.numpy()], strata[asked.numpy()], rate)
+    return score, judged, cuts, False

@@ -25,8 +25,10 @@ from torch import Tensor
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.span.candidates import Candidates, SpanScores
+from shoal.attacks.span.dense_layers import dense_layers, layer_inputs
 from shoal.attacks.span.knowledge import Knowledge, mean_updates
 from shoal.attacks.span.layer_moves import Move, moves_of_updates
+from shoal.attacks.span.pooled_models import moves_without_pooling
 from shoal.attacks.span.record_scores import scores_of_moves
 from shoal.attacks.updates.update_scores import check_updates
 from shoal.core.errors import require
@@ -157,11 +159,27 @@ class ModelSpan(_SpanAttack):
         fits = stacked.dim() == 3 and len(stacked) >= 2 and stacked.shape[2] == size
         require(fits, f"'models' must have shape (rounds + 1, K, {size}), with a round; got {tuple(stacked.shape)}")
         known = knowledge or Knowledge()
-        updates, amplified = mean_updates(stacked.cpu(), None if first > 1 else known.server)
+        moved, rounding = self._moves(stacked.cpu(), candidates, engine, known)
+        updates, amplified = mean_updates(moved, None if first > 1 else known.server)
         summed = max(1, (known.clients or 1) // stacked.shape[1])
         moves = [
-            Move(k, first + t, stacked[t, k].cpu(), updates[t, k], summed, float(amplified[t, k]))
+            Move(k, first + t, stacked[t, k].cpu(), updates[t, k], summed, rounding * float(amplified[t, k]))
             for k in range(stacked.shape[1])
             for t in range(len(updates))
         ]
         return scores_of_moves(self.layer, self.false_alarms, moves, stacked.shape[1], candidates, engine, known)
+
+    def _moves(
+        self, models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge
+    ) -> tuple[Tensor, float]:
+        """The moves (T, K, P) of models without pooling, and by how much its inversion makes rounding larger."""
+        share, layers = knowledge.pooling, dense_layers(engine.model, self.layer)
+        widest = max(layers, key=lambda layer: layer.outputs * layer.width)
+        matrices = widest.matrices(engine.model, models.flatten(0, 1)).unflatten(0, models.shape[:2])
+        if not 0 < share < 1 or models.shape[1] == 1 or not bool(torch.isfinite(matrices).all()):
+            return models.double().diff(dim=0), 1.0
+        x = candidates.x if candidates.known is None else torch.cat([candidates.x, candidates.known])
+        start = torch.nan_to_num(models[0, 0])
+        inputs, _ = layer_inputs(engine.model, start, widest, x, knowledge.dtype)
+        moves = moves_without_pooling(models, share, knowledge.cohort, matrices, inputs.flatten(0, -2))
+        return moves, (1 + share) / (1 - share)

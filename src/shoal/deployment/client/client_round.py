@@ -34,11 +34,11 @@ from shoal.deployment.messages import NotAllowedError, Offer, parts_of
 from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
 
 
-def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate:
+def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False) -> ClientUpdate:
     """A client's reply to an offer: its model, its cluster and its number of examples.
 
     One round at a time: a node may be given the next one before it has ended one that the server waits for no more, and
-    what both spend must be in the ledger.
+    what both spend must be in the ledger. ``in_sum``: the reply leaves the node in a secure sum alone.
 
     Raises:
         NotAllowedError: the node's policy or its budget does not allow the round.
@@ -57,12 +57,13 @@ def training_reply(offer: Offer, settings: NodeSettings) -> ClientUpdate:
         examples, models = int(training.federation.clients.sizes[0]), len(state.models)
         phases = client_trainings(training.algorithm, training.local).rounds
         trainings = [[training.local_of(state, k, phase) for phase in phases] for k in range(models)]
-        policy.check_training([local for of_model in trainings for local in of_model], examples, models, ledger)
+        everything = [local for of_model in trainings for local in of_model]
+        policy.check_training(everything, examples, models, ledger, in_sum=in_sum)
         shares = parts_of(client.config.algorithm.value).choice == "shares"
         epsilon = None if shares else policy.choice_epsilon
         since = max(0, ledger.rounds + 1 - policy.choice_every)
         chosen = None if shares or models == 1 else memory.last_choice(since, models)
-        costs = [ledger.after(of_model, examples) for of_model in trainings]
+        costs = [ledger.after(of_model, examples, in_sum=in_sum) for of_model in trainings]
         if models > 1 and chosen is None:
             costs = [cost.answered("choice", epsilon) for cost in costs]
         dearest = max(costs, key=lambda cost: cost.epsilon(policy.delta))

@@ -92,16 +92,24 @@ class Ledger:
         return sum(count for other, _, count in self.answers if other == kind)
 
     @staticmethod
-    def noise_of(local: LocalSGD) -> float:
-        """The noise multiplier of a client's own steps; 0 without DP-SGD. In a sum it is the client's share."""
-        rule = None if accounting.private_rule(local) is None else local.gradient_privacy
-        return 0.0 if rule is None else rule.noise_multiplier
+    def noise_of(local: LocalSGD, *, in_sum: bool = False) -> float:
+        """The noise multiplier of a client's own steps; 0 without DP-SGD.
 
-    def after(self, trainings: Sequence[LocalSGD], examples: int) -> Self:
+        Where clients share the noise of a sum it is the client's share; ``in_sum``, a secure one, that of the others,
+        who are at least m - 1.
+        """
+        rule, steps = accounting.private_rule(local), local.gradient_privacy
+        if rule is None or steps is None:
+            return 0.0
+        if in_sum and rule.noise == "sum":
+            return steps.noise_multiplier * math.sqrt((rule.min_clients or 1) - 1)
+        return steps.noise_multiplier
+
+    def after(self, trainings: Sequence[LocalSGD], examples: int, *, in_sum: bool = False) -> Self:
         """The ledger with one round more, of these local ``trainings`` on so many examples."""
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
         for local in trainings:
-            total[self.noise_of(local), local.batch(examples) / examples] += local.steps_of(examples)
+            total[self.noise_of(local, in_sum=in_sum), local.batch(examples) / examples] += local.steps_of(examples)
         steps = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
         return self._linked(replace(self, steps=steps, rounds=self.rounds + 1))
 

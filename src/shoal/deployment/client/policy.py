@@ -113,8 +113,13 @@ class Policy:
             f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",
         )
 
-    def check_training(self, trainings: Sequence[LocalSGD], examples: int, models: int, ledger: Ledger) -> None:
-        """Raise `NotAllowedError` unless a round of these local ``trainings`` on one of so many models is allowed."""
+    def check_training(
+        self, trainings: Sequence[LocalSGD], examples: int, models: int, ledger: Ledger, *, in_sum: bool = False
+    ) -> None:
+        """Raise `NotAllowedError` unless a round of these local ``trainings`` on one of so many models is allowed.
+
+        ``in_sum``: what is trained leaves the node in a secure sum alone (`Ledger.noise_of`).
+        """
         self.check_question("train", "to train")
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
@@ -128,7 +133,7 @@ class Policy:
                 batch >= self.min_batch_size,
                 f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",
             )
-            noise = ledger.noise_of(local)
+            noise = ledger.noise_of(local, in_sum=in_sum)
             _allow(
                 noise >= self.min_noise_multiplier,
                 f"the policy's 'min_noise_multiplier' is {self.min_noise_multiplier:g}; the server asks for {noise:g}",

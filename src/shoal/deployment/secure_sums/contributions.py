@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.algorithms import CoordinateMedian, MultiKrum, TrimmedMean
 from shoal.config.schema import Config, SecureAggregationSection
 from shoal.core.errors import require
 from shoal.deployment.messages import Offer, parts_of
@@ -59,6 +60,11 @@ def weighs_by_examples(config: Config) -> bool:
     """
     part: object = parts_of(config.algorithm.value).server
     while part is not None and not hasattr(part, "weighting"):
+        require(
+            not isinstance(part, CoordinateMedian | TrimmedMean | MultiKrum),
+            f"'algorithm.name' cannot be {config.algorithm.name} with [secure_aggregation]: it compares single "
+            "updates, which the server does not see",
+        )
         part = getattr(part, "inner", getattr(part, "base", None))
     require(part is not None, f"'algorithm.name': {config.algorithm.name} has no 'weighting' of clients in a sum")
     return getattr(part, "weighting") == "examples"  # noqa: B009 - only known at run time
@@ -81,11 +87,13 @@ def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: 
         clients: of the sum.
 
     Raises:
-        RefusedError: clipping would take away noise that others rely on.
+        RefusedError: it is not finite, or clipping would take away noise that others rely on.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
     move = (update.end.double() - models[update.cluster].double()).numpy()
     norm, rule = float(np.linalg.norm(move)), config.defenses.dp_sgd
+    if not np.isfinite(norm):
+        raise RefusedError("the update has numbers that are not finite")
     if norm > section.max_update_norm:
         if rule is not None and rule.noise == "sum":
             raise RefusedError(
@@ -123,7 +131,7 @@ def offer_digest(offer: Offer) -> bytes:
     """A digest of what every client is offered alike."""
     directives = {name: values.tolist() for name, values in sorted(offer.directives.items())}
     scale = None if offer.scale is None else vars(offer.scale)
-    header = [offer.round, offer.config, offer.risks.tolist(), directives, list(offer.classes), scale]
+    header = [offer.round, offer.config, offer.risks.tolist(), directives, list(offer.classes), scale, offer.features]
     text = json.dumps(header, sort_keys=True, default=list).encode()
     models = offer.models.detach().cpu().contiguous().numpy()
     return hashlib.sha256(text + str(models.shape).encode() + models.astype("<f4").tobytes()).digest()

@@ -66,7 +66,7 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
                 same = offer.config == client.config and offer.round == client.session.number
                 require(same and len(offer.models) == len(client.seeds) - 1, "an offer of another sum")
                 if client.session.kind == "train":
-                    update = training_reply(offer, settings)
+                    update = training_reply(offer, settings, in_sum=True)
                     cluster, block = update.cluster, update_block(update, offer.models, config, len(client.cards))
                     node.choose(client.session, cluster)
                 else:

@@ -5,11 +5,11 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from shoal.attacks.queries.loss_histograms import EDGES, cross_fitted_accuracy
@@ -17,9 +17,11 @@ from shoal.audit import RedTeam
 from shoal.audit.red_team import of_known
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Shards
-from shoal.deployment.flower_records import pack_offer
+from shoal.defenses import accounting
+from shoal.deployment.flower_records import pack_models, pack_offer, unpack_refusal
 from shoal.deployment.messages import Offer
 from shoal.deployment.secure_sums.contributions import (
     HISTOGRAMS,
@@ -33,11 +35,17 @@ from shoal.deployment.secure_sums.coordinated_sum import ClusterSums, Coordinate
 from shoal.deployment.secure_sums.node_keys import KnownKeys
 from shoal.deployment.secure_sums.protocol_messages import Answer, Delivery, Kind, Question, RefusedError, Session
 from shoal.deployment.secure_sums.secure_records import pack_question, unpack_answer
-from shoal.deployment.server.server_rounds import Server
+from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, RoundPlan, State, Training, summed_round
 from shoal.metrics.intervals import RateEstimate
 
 LOG = logging.getLogger("shoal")
+
+_IDLE = 3
+"""Rounds on end in which nothing is opened, after which a run ends."""
+
+_SHOWN = 100
+"""Clients that a live view names."""
 
 COLUMNS = ("round", "kind", "cluster", "clients", "opened", "examples", "norm")
 
@@ -85,10 +93,16 @@ class SecureRounds:
         return replace(federation, clients=Shards.from_indices(clients.x, clients.y, nobody, sizes))
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
-        """One round of the clients of its cohort that are there; risks are not estimated yet."""
+        """One round of the clients of its cohort that are there; risks are not estimated yet.
+
+        Raises:
+            InputError: in several rounds on end nothing was opened.
+        """
+        filtered = training.update_filter is not None
+        require(not filtered, "with [secure_aggregation] the server sees no single update that a defence could change")
         number, clusters = state.round + 1, len(state.models)
         cohort = [i for i in training.cohort(number).tolist() if self.server.members[i].node is not None]
-        width = state.models.shape[1] + 1
+        width, attendance = state.models.shape[1] + 1, self.server.attendance
         moves, counts = torch.zeros(state.models.shape, dtype=torch.float64), [0] * clusters
         try:
             asked, sums = self._summed("train", number, cohort, state, width)
@@ -100,8 +114,15 @@ class SecureRounds:
             self._write(number, "train", sums, known)
             for member in self.server.members:
                 member.trained += member.name in sums.members
+            attendance.idle = 0
         except RefusedError as error:
-            self.server.attendance.events.add(number, "failed", "all", None, str(error))
+            attendance.idle += 1
+            attendance.events.add(number, "failed", "all", None, str(error))
+        require(
+            attendance.idle < _IDLE,
+            f"round {number}: in {_IDLE} rounds on end too few clients took part for a sum, as 'events.csv' says; "
+            "the same command goes on",
+        )
         assignment = torch.repeat_interleave(torch.arange(clusters), torch.tensor(counts))
         parts = [_parts(round(self.means[k] * count), count) for k, count in enumerate(counts) if count]
         sizes = torch.tensor([size for part in parts for size in part], dtype=torch.int64)
@@ -122,6 +143,20 @@ class SecureRounds:
         counts = {k: summed_histograms(block) for k, block in sums.blocks.items()}
         self._write(state.round, "histograms", sums, {k: (float(part.sum()), 0.0) for k, part in counts.items()})
         return counts
+
+    def epsilons(self) -> dict[str, float]:
+        """``epsilon`` and ``epsilon.<view>`` of the updates, where clients share the noise of sums; none otherwise.
+
+        Of the client in most sums; the server, which sees sums alone and may know one client's share, has its view.
+        """
+        rule = self.config.defenses.dp_sgd
+        if rule is None or rule.noise != "sum":
+            return {}
+        rounds = torch.tensor([max(member.trained for member in self.server.members)])
+        by_view = accounting.epsilons_by_view(rule, rounds, secure=True)
+        values = {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
+        values = {"epsilon": values["epsilon.client"], **values, "delta": rule.delta}
+        return {name: value for name, value in values.items() if isfinite(value)}
 
     def _summed(self, kind: Kind, number: int, cohort: list[int], state: State, length: int) -> tuple[int, ClusterSums]:
         """The sums over the clients at ``cohort``, and how many of them began; raises `RefusedError`."""
@@ -201,23 +236,25 @@ class _Exchange:
         """The answers that come in time; a client that gives none is missed, and not waited for until it answers."""
         attendance, members, number = self.server.attendance, self.server.members, self.number
         positions = {self.names[name]: question for name, question in questions.items()}
+        models = pack_models(next(iter(self.offers.values())).models)
         messages = {
-            i: pack_question(question, pack_offer(self.offers[i]) if isinstance(question, Delivery) else None)
+            i: pack_question(question, pack_offer(self.offers[i], models) if isinstance(question, Delivery) else None)
             for i, question in positions.items()
         }
         if not any(members[i].waits for i in positions):
             for i in positions:
                 members[i].waits = True
         silent = set(positions)
+        # Who trains what nobody knows, so that a live view has only who is waited for.
+        waiting = tuple(sorted(questions)[:_SHOWN])
+        self.server.watch(Progress(number, len(positions), 0, waiting, {}))
         for i, answer in attendance.ask("secure", messages, number):
             silent.discard(i)
             member, question = members[i], positions[i]
             if answer.content is None:
                 attendance.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
-            elif "refusal" in answer.content.config_records:
-                member.refused += 1
-                reason = _reason(answer.content)
-                attendance.events.add(number, "refused", member.name, answer.node, f"{question.stage}: {reason}")
+            elif (refusal := unpack_refusal(answer.content)) is not None:
+                attendance.refuse(number, member, f"{question.stage}: {refusal.reason}")
             else:
                 try:
                     yield member.name, *unpack_answer(answer.content, question)
@@ -227,10 +264,6 @@ class _Exchange:
             members[i].waits, members[i].missed = False, members[i].missed + 1
             reason = f"no reply by the deadline of '{positions[i].stage}' in round {number}"
             attendance.events.add(number, "missed", members[i].name, members[i].node, reason)
-
-
-def _reason(content: RecordDict) -> str:
-    return str(content.config_records["refusal"].get("reason"))[:200]
 
 
 def _parts(examples: int, clients: int) -> list[int]:

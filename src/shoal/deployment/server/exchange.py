@@ -91,6 +91,8 @@ class Exchange:
     ) -> Iterator[Answer]:
         """Send each node its message and hand out answers as they come, one in memory at a time.
 
+        An answer's content is emptied when the next one is asked for.
+
         Args:
             question: of all messages.
             messages: by node. A reply's arrays may be as large as its message's, and twice that in secure sums, whose
@@ -119,6 +121,9 @@ class Exchange:
                     if not answer.late:
                         left.discard(answer.node)
                     yield answer
+                    if answer.content is not None:
+                        # Flower's records refer to themselves: their arrays would wait for the garbage collector.
+                        answer.content.clear()
                 if left and not came:
                     time.sleep(_POLL)
         finally:

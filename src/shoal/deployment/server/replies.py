@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flwr.app import RecordDict
 from flwr.app.error import Error
-from flwr.common.serde import error_from_proto
+from flwr.common.serde_utils import error_from_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid

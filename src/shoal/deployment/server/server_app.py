@@ -198,6 +198,7 @@ class _Run:
             "rounds": state.round,
             "clients": members,
             **summary_of(self._training(state), state, progress.rows, dict(attendance.events.counts)),
+            **({} if self.sums is None else self.sums.epsilons()),
             **{f"seconds.{name}": value for name, value in progress.seconds.items() if name in _TIMED},
         }
         write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")

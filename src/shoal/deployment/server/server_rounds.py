@@ -20,6 +20,7 @@ from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.update_file import UpdateFile
 from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
+from shoal.engine.worker_pool import returned_memory
 
 _NAMES = 100
 """Clients that a live view names."""
@@ -101,7 +102,7 @@ class Server:
             InputError: a merged model is not finite, or in several rounds on end no update was merged.
         """
         cohort = [i for i in training.cohort(state.round + 1).tolist() if self.members[i].node is not None]
-        with closing(UpdateFile(self.attendance.settings.out, state.models.shape[1])) as ends:
+        with returned_memory(), closing(UpdateFile(self.attendance.settings.out, state.models.shape[1])) as ends:
             updates = self._updates(training, state, cohort, ends)
             for i, sent in updates.items():
                 self.members[i].examples, self.members[i].trained = sent.update.examples, self.members[i].trained + 1

@@ -62,7 +62,7 @@ def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str])
     named = rate.among(len(groups)).low > 0.01
     kind = "" if worst.exact is None else ", statistical"
     if worst.exact:
-        kind = ", exact" if worst.exact == 1 else f", exact for {percent(worst.exact)} of the records asked"
+        kind = ", exact" if worst.exact == 1 else f", exact for {percent(worst.exact)} of its calls"
     by = f"({worst.title}{kind}; AUC {worst.auc.text}, {worst.auc.interval})"
     finds = "finds the span of the inputs and " if worst.exact is not None and worst.exact >= 0.5 else ""
     if named and rate.known:

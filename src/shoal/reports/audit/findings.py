@@ -30,7 +30,7 @@ class Finding:
         null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
         chosen: whether the attack was chosen beforehand, without the attacked model's members.
         strongest: whether it decides how exposed the scope's records are; see `Audit.strongest`.
-        exact: the share of records on which a span attack says that its verdict is exact; None: of another attack.
+        exact: of the records that a span attack calls members, the share on which it is exact; None: another attack.
         declared: the title that the attack declares; "": see `attack_title`.
     """
 
