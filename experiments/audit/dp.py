@@ -113,8 +113,10 @@ def too_little_noise(fraction: float = FRACTION) -> Iterator[None]:
     """Every private step draws this fraction of its noise; the accountant, who reads the settings, is told nothing."""
     right = BoundNetwork.private_step
 
-    def wrong(self: BoundNetwork, x: Tensor, y: Tensor, expected: int, rule: DPSGD, noise: torch.Generator) -> None:
-        right(self, x, y, expected, replace(rule, noise_multiplier=fraction * rule.noise_multiplier), noise)
+    def wrong(
+        self: BoundNetwork, x: Tensor, y: Tensor, expected: int, rule: DPSGD, noise: torch.Generator, copies: int = 1
+    ) -> None:
+        right(self, x, y, expected, replace(rule, noise_multiplier=fraction * rule.noise_multiplier), noise, copies)
 
     BoundNetwork.private_step = wrong
     try:

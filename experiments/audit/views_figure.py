@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from shoal.data.preferences import VIEWS
 from shoal.reports.plotting import CHANCE_LINE, chance_key, cluster_style, figure_files, key, legend
 
-TITLE = "From the server, only noise\nand few features hide records"
+TITLE = "Only much noise or very few features\nhide records from the server"
 NAMES = {"outsider": "outsider", "client": "another client", "server": "server"}
 LINE = {"color": "#dddddd", "linewidth": 1.0, "zorder": 0}
 

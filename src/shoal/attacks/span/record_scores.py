@@ -71,8 +71,9 @@ def scores_of_moves(
         rank[row] = max(part.space.rank for part in used)
         if len(asked):
             values, judged, cut, exact[row] = _judged(false_alarms, seen, own, used, asked)
-            score[row, asked], threshold[row, asked] = values[: len(asked)], cut
-            known[row, judged] = values[len(asked) :]
+            # As arrays: NumPy takes a tensor of one element for a number.
+            score[row, asked.numpy()], threshold[row, asked.numpy()] = values[: len(asked)], cut
+            known[row, judged.numpy()] = values[len(asked) :]
     found = score, threshold, exact, rank, known, chosen.name, chosen.width
     return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
 
