@@ -24,7 +24,7 @@ demo: install  ## Run IFCA, IFCA-MIR, and IFCA-MIR with DP-SGD on handwritten di
 	@$(BIN)/shoal compare runs/demo-$(STAMP)/ifca runs/demo-$(STAMP)/ifca-mir runs/demo-$(STAMP)/private
 
 federation: install  ## Run IFCA-MIR on a Flower SuperLink and three SuperNodes of this machine (under three minutes)
-	$(BIN)/python experiments/federation/on_loopback.py --out runs/federation-$(STAMP)
+	$(BIN)/python experiments/federation/on_loopback.py $(if $(CONFIG),--config $(CONFIG)) --out runs/federation-$(STAMP)
 
 test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
 	$(BIN)/python -m pytest
