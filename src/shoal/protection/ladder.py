@@ -23,7 +23,7 @@ SHARES = {True: (0.5,), False: (0.5, 0.25)}
 ONE_STEP_ROUNDS = 30
 """Rounds of a linear head with one step on all examples."""
 
-NOISES = (4.0, 8.0)
+NOISES = (4.0, 8.0, 24.0)
 """Noise multipliers of a sum over all clients, in `ONE_STEP_ROUNDS` rounds."""
 
 CLUSTER_NOISES = (2.0, 4.0)
