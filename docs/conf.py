@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.sweeps\.\w+\.(Run|PlannedRun)"),
     (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|AttackScores|Auxiliary|Availability|CohortTrainer|_Result)"),
     (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|RateEstimate)"),
-    (r"py:class", r"shoal\.[\w.]+\.(Received|RoundAttack|Schedule|SimulationState|Start|UpdateCollector)"),
+    (r"py:class", r"shoal\.[\w.]+\.(Received|RoundAttack|Rows|Schedule|SimulationState|Start|UpdateCollector)"),
 ]
 
 # The reference. Every public object has one page, under the shortest name that imports it.

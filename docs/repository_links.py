@@ -16,6 +16,7 @@ PAGES = {
     "CHANGELOG.md": "about/changelog.md",
     "CONTRIBUTING.md": "about/contributing.md",
     "LICENSE": "about/license.md",
+    "SECURITY.md": "about/security.md",
 }
 """Files of the repository's root, and the pages that show them."""
 

@@ -48,8 +48,8 @@ START = {"epochs": 20, "batch_size": 10, "learning_rate": 1.0}
 """Training of a linear head on the labelled shadow set."""
 
 STUDENT_RATE = 0.1
-"""Learning rate of a student. It is low: a student of the same features that is trained until it is its teacher would
-protect nobody."""
+"""The learning rate of a student. A student of the same features that is trained until it is its teacher would protect
+nobody."""
 
 COPIES = 4
 """Augmented copies of an image in each step."""
@@ -147,7 +147,7 @@ class Ladder:
 
     @property
     def server_alone(self) -> Rung | None:
-        """The shadow set and its labels alone, without any client: a baseline; None without a shadow set."""
+        """The baseline of the shadow set and its labels without any client; None without a shadow set."""
         alone = {"algorithm": {"name": "server-only", "rounds": 1}, "red_team.every": 0}
         if not self.public:
             return None
