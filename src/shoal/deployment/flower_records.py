@@ -15,7 +15,16 @@ from torch import Tensor
 from shoal.core.errors import InputError
 from shoal.data import Standardizer
 from shoal.deployment.flower_config import CLIENT_NAME
-from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, plain, reject_unless
+from shoal.deployment.messages import (
+    Limits,
+    Offer,
+    Refusal,
+    RejectedReplyError,
+    Stamp,
+    check_update,
+    plain,
+    reject_unless,
+)
 from shoal.engine import ClientUpdate
 
 _ARRAY_HEADER = 4096
@@ -35,7 +44,7 @@ class _Header:
     directives: dict[str, list[float]]
     classes: tuple[str, ...]
     scale: Standardizer | None
-    ledger: tuple[int, str]
+    ledger: Stamp
     features: str
 
 
@@ -196,12 +205,12 @@ def unpack_kept_features(records: RecordDict, digest: str) -> None:
     reject_unless(found == digest, f"the map of features {found!r:.80}, and not that of the run")
 
 
-def pack_stamp(records: RecordDict, stamp: tuple[int, str]) -> None:
+def pack_stamp(records: RecordDict, stamp: Stamp) -> None:
     """Add the last charge of the client's ledger to a reply: its number and hash."""
     records["ledger"] = ConfigRecord({"count": stamp[0], "hash": stamp[1]})
 
 
-def unpack_stamp(records: RecordDict) -> tuple[int, str]:
+def unpack_stamp(records: RecordDict) -> Stamp:
     """Take the last charge of the client's ledger out of a reply; ``(0, "")`` where it has none, as a refusal.
 
     Raises:

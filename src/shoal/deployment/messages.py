@@ -33,6 +33,9 @@ _TAIL = 30.0
 
 _LONGEST = 200
 
+Stamp = tuple[int, str]
+"""The number of a ledger's charges and the hash of the last one, which the server keeps; ``(0, "")``: none yet."""
+
 NO_FEATURES = "the client does not have the run's map of features"
 """The reason of a client's refusal, after which the server sends the map again."""
 
@@ -80,7 +83,7 @@ class Offer:
     directives: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
-    ledger: tuple[int, str] = (0, "")
+    ledger: Stamp = (0, "")
     features: str = ""
     __repr__ = one_line
 

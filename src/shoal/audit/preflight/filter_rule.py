@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from shoal.attacks.span.dense_layers import dense_layers, layer_inputs
 from shoal.attacks.span.matched_filter import RIDGE, Clutter
+from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.models import Model
 
 LEAST_EXAMPLES = 100
@@ -209,15 +210,10 @@ def _spread(count: int, most: int) -> Tensor:
 
 def _gradient_lengths(model: Model, row: Tensor, x: Tensor, y: Tensor, clipped: float) -> tuple[Tensor, float]:
     """The lengths (m,) of examples' gradients, and of the mean of them clipped."""
-    network = model.network()
-    network.load_state_dict(model.layout.views(row.cpu()), strict=False)
-    network.eval()
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    lengths, whole = list[Tensor](), torch.zeros(sum(parameter.numel() for parameter in trained))
-    for one, label in zip(x.split(1), y.split(1), strict=True):
-        loss = model.loss(network(one), label).sum()
-        gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        lengths.append(flat.norm())
-        whole += flat * (clipped / lengths[-1].clamp(min=1e-30)).clamp(max=1)
-    return torch.stack(lengths), float(whole.norm()) / len(x)
+    network, size = model.network().eval(), batch_of_gradients(model)
+    lengths, whole = list[Tensor](), torch.zeros(model.layout.trainable)
+    for inputs, labels in zip(x.split(size), y.split(size), strict=True):
+        gradients = example_gradients(model, network, row.cpu(), inputs, labels)
+        lengths.append(gradients.norm(dim=1))
+        whole += (clipped / lengths[-1].clamp(min=1e-30)).clamp(max=1) @ gradients
+    return torch.cat(lengths), float(whole.norm()) / len(x)

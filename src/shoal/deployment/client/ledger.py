@@ -25,7 +25,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.settings import Count, NonNegativeFloat, settings
 from shoal.defenses import accounting
-from shoal.deployment.messages import NotAllowedError
+from shoal.deployment.messages import NotAllowedError, Stamp
 from shoal.engine import LocalSGD
 
 LEDGER = "ledger.json"
@@ -39,9 +39,6 @@ Answer = Literal["choice", "histogram", "vote"]
 
 Answers = tuple[Answer, NonNegativeFloat, Count]
 """A kind, the epsilon of each (0: without noise, and so infinite), and the number of them."""
-
-Stamp = tuple[int, str]
-"""The number of a ledger's charges and the hash of the last one, which the server keeps; ``(0, "")``: none yet."""
 
 
 @settings

@@ -35,17 +35,11 @@ from shoal.deployment.secure_sums.coordinated_sum import ClusterSums, Coordinate
 from shoal.deployment.secure_sums.node_keys import KnownKeys
 from shoal.deployment.secure_sums.protocol_messages import Answer, Delivery, Kind, Question, RefusedError, Session
 from shoal.deployment.secure_sums.secure_records import pack_question, unpack_answer
-from shoal.deployment.server.server_rounds import Progress, Server
+from shoal.deployment.server.server_rounds import NAMES, Progress, Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, RoundPlan, State, Training, summed_round
 from shoal.metrics.intervals import RateEstimate
 
 LOG = logging.getLogger("shoal")
-
-_IDLE = 3
-"""Rounds on end in which nothing is opened, after which a run ends."""
-
-_SHOWN = 100
-"""Clients that a live view names."""
 
 COLUMNS = ("round", "kind", "cluster", "clients", "opened", "examples", "norm")
 
@@ -103,7 +97,7 @@ class SecureRounds:
         number, clusters = state.round + 1, len(state.models)
         cohort = [i for i in training.cohort(number).tolist() if self.server.members[i].node is not None]
         width, attendance = state.models.shape[1] + 1, self.server.attendance
-        moves, counts = torch.zeros(state.models.shape, dtype=torch.float64), [0] * clusters
+        moves, counts, summed = torch.zeros(state.models.shape, dtype=torch.float64), [0] * clusters, False
         try:
             asked, sums = self._summed("train", number, cohort, state, width)
             for k, block in sums.blocks.items():
@@ -114,15 +108,10 @@ class SecureRounds:
             self._write(number, "train", sums, known)
             for member in self.server.members:
                 member.trained += member.name in sums.members
-            attendance.idle = 0
+            summed = True
         except RefusedError as error:
-            attendance.idle += 1
             attendance.events.add(number, "failed", "all", None, str(error))
-        require(
-            attendance.idle < _IDLE,
-            f"round {number}: in {_IDLE} rounds on end too few clients took part for a sum, as 'events.csv' says; "
-            "the same command goes on",
-        )
+        attendance.end_round(number, merged=summed, otherwise="too few clients took part for a sum")
         assignment = torch.repeat_interleave(torch.arange(clusters), torch.tensor(counts))
         parts = [_parts(round(self.means[k] * count), count) for k, count in enumerate(counts) if count]
         sizes = torch.tensor([size for part in parts for size in part], dtype=torch.int64)
@@ -241,18 +230,16 @@ class _Exchange:
             i: pack_question(question, pack_offer(self.offers[i], models) if isinstance(question, Delivery) else None)
             for i, question in positions.items()
         }
-        if not any(members[i].waits for i in positions):
-            for i in positions:
-                members[i].waits = True
+        attendance.wait_for_some(positions)
         silent = set(positions)
         # Who trains what nobody knows, so that a live view has only who is waited for.
-        waiting = tuple(sorted(questions)[:_SHOWN])
+        waiting = tuple(sorted(questions)[:NAMES])
         self.server.watch(Progress(number, len(positions), 0, waiting, {}))
         for i, answer in attendance.ask("secure", messages, number):
             silent.discard(i)
             member, question = members[i], positions[i]
             if answer.content is None:
-                attendance.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
+                attendance.reject_unread(number, member, answer)
             elif (refusal := unpack_refusal(answer.content)) is not None:
                 attendance.refuse(number, member, f"{question.stage}: {refusal.reason}")
             else:
@@ -261,9 +248,8 @@ class _Exchange:
                 except RefusedError as error:
                     attendance.reject(number, member, f"{question.stage}: {error}")
         for i in sorted(silent):
-            members[i].waits, members[i].missed = False, members[i].missed + 1
             reason = f"no reply by the deadline of '{positions[i].stage}' in round {number}"
-            attendance.events.add(number, "missed", members[i].name, members[i].node, reason)
+            attendance.miss(number, members[i], reason)
 
 
 def _parts(examples: int, clients: int) -> list[int]:

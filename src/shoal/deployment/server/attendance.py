@@ -3,13 +3,13 @@
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flwr.app import RecordDict
 
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, require
 from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.flower_records import pack_features, unpack_identity, unpack_kept_features
 from shoal.deployment.messages import RejectedReplyError
@@ -18,6 +18,9 @@ from shoal.deployment.server.exchange import Answer, Exchange, Question, Registr
 from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.roster import Member, Roster
 from shoal.models import FeatureMap
+
+_IDLE = 3
+"""Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
 
 _BEHIND = 2
 """Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
@@ -81,6 +84,34 @@ class Attendance:
         """Count a reply of round ``number`` that is not taken, and say why."""
         member.rejected += 1
         self.events.add(number, kind, member.name, member.node, reason)
+
+    def reject_unread(self, number: int, member: Member, answer: Answer) -> None:
+        """Count an answer without content to a question of round ``number``."""
+        self.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
+
+    def miss(self, number: int, member: Member, reason: str) -> None:
+        """Count a reply that did not come in time; later rounds do not wait for this client until it is heard from."""
+        member.waits, member.missed = False, member.missed + 1
+        self.events.add(number, "missed", member.name, member.node, reason)
+
+    def wait_for_some(self, positions: Collection[int]) -> None:
+        """Wait for all clients at ``positions`` where none of them has been heard from since its last deadline."""
+        asked = [self.roster.members[i] for i in positions]
+        if not any(member.waits for member in asked):
+            for member in asked:
+                member.waits = True
+
+    def end_round(self, number: int, *, merged: bool, otherwise: str) -> None:
+        """Count a round in which clients were asked.
+
+        Raises:
+            InputError: in several rounds on end nothing was ``merged``, for the reason ``otherwise``.
+        """
+        self.idle = 0 if merged else self.idle + 1
+        require(
+            self.idle < _IDLE,
+            f"round {number}: in {_IDLE} rounds on end {otherwise}, as 'events.csv' says; the same command goes on",
+        )
 
     def refuse(self, number: int, member: Member, reason: str) -> None:
         """Count a question of round ``number`` that a client refused."""
@@ -223,11 +254,12 @@ class SentFeatures:
         for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
             try:
                 if answer.content is None:
-                    raise RejectedReplyError(answer.error)
+                    attendance.reject_unread(number, members[i], answer)
+                    continue
                 unpack_kept_features(answer.content, self.digest)
                 self.has.add((members[i].name, members[i].node))
             except RejectedReplyError as error:
-                attendance.reject(number, members[i], str(error), kind="failed" if answer.failed else "rejected")
+                attendance.reject(number, members[i], str(error))
 
     def forget(self, member: Member) -> None:
         """Send it to this client again before the next round."""

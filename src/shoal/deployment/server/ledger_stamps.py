@@ -15,8 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.deployment.flower_records import unpack_stamp
-
-Stamp = tuple[int, str]
+from shoal.deployment.messages import Stamp
 
 _STAMPS = TypeAdapter(dict[str, Stamp])
 

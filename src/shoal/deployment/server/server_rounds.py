@@ -22,11 +22,8 @@ from shoal.deployment.server.update_file import UpdateFile
 from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
 from shoal.engine.worker_pool import returned_memory
 
-_NAMES = 100
+NAMES = 100
 """Clients that a live view names."""
-
-_IDLE = 3
-"""Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
 
 _SHOWN = 0.5
 """Seconds from one `Progress` of a round to the next."""
@@ -128,10 +125,7 @@ class Server:
             directives = {name: values[clusters] for name, values in state.directives.items()}
             offer = self.offer(number, members[i], models, state.risks[clusters], directives)
             messages[i] = pack_offer(offer, packed[id(models)])
-        if not any(members[i].waits for i in cohort):
-            # Nobody has been heard from since the last deadline: the round waits for all of them.
-            for i in cohort:
-                members[i].waits = True
+        attendance.wait_for_some(cohort)
         updates, silent, shown = dict[int, _Update](), set(cohort), 0.0
         enough = math.ceil(attendance.settings.quorum * len(cohort))
         self._show(number, len(cohort), silent, updates)
@@ -155,20 +149,14 @@ class Server:
             self._missed(number, silent)
         self._reject_long(number, updates)
         if cohort:
-            attendance.idle = 0 if updates else attendance.idle + 1
-        require(
-            attendance.idle < _IDLE,
-            f"round {number}: in {_IDLE} rounds on end no client's update was merged: all refused, did not reply or "
-            "were rejected, as 'events.csv' says; the same command goes on",
-        )
+            why = "no client's update was merged: all refused, did not reply or were rejected"
+            attendance.end_round(number, merged=bool(updates), otherwise=why)
         return updates
 
     def _missed(self, number: int, silent: set[int]) -> None:
         """Count the clients that did not reply in time, for which later rounds do not wait."""
         for member in sorted((self.members[i] for i in silent), key=lambda member: member.node or 0):
-            member.waits, member.missed = False, member.missed + 1
-            reason = f"no reply by the deadline of round {number}"
-            self.attendance.events.add(number, "missed", member.name, member.node, reason)
+            self.attendance.miss(number, member, f"no reply by the deadline of round {number}")
 
     def _reject_long(self, number: int, updates: dict[int, _Update]) -> None:
         """Take the updates out of ``updates`` whose norm is far above that of the others."""
@@ -185,7 +173,7 @@ class Server:
         """The update in an answer to an offer of ``models``, and its norm; None, as the events say, for no update."""
         attendance = self.attendance
         if answer.content is None:
-            attendance.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
+            attendance.reject_unread(number, member, answer)
             return None
         try:
             limits, counts_best = attendance.settings.limits, self.choice == "shares"
@@ -230,5 +218,5 @@ class Server:
 
     def _show(self, number: int, asked: int, silent: set[int], updates: Mapping[int, _Update]) -> None:
         waiting = sorted(self.members[i].name for i in silent)
-        trained = {self.members[i].name: sent.update.cluster for i, sent in islice(updates.items(), _NAMES)}
-        self.watch(Progress(number, asked, asked - len(silent), tuple(waiting[:_NAMES]), trained))
+        trained = {self.members[i].name: sent.update.cluster for i, sent in islice(updates.items(), NAMES)}
+        self.watch(Progress(number, asked, asked - len(silent), tuple(waiting[:NAMES]), trained))
