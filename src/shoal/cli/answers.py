@@ -40,7 +40,7 @@ def command(app: typer.Typer, example: str) -> Callable[[Callable[..., Answer]],
 
     def add(function: Callable[..., Answer]) -> Callable[..., None]:
         @functools.wraps(function)
-        def answered(*, as_json: bool, **arguments: Any) -> None:
+        def answered(*, as_json: bool, **arguments: object) -> None:
             _print(function(**arguments), as_json=as_json)
 
         signature = inspect.signature(function)
@@ -70,7 +70,7 @@ def _print(answer: Answer, *, as_json: bool) -> None:
         raise typer.Exit(3 if any(broken) else answer.code)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """The value with null for each number that JSON does not have, and text for a path."""
     match value:
         case Mapping():
