@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -74,6 +74,10 @@ class Model:
             labels are classes, minus the loss in a regression.
         outputs: a function that takes the tensor of outputs out of the network's result, such as
             ``lambda result: result.logits`` or ``operator.itemgetter("logits")``. None: the result is that tensor.
+        inputs: a function of a batch of inputs (B, ...) that gives what the network takes: its keyword arguments as a
+            dict, its positional ones as a tuple, or a tensor. A text's padding becomes a mask by ``lambda words:
+            {"input_ids": words, "attention_mask": words != 0}``; several inputs of an example that are stored in one
+            tensor are taken apart. None: the batch itself.
 
     Example:
         >>> from torch import nn
@@ -87,6 +91,7 @@ class Model:
     loss: Loss = cross_entropy
     metric: Metric | None = None
     outputs: Callable[[Any], Tensor] | None = None
+    inputs: Callable[[Tensor], Any] | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -108,6 +113,11 @@ class Model:
             "a Model's outputs must be a function of the network's result, such as lambda result: result.logits; got "
             f"{described(self.outputs)}",
         )
+        require(
+            self.inputs is None or callable(self.inputs),
+            "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words}; got "
+            f"{described(self.inputs)}",
+        )
 
     def metric_for(self, classes: int | None) -> Metric:
         """The metric on labels of so many classes; None: of a regression."""
@@ -127,6 +137,8 @@ class Model:
         if self.outputs is not None:
             # A hook, and not a network around it, so that tensors keep their names.
             network.register_forward_hook(partial(_extract, self.outputs))
+        if self.inputs is not None:
+            network.register_forward_pre_hook(partial(_arranged, self.inputs), with_kwargs=True)
         network = _with_seeded_dropout(network)
         self._require_unchanged(network)
         return network
@@ -204,6 +216,16 @@ def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple
         raise InputError(
             f"the model's outputs cannot be taken out of the {type(result).__name__} that its network gives: {error}"
         ) from error
+
+
+def _arranged(
+    inputs: Callable[[Tensor], Any], network: nn.Module, given: tuple[Tensor], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    del network
+    taken = inputs(*given, **named)
+    if isinstance(taken, Mapping):
+        return (), dict(taken)
+    return (taken if isinstance(taken, tuple) else (taken,)), {}
 
 
 def _arguments_without_default(build: Callable[[], nn.Module]) -> list[str]:

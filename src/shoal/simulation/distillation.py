@@ -105,7 +105,7 @@ class Distillation:
             if federation.classes is None:
                 model, targets = teacher, outputs
             else:
-                model = Model(teacher.build, soft_cross_entropy, outputs=teacher.outputs)
+                model = Model(teacher.build, soft_cross_entropy, outputs=teacher.outputs, inputs=teacher.inputs)
                 targets = functional.softmax(outputs / self.temperature, dim=1)
             drawn = stream("student", k)
             start = teacher.init(drawn)
