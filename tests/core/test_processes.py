@@ -90,5 +90,5 @@ def test_a_cluster_needs_ray_and_there_is_at_least_one_job(monkeypatch):
 def test_there_are_no_more_workers_than_items_and_they_share_the_cores(monkeypatch):
     assert [Workers(5, "auto" if cluster else None).at_most(3).jobs for cluster in (False, True)] == [3, 3]
     assert Workers(2).at_most(0).here
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    monkeypatch.setattr(processes, "cores", lambda: 5)
     assert [Workers(jobs).threads for jobs in (1, 2, 8)] == [5, 2, 1]

@@ -159,7 +159,9 @@ def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of
 
 
 def test_a_result_of_a_network_of_ones_own_is_audited_by_processes_too():
-    federation = Federation.from_tensors([(torch.randn(4, 3), [0, 1, 0, 1])] * 3, test=(torch.randn(20, 3), [0, 1] * 10))
+    federation = Federation.from_tensors(
+        [(torch.randn(4, 3), [0, 1, 0, 1])] * 3, test=(torch.randn(20, 3), [0, 1] * 10)
+    )
     result = simulate(federation, Model(lambda: torch.nn.Linear(3, 2)), FedAvg(), LocalSGD(), rounds=1)
     assert result.audit(references=2, jobs=2).flat() == result.audit(references=2).flat()
 

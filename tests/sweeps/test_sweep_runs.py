@@ -1,6 +1,5 @@
 """A sweep's directory: what is done stays done, what is killed goes on, and what fails does not stop the rest."""
 
-import gc
 import json
 import os
 import shutil
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from joblib import Parallel, delayed
 
 import run_files
+from shoal.core import processes
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.reports.sweep import sweep_page
@@ -317,15 +316,20 @@ def test_a_sweep_calls_an_own_algorithm_by_its_title_unless_the_file_has_a_label
 
 @pytest.mark.usefixtures("_no_run_pages")
 def test_there_are_no_more_workers_than_runs(two_runs, tmp_path, monkeypatch):
-    numbers = []
+    numbers, of_threads = [], []
 
     def unordered(self, work, shared, items):
         numbers.append((self.jobs, len(items)))
+        of_threads.extend(config.engine.threads for config, _ in items)
         yield from (work(shared, item) for item in items)
 
     monkeypatch.setattr(Workers, "unordered", unordered)
+    monkeypatch.setattr(processes, "cores", lambda: 7)
+    base = two_runs.parent / "base.toml"
+    base.write_text(base.read_text().replace("threads = 1", ""))
     assert run_sweep(read_sweep(two_runs), tmp_path / "out", workers=Workers(64)).finished == 2
     assert numbers == [(2, 2)]
+    assert of_threads == [3, 3], "no more threads of all runs together than cores"
 
 
 @pytest.fixture

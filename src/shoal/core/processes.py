@@ -14,6 +14,7 @@ from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from shoal.core.errors import InputError, ShoalError, require
+from shoal.core.machine import cores
 
 _Shared = TypeVar("_Shared")
 _Item = TypeVar("_Item")
@@ -55,7 +56,7 @@ class Workers:
     @property
     def threads(self) -> int:
         """The threads of each process: those of several would only wait for each other."""
-        return max(1, (os.cpu_count() or 1) // self.jobs)
+        return max(1, cores() // self.jobs)
 
     def unordered(
         self, work: Callable[[_Shared, _Item], _Result], shared: _Shared, items: Sequence[_Item]
@@ -86,7 +87,7 @@ class Workers:
         results = parallel(delayed(_work)(item) for item in items)
         try:
             for result in results:
-                yield result  # noqa: UP028 (closed below)
+                yield result
         except TerminatedWorkerError as error:
             raise ShoalError(
                 "a worker process was ended from outside, perhaps for want of memory; what is done is kept, so start "

@@ -74,7 +74,7 @@ class Run:
         simulation: what decides the outcome.
         out: a run directory to make, with checkpoints, from which an interrupted run is resumed. None: nothing is
             written.
-        engine: what computes; by default two threads of the processor.
+        engine: what computes; by default the processor, a thread for each core.
         watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
             time left, and elsewhere nothing is shown.
         watch_references: called before the first reference federation and after each, with the numbers that are done
@@ -200,7 +200,9 @@ class Run:
             progress = self._progress(simulation, engine, description, checkpoints)
             progress, seen = train(simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch)
             out = None if checkpoints is None else checkpoints.parent
-            outcome = measured(simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers)
+            outcome = measured(
+                simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
+            )
         result = result_of(outcome, simulation, engine, description, warnings)
         return replace(result, samples=samples_of(self.simulation.federation), state=progress.state)
 

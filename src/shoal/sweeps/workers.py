@@ -87,4 +87,4 @@ def run_one(
 
 
 def _threads(config: Config, most: int) -> Config:
-    return replace(config, engine=replace(config.engine, threads=min(config.engine.threads, most)))
+    return replace(config, engine=replace(config.engine, threads=min(config.engine.threads or most, most)))
