@@ -86,7 +86,7 @@ class Workers:
         )
         results = parallel(delayed(_work)(item) for item in items)
         try:
-            for result in results:
+            for result in results:  # noqa: UP028 (closed below)
                 yield result
         except TerminatedWorkerError as error:
             raise ShoalError(
