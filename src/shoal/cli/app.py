@@ -91,6 +91,10 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
     device: Device = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard, mlflow or wandb too; can be repeated."),
+    ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -103,13 +107,16 @@ def run(
     from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
+    from shoal.runs.sinks import named_sinks
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
+    sinks = named_sinks(log or [])
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
         references = display.reference_federations
-        run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
+        watch = [display, *sinks]
+        run_config(settings, directory, resume=resume, data_dir=data_dir, watch=watch, watch_references=references)
     page = report_of(directory, allow_code=True)
     about = read_description(directory, allow_code=True)
     summary = read_summary(directory)
