@@ -262,6 +262,7 @@ class Engine:
             ends = gather_params(starts, index[owners]).to(self.device)
             for drawn, phase in ((randomness, local), *then):
                 trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
+            self.model.require_frozen()
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):

@@ -70,7 +70,7 @@ def measured(
     """
     progress = replace(progress, state=released(simulation.release, simulation.on(engine), progress.state))
     models = named_models(simulation.setup.model, progress.state)
-    written = None if out is None else write_models(out, models)
+    written = None if out is None else write_models(out, models, simulation.setup.model.frozen_names)
     try:
         folder = None if out is None else out / "references"
         progress, references = attack_with_references(simulation, engine, progress, folder=folder, watch=watch)

@@ -14,7 +14,8 @@ property.csv         a row per aggregated update with a property attack; the tab
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
 features.safetensors the fitted map of inputs before the models, with [model.features]
-models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
+models.safetensors   the K final models, each tensor under "k.name", frozen ones once under "frozen.name"; written
+                     before they are measured
 report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result.report_of`
 run.log              what happened when
 """
@@ -179,7 +180,7 @@ class Run:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
         with settings.engine(self.simulation.setup.model) as engine:
             simulation = move_to_engine(self._mapped, engine)
-        progress = load_checkpoint(out / "checkpoint")
+        progress = load_checkpoint(out / "checkpoint", self.simulation.setup.model.frozen_hash)
         state = None if progress is None else progress.state
         features = simulation.features if isinstance(simulation.features, FeatureMap) else None
         return replace(load(out, allow_code=True), state=state, simulation=simulation, engine=engine, features=features)
@@ -206,7 +207,7 @@ class Run:
     ) -> SimulationState:
         """The state from which training goes on."""
         if checkpoints is not None:
-            out, progress = checkpoints.parent, load_checkpoint(checkpoints)
+            out, progress = checkpoints.parent, load_checkpoint(checkpoints, engine.model.frozen_hash)
             before = rounds_before(out, description, simulation.last_round)
             if before != simulation.last_round:
                 progress = prolong(out, description, progress, before, simulation.evaluate_every)
