@@ -350,17 +350,27 @@ def test_a_sweep_calls_an_own_algorithm_by_its_title_unless_the_file_has_a_label
 
 @pytest.mark.usefixtures("_no_run_pages")
 def test_there_are_no_more_workers_than_runs(two_runs, tmp_path, monkeypatch):
-    numbers = []
+    numbers, of_threads = [], []
 
     def parallel(n_jobs, backend, return_as, initializer, initargs):
         """Threads instead of processes, whose results come as they would from these."""
         numbers.append((n_jobs, backend, initializer, initargs))
         threads = Parallel(n_jobs=n_jobs, backend="threading", return_as=return_as)
-        return lambda calls: threads(delayed(workers.run_one)(*arguments[1:]) for _, arguments, _ in calls)
+
+        def done(calls):
+            arguments = [given[1:] for _, given, _ in calls]
+            of_threads.extend(config.engine.threads for config, *_ in arguments)
+            return threads(delayed(workers.run_one)(*given) for given in arguments)
+
+        return done
 
     monkeypatch.setattr(workers, "Parallel", parallel)
+    monkeypatch.setattr(workers, "cores", lambda: 7)
+    base = two_runs.parent / "base.toml"
+    base.write_text(base.read_text().replace("threads = 1", ""))
     assert run_sweep(read_sweep(two_runs), tmp_path / "out", workers=Workers(64)).finished == 2
     assert numbers == [(2, "loky", gc.set_threshold, (10_000, 10, 10))]
+    assert of_threads == [3, 3], "no more threads of all runs together than cores"
 
 
 def test_a_worker_process_stays_for_all_runs_and_is_set_up_first():

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require, require_instance
+from shoal.core.machine import cores
 from shoal.core.randomness import Stream
 from shoal.core.representation import shortened
 from shoal.core.settings import settings
@@ -37,8 +38,10 @@ Precision = Literal["fp32", "bf16"]
 Storage = Literal["memory", "disk"]
 """The place of the clients' own models between rounds; results are the same."""
 
-Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
-"""More than any machine has processors; the operating system refuses more threads without a sentence."""
+MAX_THREADS = 1024
+"""The operating system refuses many more threads without a sentence."""
+
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)]
 
 
 def _device(name: str) -> str:
@@ -56,7 +59,7 @@ class _Options:
     """The options of an engine, checked."""
 
     device: Device
-    threads: Threads
+    threads: Threads | None
     precision: Precision
     personal_models: Storage
 
@@ -102,7 +105,7 @@ class Engine:
     Args:
         model: to be trained and evaluated.
         device: "cpu" or "cuda".
-        threads: worker threads on the CPU.
+        threads: worker threads on the CPU; None: one for each core that the process may use.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
         backend: "loop", "vmap", or None for the rule of `selection.prefers_vmap`. Under vmap, local trainings that
             only the loop can do (`selection.loop_reason`) are looped.
@@ -129,14 +132,14 @@ class Engine:
         model: Model,
         *,
         device: str | torch.device = "cpu",
-        threads: int = 2,
+        threads: int | None = None,
         precision: Precision = "fp32",
         backend: Backend | None = None,
         personal_models: Storage = "memory",
     ) -> None:
         require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
         options = _Options(str(device), threads, precision, personal_models)
-        threads, self.device = options.threads, torch.device(options.device)
+        self.device = torch.device(options.device)
         if self.device.type == "cuda":
             refusal, count = f"device '{device}' cannot be used", torch.cuda.device_count()
             require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device here; use 'cpu'")
@@ -146,6 +149,7 @@ class Engine:
         self.model = model
         self.personal_models: Storage = personal_models
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        threads = min(cores(), MAX_THREADS) if options.threads is None else options.threads
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
         self._settings: dict[str, Any] = {"threads": threads, "precision": precision, "backend": backend}

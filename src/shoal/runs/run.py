@@ -73,7 +73,7 @@ class Run:
         simulation: what decides the outcome.
         out: a run directory to make, with checkpoints, from which an interrupted run is resumed. None: nothing is
             written.
-        engine: what computes; by default two threads of the processor.
+        engine: what computes; by default the processor, a thread for each core.
         watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
             time left, and elsewhere nothing is shown.
         watch_references: called before the first reference federation and after each, with the numbers that are done

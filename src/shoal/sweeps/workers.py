@@ -15,6 +15,7 @@ from joblib import Parallel, delayed
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
+from shoal.core.machine import cores
 from shoal.replay.reference_store import AuditWatch
 from shoal.runs.result import report_of
 from shoal.runs.run import run
@@ -62,7 +63,7 @@ class Workers:
         # The workers load their own.
         forget_datasets()
         # Threads of several runs would only wait for each other.
-        share = max(1, (os.cpu_count() or 1) // jobs)
+        share = max(1, cores() // jobs)
         where = None if data_dir is None else data_dir.resolve()
         # Ray ends its workers itself.
         parent = os.getpid() if self.cluster is None else None
@@ -159,4 +160,4 @@ def run_one_for_parent(
 
 
 def _threads(config: Config, most: int) -> Config:
-    return replace(config, engine=replace(config.engine, threads=min(config.engine.threads, most)))
+    return replace(config, engine=replace(config.engine, threads=min(config.engine.threads or most, most)))
