@@ -15,12 +15,13 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
+from shoal.board.places import RISK, UTILITY
 from shoal.config.build import resolve
 from shoal.config.kinds import require_data
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change_key, key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import ShoalError, require
+from shoal.core.errors import ShoalError, quoted, require
 from shoal.core.settings import Count, Positive, settings
 from shoal.data.content import fingerprint
 from shoal.data.preferences import VIEWS
@@ -162,6 +163,21 @@ def read_board(folder: Path) -> Board:
     asked = parse(BoardFile, read_toml(folder / "board.toml"), str(folder / "board.toml"))
     tables = {name: read_toml(folder / federation.file) for name, federation in asked.federations.items()}
     return Board(folder, asked, tables)
+
+
+def read_rows(folder: Path) -> pd.DataFrame:
+    """The rows of all defences that were judged, as of `measure`; without any rows where there are none.
+
+    Raises:
+        InputError: a file is no table of such rows.
+    """
+    tables = []
+    for path in sorted((folder / "rows").glob("*.csv")):
+        table = pd.read_csv(path)
+        missing = sorted({"defence", "federation", "seed", *UTILITY, *RISK} - {*table.columns})
+        require(not missing, f"{path}: is no row of the board: it lacks the columns {quoted(missing)}")
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def read_defence(path: Path, board: Board, *, allow_code: bool = True) -> Defence:

@@ -15,7 +15,7 @@ UTILITY = ("accuracy", "minority", "worst_client")
 RISK = tuple(VIEWS)
 """Columns of which less is better: AUC by view."""
 
-_OTHERS = ("canaries", "epsilon", "epsilon_low", "seconds", "megabytes")
+OTHERS = ("canaries", "epsilon", "epsilon_low", "seconds", "megabytes")
 
 _CONFIDENCE = 0.95
 
@@ -38,7 +38,7 @@ def standings(rows: pd.DataFrame, federation: str) -> pd.DataFrame:
     for column in (*UTILITY, *RISK):
         table[column] = groups[column].mean()
         table[f"{column}.half"] = groups[column].agg(_half)
-    for column in _OTHERS:
+    for column in OTHERS:
         table[column] = groups[column].max() if column.startswith("epsilon") else groups[column].mean()
     table.insert(0, "place", places(own))
     return table.reset_index().sort_values(["place", "accuracy"], ascending=[True, False], kind="stable")
@@ -96,8 +96,8 @@ def markdown(rows: pd.DataFrame, federations: Sequence[str]) -> str:
         ]
         for row in standings(rows, federation).to_dict("records"):
             measured = [f"{_number(row[c])} ± {_number(row[f'{c}.half'])}" for c in (*UTILITY, *RISK)]
-            epsilon = "none" if isnan(row["epsilon"]) else f"{row['epsilon']:.1f}"
-            epsilon += "" if isnan(row["epsilon_low"]) else f" ({row['epsilon_low']:.1f})"
+            stated, least = row["epsilon"], row["epsilon_low"]
+            epsilon = ("none" if isnan(stated) else f"{stated:.1f}") + ("" if isnan(least) else f" ({least:.1f})")
             cells = [f"{row['place']}", row["defence"], *measured, _number(row["canaries"]), epsilon]
             lines.append("| " + " | ".join([*cells, f"{row['seconds']:.1f}", f"{row['megabytes']:.1f}"]) + " |")
         parts.append("\n".join(lines))
