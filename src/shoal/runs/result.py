@@ -20,6 +20,7 @@ from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, integer, path_of, require, require_instance
+from shoal.core.processes import Workers
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
@@ -204,6 +205,8 @@ class Result:
         references: int = 16,
         duplicates: Duplicates | None = None,
         queries: int = 1,
+        jobs: int = 1,
+        cluster: str | None = None,
         watch: AuditWatch | None = None,
         attacks: Sequence[Attack] = (),
     ) -> Audit:
@@ -215,7 +218,7 @@ class Result:
             references: federations that are trained again, each with other examples in the place of half of its own.
             duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set,
                 has a copy with the same inputs and label; None: as the simulation says.
-            queries: as of `shoal.audit_run`.
+            queries, jobs, cluster: as of `shoal.audit_run`.
             watch: called before the first of these federations, and after each, with the numbers that are done and in
                 all.
             attacks: your own, beside all others; see `shoal.audit_run`.
@@ -225,6 +228,7 @@ class Result:
                 known how to train again; or ``out`` cannot be written.
         """
         references = integer("references", references, "such as 16", 0)
+        workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
         require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
         if self.simulation is None or self.state is None or self.engine is None:
             raise InputError(
@@ -246,6 +250,7 @@ class Result:
                 duplicates=duplicates,
                 queries=queries,
                 watch=watch,
+                workers=workers,
                 attacks=attacks,
             ).audit
 
