@@ -15,7 +15,9 @@ FEDERATION = {
     "seed": 0,
     "data": {
         "source": "digits", "clients": 6, "examples_per_client": 20, "test_examples": 60, "shadow_examples": 100,
-        "groups": {"minority": {"share": 0.34, "rotation": [0, 0]}, "majority": {"share": 0.66, "rotation": [180, 180]}},
+        "groups": {
+            "minority": {"share": 0.34, "rotation": [0, 0]}, "majority": {"share": 0.66, "rotation": [180, 180]},
+        },
     },
     "model": {"name": "logistic"},
     "algorithm": {"name": "ifca", "rounds": 2},
