@@ -15,5 +15,7 @@ def named_sinks(names: Iterable[str]) -> list[Sink]:
     """The trackers of ``--log``, in the run's directory; `InputError` for an unknown or uninstalled one."""
     for name in names:
         require(name in _NAMES, f"'--log' must name a tracker; got '{name}'; {nearest(name, _NAMES)}")
-        require_package(name)
-    return [_NAMES[name]() for name in dict.fromkeys(names)]
+    sinks = [_NAMES[name]() for name in dict.fromkeys(names)]
+    for sink in sinks:
+        require_package(sink)
+    return sinks

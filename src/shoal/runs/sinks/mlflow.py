@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.core.settings import settings
 from shoal.metrics.summary import FlatSummary
-from shoal.runs.sinks.sink import LoggedRun, require_package
+from shoal.runs.sinks.sink import LoggedRun
 
 _DIRECTORY = "shoal.directory"
 """The tag with a run's directory, by which one that is resumed is found again."""
@@ -45,7 +45,6 @@ class MLflow:
 
     def open_log(self, run: LoggedRun) -> "_Tracked":
         """Begin a run, or go on in that of the same directory."""
-        require_package("mlflow")
         mlflow: Any = import_module("mlflow")  # takes seconds
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None and run.out is not None:

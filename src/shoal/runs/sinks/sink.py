@@ -76,11 +76,12 @@ class Sink(Protocol):
         ...
 
 
-def require_package(name: str) -> None:
-    """Raise `InputError` where the package of a tracker, and extra of ours, is not installed."""
-    spec = find_spec(name)
+def require_package(sink: Sink) -> None:
+    """Raise `InputError` where the package of one of our trackers is not installed; it and our extra have its name."""
+    ours, _, name = type(sink).__module__.rpartition(".")
+    spec = find_spec(name) if ours == __package__ else None
     # W&B leaves folders of its own name, which can be imported too.
-    there = spec is not None and spec.origin is not None
+    there = ours != __package__ or (spec is not None and spec.origin is not None)
     require(there, f"logging to '{name}' needs its package: pip install 'shoal[{name}]'")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from shoal.core.errors import require
 from shoal.core.settings import settings
 from shoal.metrics.summary import FlatSummary
-from shoal.runs.sinks.sink import LoggedRun, require_package
+from shoal.runs.sinks.sink import LoggedRun
 
 
 @settings
@@ -43,7 +43,6 @@ class TensorBoard:
 
     def open_log(self, run: LoggedRun) -> "_EventFile":
         """Open an event file, a further one where a run is resumed."""
-        require_package("tensorboard")
         folder = self.folder or (None if run.out is None else run.out / "tensorboard")
         require(folder is not None, "'folder' of TensorBoard is missing, and the run has no directory")
         folder = Path(str(folder))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from shoal.core.settings import settings
 from shoal.metrics.summary import FlatSummary
-from shoal.runs.sinks.sink import LoggedRun, require_package
+from shoal.runs.sinks.sink import LoggedRun
 
 
 @settings
@@ -35,7 +35,6 @@ class WandB:
 
     def open_log(self, run: LoggedRun) -> "_Tracked":
         """Begin a run, or go on in that of the same directory."""
-        require_package("wandb")
         wandb: Any = import_module("wandb")  # takes a second
         folder = Path(self.folder or run.out or ".")
         folder.mkdir(parents=True, exist_ok=True)
