@@ -71,6 +71,9 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Mappi
         "columns": json.dumps(names),
         "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
         "seconds": json.dumps(progress.seconds),
+        "by_round": json.dumps(
+            {part: [round(row.get(part, 0.0), 4) for row in progress.by_round] for part in dict(*progress.by_round[:1])}
+        ),
     }
     content = serialize(tensors, metadata=about)
     path = folder / f"round-{state.round:06d}-{_digest(content)}.safetensors"
@@ -186,7 +189,10 @@ def _read(path: Path) -> SimulationState | None:
         trained=tensors["trained"],
         **by_kind,
     )
-    return SimulationState(state, rows, json.loads(about["seconds"]), memory)
+    # A checkpoint of an earlier version has no times of single rounds.
+    parts = json.loads(about.get("by_round", "{}"))
+    by_round = tuple(dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True))
+    return SimulationState(state, rows, json.loads(about["seconds"]), memory, by_round=by_round)
 
 
 def _newest_first(folder: Path) -> list[Path]:
