@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -170,9 +171,18 @@ class Engine:
     ) -> None:
         self.close()
 
-    def reopened(self) -> "Engine":
-        """A new engine with these settings, also of one that is closed."""
-        return Engine(self.model, device=self.device, personal_models=self.personal_models, **self._settings)
+    def reopened(self, threads: int | None = None) -> "Engine":
+        """A new engine with these settings, also of one that is closed, of at most so many ``threads``."""
+        settings = {"device": self.device, "personal_models": self.personal_models, **self._settings}
+        if threads is not None:
+            settings["threads"] = min(threads, settings["threads"])
+        return Engine(self.model, **settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process has threads of its own.
+        return partial(Engine, device=self.device, personal_models=self.personal_models, **self._settings), (
+            self.model,
+        )
 
     def close(self) -> None:
         """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
@@ -270,6 +280,7 @@ class Engine:
                 ends = gather_params(starts, index[owners]).to(self.device)
                 for drawn, phase in ((randomness, local), *then):
                     trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
+                self.model.require_frozen()
                 # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
                 broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):

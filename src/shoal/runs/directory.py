@@ -224,7 +224,7 @@ def train(
     def save() -> None:
         nonlocal saved
         if checkpoints is not None and progress.state.round > saved:
-            save_checkpoint(checkpoints, progress, fresh)
+            save_checkpoint(checkpoints, progress, fresh, engine.model.frozen_hash)
             saved = progress.state.round
             fresh.clear()
 

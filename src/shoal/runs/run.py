@@ -14,7 +14,8 @@ property.csv         a row per aggregated update with a property attack; the tab
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
 features.safetensors the fitted map of inputs before the models, with [model.features]
-models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
+models.safetensors   the K final models, each tensor under "k.name", frozen ones once under "frozen.name"; written
+                     before they are measured
 report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result.report_of`
 run.log              what happened when
 """
@@ -31,6 +32,7 @@ from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import described, integer, path_of, require, require_instance
+from shoal.core.processes import IN_TURN, Workers
 from shoal.core.representation import one_line
 from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
@@ -78,6 +80,7 @@ class Run:
             time left, and elsewhere nothing is shown.
         watch_references: called before the first reference federation and after each, with the numbers that are done
             and in all.
+        workers: the processes that train these, such as ``Workers(jobs=2)``; results are the same.
         checkpoint_every: rounds between checkpoints.
         max_megabytes: what recorded updates may take.
         description: how reports describe it. None: as a simulation in Python.
@@ -111,6 +114,7 @@ class Run:
     engine: EngineSettings = ON_THE_CPU
     watch: Watch | None = None
     watch_references: AuditWatch | None = None
+    workers: Workers = IN_TURN
     checkpoint_every: int = 1
     max_megabytes: int = MAX_MEGABYTES
     description: RunDescription | None = None
@@ -179,7 +183,7 @@ class Run:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
         with settings.engine(self.simulation.setup.model) as engine:
             simulation = move_to_engine(self._mapped, engine)
-        progress = load_checkpoint(out / "checkpoint")
+        progress = load_checkpoint(out / "checkpoint", self.simulation.setup.model.frozen_hash)
         state = None if progress is None else progress.state
         features = simulation.features if isinstance(simulation.features, FeatureMap) else None
         return replace(load(out, allow_code=True), state=state, simulation=simulation, engine=engine, features=features)
@@ -197,7 +201,9 @@ class Run:
             progress = self._progress(simulation, engine, description, checkpoints)
             progress, seen = train(simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch)
             out = None if checkpoints is None else checkpoints.parent
-            outcome = measured(simulation, engine, progress, seen, out=out, watch=watch_references)
+            outcome = measured(
+                simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
+            )
         result = result_of(outcome, simulation, engine, description, warnings)
         return replace(result, samples=samples_of(self.simulation.federation), state=progress.state)
 
@@ -206,7 +212,7 @@ class Run:
     ) -> SimulationState:
         """The state from which training goes on."""
         if checkpoints is not None:
-            out, progress = checkpoints.parent, load_checkpoint(checkpoints)
+            out, progress = checkpoints.parent, load_checkpoint(checkpoints, engine.model.frozen_hash)
             before = rounds_before(out, description, simulation.last_round)
             if before != simulation.last_round:
                 progress = prolong(out, description, progress, before, simulation.evaluate_every)
@@ -288,6 +294,7 @@ def run(
     dataset: SourceData | None = None,
     watch: Watch | None = None,
     watch_references: AuditWatch | None = None,
+    workers: Workers = IN_TURN,
 ) -> Path:
     """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
 
@@ -301,7 +308,7 @@ def run(
         data_dir: where to look for data first.
         dataset: the examples of [data], where they are loaded already.
         watch: see `Run`; None: nothing is shown.
-        watch_references: see `Run`.
+        watch_references, workers: see `Run`.
 
     Raises:
         InputError: a configuration that cannot be run, or see `Run.train`.
@@ -338,6 +345,7 @@ def run(
             decided.engine,
             watch=watch or _unseen,
             watch_references=watch_references,
+            workers=workers,
             checkpoint_every=decided.checkpoint.every,
             max_megabytes=MAX_MEGABYTES if decided.record is None else decided.record.max_megabytes,
             description=replace(RunDescription.of(decided), examples=fingerprint(simulation.federation)),

@@ -159,7 +159,7 @@ def initial_gradients(
         clipped: the length that each example's gradient is clipped to.
         whole: whether the lengths of gradients of all parameters are wanted.
     """
-    modules = dict(model.network().named_modules())
+    modules = dict(model.structure().named_modules())
     layers = [name for name in names if type(modules[name]) is nn.Linear]
     if len(x) < LEAST_EXAMPLES or not layers:
         return InitialGradients({})
@@ -210,7 +210,7 @@ def _spread(count: int, most: int) -> Tensor:
 
 def _gradient_lengths(model: Model, row: Tensor, x: Tensor, y: Tensor, clipped: float) -> tuple[Tensor, float]:
     """The lengths (m,) of examples' gradients, and of the mean of them clipped."""
-    network, size = model.network().eval(), batch_of_gradients(model)
+    network, size = model.structure().eval(), batch_of_gradients(model)
     lengths, whole = list[Tensor](), torch.zeros(model.layout.trainable)
     for inputs, labels in zip(x.split(size), y.split(size), strict=True):
         gradients = example_gradients(model, network, row.cpu(), inputs, labels)
