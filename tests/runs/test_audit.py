@@ -203,9 +203,12 @@ def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, mon
     before = audit_run(out, references=1)
     run(long, out, resume=True)
     numbers, train = [], AttackedRun.train_reference
-    monkeypatch.setattr(
-        AttackedRun, "train_reference", lambda self, *given, **spans: numbers.append(given[0]) or train(self, *given, **spans)
-    )
+
+    def counted(self, number, engine, **spans):
+        numbers.append(number)
+        return train(self, number, engine, **spans)
+
+    monkeypatch.setattr(AttackedRun, "train_reference", counted)
     after = audit_run(out, references=1)
     assert numbers == [0]
     assert before.flat != after.flat

@@ -294,16 +294,16 @@ class AttackedRun:
         self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int, *, spans: bool
     ) -> FederationScores:
         """The scores after all rounds; ``exchange`` and ``stream`` are as of `_rounds`."""
-        of_rounds, of_spans = list[Tensor](), dict[str, Tensor]()
-        training, state = None, None
+        of_rounds, of_spans, last = list[Tensor](), dict[str, Tensor](), None
         seen = FirstRounds() if spans else FirstRounds(most=0)
-        for training, state, known in self._rounds(exchange, stream, engine, seen):
+        for last in self._rounds(exchange, stream, engine, seen):
+            _, state, known = last
             if state.round in self.snapshot_rounds:
                 of_rounds.append(self._of_all(state.models, engine, 1))
             if spans and known is not None and state.round == self.simulation.last_round:
                 of_spans = self._spans(seen, known, engine)
-        assert state is not None
-        assert training is not None
+        assert last is not None
+        training, state, _ = last
         deployed, _ = training.deployed(state)
         scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **of_spans)
         if scores.personal or {len(snapshot) for snapshot in of_rounds} != {len(state.models)}:
