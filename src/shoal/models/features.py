@@ -7,6 +7,7 @@ itself, of wavelets or of public examples, has seen no client. Source of the com
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
@@ -91,7 +92,8 @@ class PrincipalComponents(nn.Module):
             f"'dimension' must be at most {most}, with {len(flat)} public examples (the shadow set) of "
             f"{flat.shape[1]} inputs; got {dimension}",
         )
-        fitted = PCA(dimension, random_state=0).fit(flat.numpy())
+        with threadpool_limits(1):
+            fitted = PCA(dimension, random_state=0).fit(flat.numpy())
         scale = torch.from_numpy(fitted.explained_variance_).float().pow(0.25).clamp(min=1e-6)
         module = PrincipalComponents(flat.shape[1], dimension)
         module.mean.copy_(torch.from_numpy(fitted.mean_))
@@ -113,8 +115,8 @@ class FeatureMap(nn.Sequential):
         # Without inputs one of zeros says the shape.
         whole = x if len(x) else x.new_zeros(1, *x.shape[1:])
         try:
-            with torch.no_grad():
-                parts = [self(part).float().flatten(1) for part in whole.split(MAPPED_TOGETHER)]
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                parts = list(pool.map(self._features, whole.split(MAPPED_TOGETHER)))
         except InputError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:
@@ -123,6 +125,10 @@ class FeatureMap(nn.Sequential):
         finally:
             torch.set_num_threads(threads)
         return torch.cat(parts)[: len(x)]
+
+    def _features(self, part: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self(part).float().flatten(1)
 
     def serialized(self) -> bytes:
         """The map as a safetensors file."""
@@ -210,20 +216,23 @@ class Features:
         Raises:
             InputError: inputs that a map cannot take, or too few.
         """
+        return self.fit_and_map(public)[0]
+
+    def fit_and_map(self, public: Tensor) -> tuple[FeatureMap, Tensor]:
+        """The map, as of `fit`, and its features of ``public``, which are computed once."""
         require(public.is_floating_point() or public.dtype == torch.uint8, "features are of numbers, not of texts")
-        modules: list[nn.Module] = []
-        with threadpool_limits(1):
-            for name in self.maps:
-                if name == "scattering":
-                    _require_images(public.shape[1:])
-                    modules.append(NormalizedScattering(*public.shape[2:]))
-                elif name == "pca":
-                    assert self.dimension is not None
-                    before = FeatureMap(*modules).mapped(public) if modules else public
-                    modules.append(PrincipalComponents.fit(before, self.dimension))
-                else:
-                    modules.append(self._module(name))
-        return FeatureMap(*modules)
+        modules, done, before = list[nn.Module](), 0, public
+        for name in self.maps:
+            if name == "scattering":
+                _require_images(public.shape[1:])
+                modules.append(NormalizedScattering(*public.shape[2:]))
+            elif name == "pca":
+                assert self.dimension is not None
+                done, before = len(modules), FeatureMap(*modules).mapped(public) if modules else public
+                modules.append(PrincipalComponents.fit(before, self.dimension))
+            else:
+                modules.append(self._module(name))
+        return FeatureMap(*modules), FeatureMap(*modules[done:]).mapped(before)
 
     def width(self, inputs: Sequence[int]) -> int:
         """The number of features of inputs of a shape, for the model: ``features.width((1, 28, 28))``."""

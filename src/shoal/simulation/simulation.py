@@ -343,10 +343,10 @@ def with_features(simulation: Simulation) -> Simulation:
         len(public) > 0 or not features.needs_public_examples,
         "'pca' of the features needs a shadow set, public examples without labels; give shadow examples",
     )
-    fitted = features.fit(public if len(public) else federation.clients.x[:1])
+    fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1])
     return replace(
         simulation,
-        federation=federation.mapped(fitted.mapped),
+        federation=federation.mapped(lambda x: of_public if x is public and len(x) else fitted.mapped(x)),
         canaries=None if canaries is None else replace(canaries, x=fitted.mapped(canaries.x)),
         features=fitted,
     )
