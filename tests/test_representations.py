@@ -84,7 +84,7 @@ def audit():
 
 def comparison():
     frame = pd.DataFrame({"run": LONG})
-    return shoal.Comparison(frame, frame, tuple(LONG))
+    return shoal.Comparison(frame, frame, tuple(LONG), {})
 
 
 def simulation():

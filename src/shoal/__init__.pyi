@@ -114,7 +114,11 @@ from .models import (
     Shape as Shape,
     TextShape as TextShape,
     VectorShape as VectorShape,
+    bitfit as bitfit,
     create_model as create_model,
+    head as head,
+    lora as lora,
+    merged as merged,
     squared_error as squared_error,
 )
 from .property import (
@@ -142,6 +146,11 @@ from .runs.run import (
     Run as Run,
     run as run,
     simulate as simulate,
+)
+from .runs.sinks import (
+    MLflow as MLflow,
+    TensorBoard as TensorBoard,
+    WandB as WandB,
 )
 from .simulation.distillation import Distillation as Distillation
 from .simulation.engine_settings import EngineSettings as EngineSettings

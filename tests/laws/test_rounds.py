@@ -124,10 +124,12 @@ def test_one_step_of_gradient_averaging_is_model_averaging_by_the_cluster_s_part
     )
 
 
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"risk_estimator": RED_TEAM}], ids=str)
-def test_watching_and_threads_change_no_bit(model, build, options):
+def test_watching_and_threads_change_no_bit(model, build, options, backend):
     for algorithm in (FedAvg(), IFCA(2)):
-        assert same(played(model, build(), algorithm, **options), played(model, build(), algorithm))
+        given = {"backend": backend, "threads": 2}
+        assert same(played(model, build(), algorithm, **given | options), played(model, build(), algorithm, **given))
 
 
 def test_backends_agree(model, build, algorithm):

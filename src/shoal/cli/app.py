@@ -8,10 +8,10 @@ option answer at once.
 
 import atexit
 import gc
-import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import Annotated, cast
@@ -21,14 +21,13 @@ from rich.console import Console
 from rich.markup import escape
 
 import shoal
+from shoal.cli.answers import EXIT_CODES, Answer, command
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
-from shoal.core.errors import InputError, require
-
-_EXIT_CODES = "Exit codes: 0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted."
+from shoal.core.errors import InputError, ShoalError, require
 
 app = typer.Typer(
     help="Clustered federated learning with a red team in the loop.",
-    epilog=_EXIT_CODES,
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,12 +51,16 @@ AllowCode = Annotated[
     typer.Option("--allow-code", help="Import code that a run's own files name (MODULE:NAME), which runs it."),
 ]
 
+Jobs = Annotated[
+    int, typer.Option("--jobs", metavar="N", help="Runs, or reference federations of one, at a time, each a process.")
+]
+
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="ADDRESS", help=escape("Do them on a Ray cluster (needs the extra shoal[ray]).")),
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
-
-
-def _example(command: str) -> str:
-    """The end of a command's help."""
-    return f"Example: shoal {command}\n\n{_EXIT_CODES}"
 
 
 @app.callback(invoke_without_command=True)
@@ -69,7 +72,7 @@ def _root(
         raise typer.Exit
 
 
-@app.command(epilog=_example("init mine.toml --data table --algorithm fedavg"))
+@command(app, "init mine.toml --data table --algorithm fedavg")
 def init(
     file: Annotated[Path, typer.Argument(help="The TOML file to write; one that exists is left alone.")] = Path(
         "run.toml"
@@ -78,15 +81,16 @@ def init(
         str, typer.Option("--data", metavar="SOURCE", help="Which data; folder and table are your own.")
     ] = "digits",
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Which algorithm.")] = "ifca-mir",
-) -> None:
+) -> Answer:
     """Write a configuration to begin with, which says in comments what can be changed."""
     from shoal.config.starter import write_starter
 
     write_starter(file, data, algorithm)
-    typer.echo(f"{file} is written; 'shoal data {file}' shows its data, and 'shoal run {file}' trains")
+    said = f"{file} is written; 'shoal data {file}' shows its data, and 'shoal run {file}' trains"
+    return Answer({"configuration": file}, said)
 
 
-@app.command(epilog=_example("run experiments/demo/digits.toml --out runs/mir --set algorithm.rounds=20"))
+@command(app, "run experiments/demo/digits.toml --out runs/mir --set algorithm.rounds=20")
 def run(
     config: Annotated[Path, typer.Argument(help="The run's TOML file.")],
     *,
@@ -95,54 +99,67 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     device: Device = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard, mlflow or wandb too; can be repeated."),
+    ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Train one federation, attack it, and measure both: one run, one directory."""
     from shoal.config.schema import read_config
+    from shoal.core.processes import Workers
     from shoal.reports.run.run_verdict import verdict
     from shoal.runs.files import read_summary
     from shoal.runs.progress import Display
     from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
+    from shoal.runs.sinks import named_sinks
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
+    sinks = named_sinks(log or [])
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
-        references = display.reference_federations
-        run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
+        run_config(
+            settings,
+            directory,
+            resume=resume,
+            data_dir=data_dir,
+            watch=[display, *sinks],
+            watch_references=display.reference_federations,
+            workers=Workers(jobs, cluster),
+        )
     page = report_of(directory, allow_code=True)
     about = read_description(directory, allow_code=True)
-    typer.echo(verdict(read_summary(directory), about.kind, title=about.algorithm_title))
-    typer.echo(f"Report: {page}")
+    summary = read_summary(directory)
+    said = verdict(summary, about.kind, title=about.algorithm_title)
+    return Answer({**summary, "directory": directory, "report": page}, f"{said}\nReport: {page}")
 
 
 def _with_device(changes: list[str] | None, device: str | None) -> list[str]:
     return [*(changes or []), *([] if device is None else [f"engine.device={device}"])]
 
 
-@app.command(epilog=_example("sweep experiments/ifca-mir/small/figure-2.toml --jobs 2"))
+@command(app, "sweep experiments/ifca-mir/small/figure-2.toml --jobs 2")
 def sweep(
     sweep: Annotated[Path, typer.Argument(help="The sweep's TOML file.")],
     out: Annotated[Path | None, typer.Option("--out", help="Directory; runs/NAME of the file by default.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster", metavar="ADDRESS", help=escape("Do the runs on a Ray cluster (needs the extra shoal[ray]).")
-        ),
-    ] = None,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     device: Device = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
     from shoal.cli.displays import SweepDisplay
     from shoal.sweeps import Workers, read_sweep, run_sweep
+    from shoal.sweeps.results_table import read_results
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / sweep.stem
@@ -158,13 +175,19 @@ def sweep(
         )
     for run, reason in outcome.failed.items():
         typer.echo(f"shoal: {run}: failed: {' '.join(reason.split())}", err=True)
-    typer.echo(f"{outcome.finished} of {len(runs.runs)} runs are done: {directory / 'results.csv'}")
-    typer.echo(f"Report: {outcome.report}")
-    if outcome.failed:
-        raise typer.Exit(1)
+    document = {
+        "runs": len(runs.runs),
+        "finished": outcome.finished,
+        "failed": outcome.failed,
+        "results": read_results(directory, {}).to_dict("records"),
+        "directory": directory,
+        "report": outcome.report,
+    }
+    said = f"{outcome.finished} of {len(runs.runs)} runs are done: {directory / 'results.csv'}"
+    return Answer(document, f"{said}\nReport: {outcome.report}", code=1 if outcome.failed else 0)
 
 
-@app.command(epilog=_example("protect run.toml --limit 0.55 --max-cost 0.02 --jobs 2"))
+@command(app, "protect run.toml --limit 0.55 --max-cost 0.02 --jobs 2")
 def protect(
     config: Annotated[Path, typer.Argument(help="The TOML file of the run to protect.")],
     *,
@@ -180,17 +203,15 @@ def protect(
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory; runs/protect-NAME of the file by default.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="ADDRESS", help=escape("As of sweep (shoal[ray])."))
-    ] = None,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
     ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Find the cheapest protection that keeps a limit: protected.toml and a page; resumes where it was interrupted."""
     from shoal.cli.displays import SweepDisplay
     from shoal.config.schema import read_config
@@ -212,13 +233,13 @@ def protect(
             on_start=display.started,
             on_run_end=display.run_ended,
         )
-    for sentence in sentences(protection, demand):
-        typer.echo(sentence)
-    typer.echo(f"Configuration: {directory / 'protected.toml'}")
-    typer.echo(f"Report: {directory / 'protection.html'}")
+    protected, page = directory / "protected.toml", directory / "protection.html"
+    document = {**asdict(protection), **asdict(demand), "configuration": protected, "report": page}
+    lines = [*sentences(protection, demand), f"Configuration: {protected}", f"Report: {page}"]
+    return Answer(document, "\n".join(lines))
 
 
-@app.command(epilog=_example('audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"'))
+@command(app, 'audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"')
 def audit(
     run: Annotated[
         Path | None, typer.Argument(help="Directory of a finished run, of which reference federations are trained.")
@@ -247,13 +268,15 @@ def audit(
     queries: Annotated[
         int, typer.Option("--queries", metavar="Q", help="Copies in which each image is asked, at most 18.")
     ] = 1,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Attack a run's members with every attack: audit.json and audit.html."""
     from shoal.audit.audit import parse_gates
     from shoal.cli.displays import AuditDisplay, format_audit
@@ -289,22 +312,18 @@ def audit(
                 data_dir=data_dir,
                 duplicates="leave-out" if leave_out_duplicates else None,
                 queries=queries,
+                jobs=jobs,
+                cluster=cluster,
                 watch=display,
                 gates=expressions,
                 attacks=attacks,
                 allow_code=allow_code,
             )
-    typer.echo(format_audit(outcome.audit))
-    typer.echo(f"Report: {outcome.page}")
-    for condition in gates:
-        typer.echo(condition.judged(outcome.flat)[0])
-    # A gate on what was not measured is an error, after all gates were judged.
-    broken = [condition.broken_by(outcome.flat) for condition in gates]
-    if any(broken):
-        raise typer.Exit(3)
+    said = f"{format_audit(outcome.audit)}\nReport: {outcome.page}"
+    return Answer({**outcome.flat, "report": outcome.page}, said, gates)
 
 
-@app.command(epilog=_example('preflight experiments/control/bar-base.toml --gate "auc <= 0.6"'))
+@command(app, 'preflight experiments/control/bar-base.toml --gate "auc <= 0.6"')
 def preflight(
     config: Annotated[Path, typer.Argument(help="The TOML file of a run to be.")],
     changes: Annotated[
@@ -314,10 +333,9 @@ def preflight(
         list[str] | None,
         typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print keys and values instead, as JSON.")] = False,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
-) -> None:
+) -> Answer:
     """Say before training who could recognise whose records by updates and models, and what would change it."""
     from shoal.audit.audit import parse_gates
     from shoal.cli.displays import print_sections
@@ -328,47 +346,41 @@ def preflight(
     gates = parse_gates(gate or [])
     _, simulation = build(read_config(config, changes or [], allow_code=allow_code or None), data_dir)
     report = simulation.preflight()
-    flat = report.flat()
-    if as_json:
-        typer.echo(json.dumps(flat, indent=2))
-    elif sys.stdout.isatty():
-        print_sections(report.parts())
-    else:
-        typer.echo(report)
-    for condition in gates:
-        typer.echo(condition.judged(flat)[0], err=as_json)
-    broken = [condition.broken_by(flat) for condition in gates]
-    if any(broken):
-        raise typer.Exit(3)
+    said: str | Callable[[], None] = str(report)
+    if sys.stdout.isatty():
+        said = lambda: print_sections(report.parts())  # noqa: E731
+    return Answer(report.flat(), said, gates)
 
 
-@app.command(epilog=_example("compare runs/ifca runs/mir"))
+@command(app, "compare runs/ifca runs/mir")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")], allow_code: AllowCode = False
-) -> None:
+) -> Answer:
     """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
     from shoal.cli.displays import print_comparison
     from shoal.runs.comparison import compare as compare_runs
 
     end_soon_after_interrupt()
-    print_comparison(compare_runs(runs, allow_code=allow_code))
+    found = compare_runs(runs, allow_code=allow_code)
+    document = {"runs": found.summaries, "settings": found.settings.T.to_dict(), "sentences": found.sentences}
+    return Answer(document, lambda: print_comparison(found))
 
 
-@app.command(epilog=_example("report runs/mir"))
+@command(app, "report runs/mir")
 def report(
     directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")],
     allow_code: AllowCode = False,
-) -> None:
+) -> Answer:
     """Write the HTML report of a finished run again, or a sweep's tables, figures and page."""
     from shoal.runs.result import report_of
     from shoal.sweeps import is_sweep, report_of_sweep
 
     end_soon_after_interrupt()
     page = (report_of_sweep if is_sweep(directory) else report_of)(directory, allow_code=allow_code)
-    typer.echo(f"Report: {page}")
+    return Answer({"report": page}, f"Report: {page}")
 
 
-@app.command(epilog=_example("data experiments/demo/digits.toml"))
+@command(app, "data experiments/demo/digits.toml")
 def data(
     config: Annotated[
         Path | None, typer.Argument(help="A run's TOML file, of whose data to show clients, classes and inputs.")
@@ -382,7 +394,7 @@ def data(
         typer.Option("--fetch", metavar="NAME", help=escape("Download a data set (needs the extra shoal[hub]).")),
     ] = None,
     allow_code: AllowCode = False,
-) -> None:
+) -> Answer:
     """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
     from shoal.cli.displays import print_sources
     from shoal.config.build import load_data, resolve
@@ -394,14 +406,15 @@ def data(
     if config is not None:
         settings = read_config(config, changes or [], allow_code=allow_code or None)
         resolved = resolve(settings, load_data(settings.data, data_dir))
-        for line in (*resolved.description(), *resolved.warnings):
-            typer.echo(line)
-        return
+        description, warnings = [*resolved.description()], [*resolved.warnings]
+        said = "\n".join([*description, *warnings])
+        return Answer({"description": description, "warnings": warnings}, said)
     require(not changes, "--set changes a configuration, which 'shoal data' shows the data of; name its file")
     if wanted is not None:
-        typer.echo(f"{wanted}: {fetch(wanted, data_dir if data_dir is not None else user_cache())}")
-    else:
-        print_sources(availability(data_dir))
+        path = fetch(wanted, data_dir if data_dir is not None else user_cache())
+        return Answer({"name": wanted, "path": path}, f"{wanted}: {path}")
+    sources = [*availability(data_dir)]
+    return Answer({"data_sets": [asdict(source) for source in sources]}, lambda: print_sources(sources))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -411,8 +424,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="shoal: %(message)s", handlers=[warnings])
     try:
         returned = app(args=arguments, standalone_mode=False, prog_name="shoal")
-    except InputError as error:
-        return _say(str(error), 2)
+    except ShoalError as error:
+        return _say(str(error), 2 if isinstance(error, InputError) else 1)
     except _UsageError as error:
         # Without a command the help is all that is said.
         return _say(error.format_message(), 2) if error.format_message() else 2

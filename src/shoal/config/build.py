@@ -322,9 +322,13 @@ def _model(network: Network, data: SourceData, indices: PartitionIndices | None)
         with in_table("features"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
-    if ":" in network.name:
-        return Model(partial(load(network.name, "name"), shape))
-    return network.model(shape)
+    own = ":" in network.name
+    model = network.adapted(partial(load(network.name, "name"), shape)) if own else network.model(shape)
+    if network.adapter is not None:
+        with in_table("adapter"):
+            # Which makes the network, so that an error names the table.
+            require(model.parameters > 0, "nothing is trained")
+    return model
 
 
 def _features(network: Network) -> Features | None:

@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require, require_instance
+from shoal.core.machine import cores
 from shoal.core.randomness import Stream
 from shoal.core.representation import shortened
 from shoal.core.settings import settings
@@ -27,6 +29,7 @@ from shoal.engine.backends.loop_backend import LoopBackend
 from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
 from shoal.engine.backends.vmap_backend import VmapBackend
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
+from shoal.engine.round_clock import RoundClock
 from shoal.engine.steps import LinearTerm, StepRule
 from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
@@ -37,8 +40,10 @@ Precision = Literal["fp32", "bf16"]
 Storage = Literal["memory", "disk"]
 """The place of the clients' own models between rounds; results are the same."""
 
-Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
-"""More than any machine has processors; the operating system refuses more threads without a sentence."""
+MAX_THREADS = 1024
+"""The operating system refuses many more threads without a sentence."""
+
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)]
 
 
 def _device(name: str) -> str:
@@ -56,7 +61,7 @@ class _Options:
     """The options of an engine, checked."""
 
     device: Device
-    threads: Threads
+    threads: Threads | None
     precision: Precision
     personal_models: Storage
 
@@ -102,7 +107,7 @@ class Engine:
     Args:
         model: to be trained and evaluated.
         device: "cpu" or "cuda".
-        threads: worker threads on the CPU.
+        threads: worker threads on the CPU; None: one for each core that the process may use.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
         backend: "loop", "vmap", or None for the rule of `selection.prefers_vmap`. Under vmap, local trainings that
             only the loop can do (`selection.loop_reason`) are looped.
@@ -129,14 +134,14 @@ class Engine:
         model: Model,
         *,
         device: str | torch.device = "cpu",
-        threads: int = 2,
+        threads: int | None = None,
         precision: Precision = "fp32",
         backend: Backend | None = None,
         personal_models: Storage = "memory",
     ) -> None:
         require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
         options = _Options(str(device), threads, precision, personal_models)
-        threads, self.device = options.threads, torch.device(options.device)
+        self.device = torch.device(options.device)
         if self.device.type == "cuda":
             refusal, count = f"device '{device}' cannot be used", torch.cuda.device_count()
             require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device here; use 'cpu'")
@@ -146,6 +151,7 @@ class Engine:
         self.model = model
         self.personal_models: Storage = personal_models
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        threads = min(cores(), MAX_THREADS) if options.threads is None else options.threads
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
         self._settings: dict[str, Any] = {"threads": threads, "precision": precision, "backend": backend}
@@ -165,9 +171,18 @@ class Engine:
     ) -> None:
         self.close()
 
-    def reopened(self) -> "Engine":
-        """A new engine with these settings, also of one that is closed."""
-        return Engine(self.model, device=self.device, personal_models=self.personal_models, **self._settings)
+    def reopened(self, threads: int | None = None) -> "Engine":
+        """A new engine with these settings, also of one that is closed, of at most so many ``threads``."""
+        settings = {"device": self.device, "personal_models": self.personal_models, **self._settings}
+        if threads is not None:
+            settings["threads"] = min(threads, settings["threads"])
+        return Engine(self.model, **settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process has threads of its own.
+        return partial(Engine, device=self.device, personal_models=self.personal_models, **self._settings), (
+            self.model,
+        )
 
     def close(self) -> None:
         """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
@@ -248,22 +263,26 @@ class Engine:
         *,
         then: Sequence[tuple[LocalRandomness, LocalSGD]] = (),
         rule: StepRule | None = None,
+        clock: RoundClock | None = None,
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, which is called on the threads that train.
 
         ``then`` has further local trainings, each from the end of the one before. A ``rule`` replaces the gradient:
-        ``starts`` are (S, R) and results (u, R).
+        ``starts`` are (S, R) and results (u, R). A ``clock`` counts what threads spend in steps as local training.
         """
+        clock = RoundClock() if clock is None else clock
         if rule is not None:
             require_plain_sgd(local, "such a local step")
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
-            ends = gather_params(starts, index[owners]).to(self.device)
-            for drawn, phase in ((randomness, local), *then):
-                trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
-            # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
-            broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
+            with clock.part("local_training"):
+                ends = gather_params(starts, index[owners]).to(self.device)
+                for drawn, phase in ((randomness, local), *then):
+                    trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
+                self.model.require_frozen()
+                # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
+                broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
                 owner = int(owners[broken][0])
                 raise DivergenceError(

@@ -11,6 +11,7 @@ from torch import nn
 
 from shoal.core.errors import described, nearest, quoted, require
 from shoal.core.settings import MAX_CLASSES, settings
+from shoal.models.adapters import Adapter
 from shoal.models.features import Features
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
@@ -104,6 +105,7 @@ class Network:
         norm: of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
         padding: of the convolutions of ``femnist-cnn``; its paper states none.
         features: ``[model.features]``, a fixed map before the network, which is then of vectors.
+        adapter: ``[model.adapter]``, what is trained; left out: all of the network.
 
     Raises:
         InputError: a value outside its range, or a size that the network does not have.
@@ -119,6 +121,7 @@ class Network:
     norm: Literal["batch", "group"] = "batch"
     padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     features: Features | None = None
+    adapter: Adapter | None = None
 
     def __post_init__(self) -> None:
         _require_key(self.name, "norm", chosen=self.norm != "batch", exists=self.name.startswith("vgg"))
@@ -142,7 +145,7 @@ class Network:
         kind = kind if self.features is None else "features"
         if isinstance(shape, TextShape):
             require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
-            return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
+            return self.adapted(partial(ReviewGRU, shape.vocabulary, shape.classes))
         require(name != "gru", f"model 'gru' takes texts, but the data are {kind}; choose another model for those")
         if isinstance(shape, VectorShape):
             require(
@@ -151,7 +154,11 @@ class Network:
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
-        return Model(self._build(shape))
+        return self.adapted(self._build(shape))
+
+    def adapted(self, build: Callable[[], nn.Module]) -> Model:
+        """The model of what ``build`` makes, with the adapter."""
+        return Model(build if self.adapter is None else partial(self.adapter.network, build))
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:
         """The builder of the network, which is one of images."""

@@ -52,6 +52,7 @@ class Comparison:
             fast a run goes.
         metrics: one row per metric that one of the runs has.
         sentences: one for each run but the first, against the first; then what such intervals leave out.
+        summaries: of each run, by its column's name.
 
     Example:
         >>> import shoal
@@ -66,6 +67,7 @@ class Comparison:
     settings: pd.DataFrame
     metrics: pd.DataFrame
     sentences: tuple[str, ...]
+    summaries: Mapping[str, Summary]
 
     def __repr__(self) -> str:
         return shortened(f"Comparison({', '.join(map(str, self.metrics.columns))}; {len(self.metrics)} metrics)")
@@ -126,6 +128,7 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
             ),
             ONE_SEED,
         ),
+        summaries=dict(zip(titles, summaries, strict=True)),
     )
 
 

@@ -20,7 +20,7 @@ class EngineSettings:
 
     Args:
         device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
-        threads: of the processor.
+        threads: of the processor; left out: one for each core that the process may use.
         precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
             processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
         backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and of a network of your own also by a trial on
@@ -31,7 +31,7 @@ class EngineSettings:
     """
 
     device: Device = "cpu"
-    threads: Threads = 2
+    threads: Threads | None = None
     precision: Precision = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
     personal_models: Storage = "memory"

@@ -27,7 +27,7 @@ class GramTrainer:
     """
 
     def __init__(self, model: Model) -> None:
-        network = model.network()
+        network = model.structure()
         self._layer: str = network.input_layer  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
         layer = network.get_submodule(self._layer)
         require(isinstance(layer, nn.Linear), f"the input layer '{self._layer}' must be a torch.nn.Linear")
@@ -92,7 +92,7 @@ class GramTrainer:
         return {name: rest.pop(name) for name in self._names}, rest
 
     def _without_input_layer(self) -> nn.Module:
-        network = self._model.network()
+        network = self._model.structure()
         owner, _, leaf = self._layer.rpartition(".")
         bias = network.get_submodule(self._layer).bias
         setattr(network.get_submodule(owner), leaf, _Outputs(bias if isinstance(bias, nn.Parameter) else None))
@@ -122,5 +122,5 @@ class _Outputs(nn.Module):
 
 def gram_trainer(model: Model, dtype: torch.dtype) -> GramTrainer | None:
     """The trainer of full batches of ``model`` in the span of their inputs; None where there is none."""
-    name = getattr(model.network(), "input_layer", None)
+    name = getattr(model.structure(), "input_layer", None)
     return GramTrainer(model) if f"{name}.weight" in model.layout.trainable_names and dtype == torch.float32 else None
