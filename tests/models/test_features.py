@@ -62,14 +62,13 @@ def test_a_feature_depends_on_its_example_alone():
 
 @pytest.mark.parametrize("maps", [("scattering",), ("pca",), ("scattering", "pca")])
 def test_features_are_the_same_with_more_threads_and_of_the_public_examples_once_computed(maps):
-    images = torch.rand(600, 1, 8, 8, generator=Stream(0).generator())
-    threads = torch.get_num_threads()
+    many, threads = images(600), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        fitted, of_public = Features(maps, dimension=5 if "pca" in maps else None).fit_and_map(images)
-        alone = fitted.mapped(images)
+        fitted, of_public = Features(maps, dimension=5 if "pca" in maps else None).fit_and_map(many)
+        alone = fitted.mapped(many)
         torch.set_num_threads(3)
-        assert fitted.mapped(images).equal(alone)
+        assert fitted.mapped(many).equal(alone)
         assert of_public.equal(alone)
         assert torch.get_num_threads() == 3
     finally:
