@@ -62,17 +62,9 @@ def test_a_feature_depends_on_its_example_alone():
 
 @pytest.mark.parametrize("maps", [("scattering",), ("pca",), ("scattering", "pca")])
 def test_features_are_the_same_with_more_threads_and_of_the_public_examples_once_computed(maps):
-    many, threads = images(600), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        fitted, of_public = Features(maps, dimension=5 if "pca" in maps else None).fit_and_map(many)
-        alone = fitted.mapped(many)
-        torch.set_num_threads(3)
-        assert fitted.mapped(many).equal(alone)
-        assert of_public.equal(alone)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(threads)
+    many = images(600)
+    fitted, of_public = Features(maps, dimension=5 if "pca" in maps else None).fit_and_map(many, threads=3)
+    assert fitted.mapped(many).equal(of_public)
 
 
 @pytest.mark.parametrize(
