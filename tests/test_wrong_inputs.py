@@ -406,7 +406,7 @@ SIMULATIONS = {
         "'defenses' must hold defences, such as L2(0.01); got",
     ),
     "defences of names": (lambda: simulated(defenses=["l2"]), "'defenses' must hold defences"),
-    "watch 3": (lambda: simulated(watch=3), "'watch' must be a function; got 3"),
+    "watch 3": (lambda: simulated(watch=3), "'watch' must be a function or a tracker, such as TensorBoard(); got 3"),
     "a learning rate that diverges": (
         lambda: simulated(
             model=Model(lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))),

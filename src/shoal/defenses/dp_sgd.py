@@ -128,7 +128,7 @@ class DPSGD:
         require(not private, "DP-SGD is applied, but local training is private already")
         if replace(setup.local, gradient_privacy=self).private:
             require(setup.first_local().objective is None, PRIVATE_OBJECTIVE)
-            require_per_example_gradients(setup.model.network())
+            require_per_example_gradients(setup.model.structure())
         if self.noise == "sum":
             local = setup.first_local()
             steps = local.epochs if local.steps is None else local.steps

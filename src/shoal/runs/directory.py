@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -223,13 +224,13 @@ def train(
     def save() -> None:
         nonlocal saved
         if checkpoints is not None and progress.state.round > saved:
-            save_checkpoint(checkpoints, progress, fresh)
+            save_checkpoint(checkpoints, progress, fresh, engine.model.frozen_hash)
             saved = progress.state.round
             fresh.clear()
 
     try:
         for after, report in run_rounds(simulation, engine, progress):
-            progress = after
+            progress, left = after, time.perf_counter()
             fresh |= {} if progress.observation is None else {progress.state.round: progress.observation}
             done = progress.state.round
             if report.updates is not None and checkpoints is not None:
@@ -240,6 +241,9 @@ def train(
                 save()
             if watch is not None:
                 watch(simulation, progress, report)
+            if done == simulation.last_round:
+                # `run_rounds` adds it to the next round, of which there is none.
+                progress = progress.with_files(time.perf_counter() - left, last=True)
     finally:
         # Interrupted or diverged: keep the last good round, whatever the interval.
         save()

@@ -53,7 +53,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
             "dataset": f"memory-{digest[:8]}",
             "kind": federation.kind,
             "metric": metric_name(simulation.setup.model.metric_for(federation.classes)),
-            "network": _written(model.network()),
+            "network": _written(model.structure()),
             "groups": shares,
         },
         "algorithm": _named(simulation.algorithm)

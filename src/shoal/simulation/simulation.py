@@ -1,6 +1,7 @@
 """One federation from its first round to its measured end, step by step; `shoal.runs.run` takes all of them."""
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from shoal.engine import (
     check_examples,
     client_trainings,
 )
+from shoal.engine.round_clock import TRAIN
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.models.validation import require_fits
@@ -276,9 +278,9 @@ class Simulation:
         )
 
 
-PARTS = ("choose", "train", "red_team", "evaluation", "files", "measurement")
-"""Parts of a simulation's wall time: three parts of a round; then evaluating it, what is done between two rounds
-(checkpoints, and whoever watches), and attacking and measuring the final models."""
+PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
+"""Parts of a simulation's wall time: those of a round; then evaluating it, what is done after it (checkpoints, and
+whoever watches), and attacking and measuring the final models. Where they are trained, "references" are one more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,17 +291,25 @@ class SimulationState:
         state: after the last round.
         rows: of `rounds.csv`.
         seconds: wall time by what it was spent on: `PARTS` and, with a round attack, "NAME_attack", which add up to
-            "total" but for what draws a cohort.
+            "total" but for a remainder; and "train", a sum of some of them.
         memory: what the round attack remembers.
         observation: what it kept of the last round; None: there is none.
+        by_round: of each round the seconds of its parts.
     """
 
     state: State
     rows: tuple[Row, ...] = ()
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "total"), 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "train", "total"), 0.0))
     memory: Tensors = field(default_factory=dict)
     observation: Tensors | None = None
+    by_round: tuple[Mapping[str, float], ...] = ()
     __repr__ = one_line
+
+    def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
+        """This state with the ``seconds`` of what is done after a round; of the ``last``, the total has them too."""
+        *earlier, this = self.by_round
+        spent = {"files": seconds} | ({"total": seconds} if last else {})
+        return replace(self, seconds=added(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
@@ -388,11 +398,11 @@ def run_rounds(
             observation, memory = attack.observe(now.state, state, report, now.memory, training)
             now = replace(now, memory=memory, observation=observation)
             spent = spent | {f"{attack.name}_attack": time.perf_counter() - watching}
-        seconds = _added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
-        now = replace(now, state=state, rows=now.rows + rows, seconds=seconds)
+        seconds = added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
+        now = replace(now, state=state, rows=now.rows + rows, seconds=seconds, by_round=(*now.by_round, spent))
         left = time.perf_counter()
         yield now, report
-        now = replace(now, seconds=_added(now.seconds, {"files": time.perf_counter() - left}))
+        now = now.with_files(time.perf_counter() - left)
 
 
 def _warn_of_copies(federation: Federation) -> None:
@@ -405,9 +415,32 @@ def _warn_of_copies(federation: Federation) -> None:
         )
 
 
-def _added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
+def added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
     """``seconds`` with those ``spent`` since."""
     return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
+
+
+def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The keys of a run's times: its `SimulationState.seconds` with the rest as "other", then shares and medians.
+
+    "share.PART" is of the total, "round.PART" the median of a round; what is below half a thousandth is left out.
+
+    >>> timings({"choose": 1.0, "train": 2.0, "local_training": 2.0, "total": 4.0}, [{"choose": 0.4}, {"choose": 0.6}])
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'choose': 1.0, 'train': 2.0, 'local_training': 2.0, 'other': 1.0, 'total': 4.0, 'share.choose': 0.25,
+    'share.local_training': 0.5, 'share.other': 0.25, 'round.choose': 0.5}
+    """
+    total = seconds["total"]
+    parts = {key: value for key, value in seconds.items() if key not in ("train", "total")}
+    # Threads' clocks are read one after another, so the remainder may be below 0 by microseconds.
+    parts["other"] = max(0.0, total - sum(parts.values()))
+    medians = {key: statistics.median(row.get(key, 0.0) for row in by_round) for key in parts if by_round}
+    return (
+        {key: value for key, value in seconds.items() if key != "total"}
+        | {"other": parts["other"], "total": total}
+        | {f"share.{key}": value / total for key, value in parts.items() if total and value / total >= 0.0005}
+        | {f"round.{key}": value for key, value in medians.items() if value >= 0.0005}
+    )
 
 
 def measure_final(
@@ -444,8 +477,8 @@ def measure_final(
         figures, updates = simulation.round_attack.measure(observations or {}, stream, jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
     measuring = time.perf_counter() - began
-    spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
-    seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}
+    spent = added(now.seconds, {"measurement": measuring, "total": measuring})
+    seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
     run = Summary(run=identity, overall=seconds)
     return replace(result, summary=result.summary | run)

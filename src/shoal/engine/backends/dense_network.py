@@ -188,7 +188,7 @@ def dense_network(model: Model) -> DenseNetwork | None:
     They are of `MLP`, `Logistic`, `torch.nn.Linear`, and a `torch.nn.Sequential` of an optional Flatten, Linear, and
     perhaps ReLU and Linear, by `cross_entropy` or `squared_error`, all of whose tensors are trained.
     """
-    network = model.network()
+    network = model.structure()
     modules = [network] if isinstance(network, nn.Linear) else [*network.children()]
     kinds = [type(module) for module in modules]
     if type(network) is MLP:

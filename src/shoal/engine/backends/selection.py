@@ -53,10 +53,11 @@ def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
 
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
     """Whether a network trains faster under vmap than in the loop on a CPU: at most 500,000 parameters, all of them in
-    linear layers (measured in `docs/performance.md`).
+    linear layers, frozen ones too (measured in `docs/performance.md`).
     """
     owners = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
-    return layout.size <= 500_000 and all(isinstance(module, nn.Linear) for module in owners)
+    size = layout.size + sum(p.numel() for p in network.parameters() if not p.requires_grad)
+    return size <= 500_000 and all(isinstance(module, nn.Linear) for module in owners)
 
 
 def resolve_backend(
@@ -77,7 +78,7 @@ def resolve_backend(
     Raises:
         InputError: neither backend can train the model on the examples.
     """
-    network = model.network()
+    network = model.structure()
     only_loop = bool(seeded_dropouts(network)) or _loop_reason(model, local) is not None
     if only_loop or not prefers_vmap(model.layout, network):
         return "loop"
@@ -111,7 +112,7 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
     require(allowed, f"'backend' must be None, 'loop' or 'vmap'; got {backend!r}")
     if backend != "vmap":
         return
-    network = model.network()
+    network = model.structure()
     for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
         present = any(isinstance(module, kind) for module in network.modules())
         require(not present, f"backend 'vmap' cannot train {name}; use 'loop'")
@@ -148,19 +149,19 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
         expected = [_mean_gradients(model, stored[rows], y[rows]) for rows in (full, padded[:2])]
     except Exception:  # `require_fits` refuses what cannot be trained at all.
         return None
-    # The parameters that `Model.network` has.
+    # The parameters that `Model.structure` has.
     layout, params = model.layout, model.init(Stream(0, ("structure",))).repeat(2, 1)
     rest = layout.views(params)
     weights = {name: rest.pop(name) for name in expected[0]}
     share = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]])
     both = torch.stack([full, padded])
     before = params[:, layout.trainable :].clone()
-    compute = VmapGradients(model.network, model.loss, torch.float32)
+    compute = VmapGradients(model.structure, model.loss, torch.float32)
     try:
         with warnings.catch_warnings():
             # Without a batching rule vmap computes one owner after another, with a warning.
             warnings.filterwarnings("error", message=".*batching rule")
-            gradients = compute(model.network().train(), weights, rest, stored[both], y[both], share)
+            gradients = compute(model.structure().train(), weights, rest, stored[both], y[both], share)
     except Exception as error:
         sentence = " ".join(str(error).removeprefix("vmap: ").split()).partition(". ")[0].rstrip(".")
         return f"PyTorch says: {textwrap.shorten(sentence or type(error).__name__, 140, placeholder=' …')}"
@@ -176,7 +177,7 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
 
 def _mean_gradients(model: Model, stored: Tensor, y: Tensor) -> dict[str, Tensor]:
     """The gradients of the mean loss by trained parameter, without vmap."""
-    network = model.network().train()
+    network = model.structure().train()
     trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     loss = model.loss(network(to_channels_first(stored).clone()).float(), y).mean()
     return dict(zip(trained, torch.autograd.grad(loss, [*trained.values()], materialize_grads=True), strict=True))

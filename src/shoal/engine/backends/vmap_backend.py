@@ -38,7 +38,7 @@ class VmapBackend:
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
         self._layout, self._device, self._dtype = model.layout, device, dtype
-        self._gradients = VmapGradients(model.network, model.loss, dtype)
+        self._gradients = VmapGradients(partial(model.structure, device, dtype), model.loss, dtype)
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
