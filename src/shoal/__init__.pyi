@@ -149,6 +149,11 @@ from .runs.run import (
     run as run,
     simulate as simulate,
 )
+from .runs.sinks import (
+    MLflow as MLflow,
+    TensorBoard as TensorBoard,
+    WandB as WandB,
+)
 from .simulation.distillation import Distillation as Distillation
 from .simulation.engine_settings import EngineSettings as EngineSettings
 from .simulation.simulation import Simulation as Simulation

@@ -2,7 +2,9 @@
 
 import contextlib
 import csv
+import sys
 import threading
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +24,7 @@ from shoal.deployment.client.client_round import histograms_reply, training_repl
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client, run_config
 from shoal.deployment.flower_config import NodeSettings
+from shoal.deployment.flower_records import pack_offer, pack_reply
 from shoal.deployment.messages import NotAllowedError, Offer
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
@@ -283,3 +286,35 @@ def test_a_client_trains_on_a_folder_of_its_own(tmp_path):
     for unsound in (table | private, table | private | steered | {"defenses": {}}):
         with pytest.raises(InputError, match="clients also send FedSoft's importances"):
             open_client(parse_config(unsound, "test").toml(), node, ("dark", "grey", "light"))
+
+
+# --- frozen tensors ----------------------------------------------------------------------------------------------
+
+
+def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, monkeypatch):
+    seeds = [1]
+
+    class Pretrained(torch.nn.Sequential):
+        def __init__(self, shape: object) -> None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seeds[-1])
+                body = torch.nn.Linear(64, 2000).requires_grad_(False)
+            super().__init__(torch.nn.Flatten(), body, torch.nn.AdaptiveAvgPool1d(20), torch.nn.Linear(20, 10))
+
+    module = types.ModuleType("network_with_a_body")
+    module.Pretrained = Pretrained
+    monkeypatch.setitem(sys.modules, "network_with_a_body", module)
+    name = "network_with_a_body:Pretrained"
+    _, simulation = build(parse_config({**TABLE, "model": {"name": name}}, "test"))
+    offer = replace(an_offer(model={"name": name}), frozen=simulation.setup.model.frozen_hash)
+    node = settings(tmp_path, **{"allow-code": name})
+    open_client.cache_clear()
+    reply = training_reply(offer, node)
+    sent = [array for message in (pack_offer(offer), pack_reply(reply)) for array in message.array_records.values()]
+    sizes = [len(array.data) for record in sent for array in record.values()]
+    assert max(sizes) < 3000 < 100 * 3000 < 4 * simulation.setup.model.frozen["1.weight"].numel()
+    seeds.append(2)
+    open_client.cache_clear()
+    with pytest.raises(NotAllowedError, match="both must be built with the same body"):
+        training_reply(replace(offer, round=2), node)
+    open_client.cache_clear()

@@ -35,7 +35,7 @@ def test_each_example_has_its_own_gradient_in_batches_of_any_size(build, batch, 
     with Engine(model, threads=1) as engine:
         found = torch.cat(list(engine.example_gradients_into(torch.clone, row, x, y)))
     network = build().eval()
-    network.load_state_dict(model.layout.views(row))
+    network.load_state_dict(model.state_dict(row))
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     for i, gradient in enumerate(found):
         loss = cross_entropy(network(x[i : i + 1]), y[i : i + 1]).sum()

@@ -39,6 +39,8 @@ def trained(build, *shape: int, words: int = 0, **settings):
 class Net(nn.Module):
     """A linear layer of four inputs, and in front of it what a test is about."""
 
+    changing_buffers = ("mean",)
+
     def __init__(self, before=None, layer: nn.Module | None = None) -> None:
         super().__init__()
         self.before, self.layer, self.output = before, layer, nn.Linear(4, 3)

@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shutil
+import signal
 from dataclasses import replace
+from multiprocessing import active_children
 
 import numpy as np
 import pandas as pd
@@ -101,25 +103,23 @@ def test_the_score_file_of_an_audit_gives_the_same_figures(audited, tmp_path):
     assert {key: again.flat[key] for key in compared} == {key: audited.flat[key] for key in compared}
 
 
+def without_references(finished, out):
+    """A copy of a finished run, whose audits have trained nothing yet."""
+    return shutil.copytree(finished, out, ignore=shutil.ignore_patterns("references"))
+
+
 def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    out.mkdir()
-    for path in finished.iterdir():
-        if path.is_file():
-            (out / path.name).write_bytes(path.read_bytes())
-    (out / "checkpoint").mkdir()
-    for path in (finished / "checkpoint").iterdir():
-        (out / "checkpoint" / path.name).write_bytes(path.read_bytes())
+    out = without_references(finished, tmp_path / "run")
     train, trained = AttackedRun.train_reference, []
 
-    def interrupted(self, number, engine):
+    def interrupted(self, number, engine, **spans):
         if number == 2:
             raise KeyboardInterrupt
-        return train(self, number, engine)
+        return train(self, number, engine, **spans)
 
-    def counted(self, number, engine):
+    def counted(self, number, engine, **spans):
         trained.append(number)
-        return train(self, number, engine)
+        return train(self, number, engine, **spans)
 
     monkeypatch.setattr(AttackedRun, "train_reference", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -133,6 +133,37 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     audit_run(out, references=5, watch=lambda *given: seen.append(given))
     assert trained == [2, 3, 1, 4], "a damaged file is made anew, and one more federation is all that is trained"
     assert seen == [(3, 5), (4, 5), (5, 5)], "those that are there are counted before the first is trained"
+
+
+def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of_one(
+    finished, audited, tmp_path, monkeypatch, capsys
+):
+    out, arguments = without_references(finished, tmp_path / "run"), ["--references", "4", "--jobs", "2"]
+
+    def killing(_, done, count):
+        for process in active_children() if done else ():
+            os.kill(process.pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shoal.cli.displays.AuditDisplay.__call__", killing)
+        assert main(["audit", str(out), *arguments]) == 1
+    assert re.fullmatch("shoal: a worker process was ended from outside, .*\n", capsys.readouterr().err)
+    stored = {path.name: path.stat().st_mtime_ns for path in (out / "references").glob("*.safetensors")}
+    assert 0 < len(stored) < 5
+    assert main(["audit", str(out), *arguments]) == 0
+    assert {name: (out / "references" / name).stat().st_mtime_ns for name in stored} == stored
+    assert without_seconds(out) == without_seconds(audited.page.parent)
+    for path in (finished / "references").glob("*.safetensors"):
+        here, there = load_file(path), load_file(out / "references" / path.name)
+        assert all(torch.equal(here[name].nan_to_num(7), there[name].nan_to_num(7)) for name in here), path.name
+
+
+def test_a_result_of_a_network_of_ones_own_is_audited_by_processes_too():
+    federation = Federation.from_tensors(
+        [(torch.randn(4, 3), [0, 1, 0, 1])] * 3, test=(torch.randn(20, 3), [0, 1] * 10)
+    )
+    result = simulate(federation, Model(lambda: torch.nn.Linear(3, 2)), FedAvg(), LocalSGD(), rounds=1)
+    assert result.audit(references=2, jobs=2).flat() == result.audit(references=2).flat()
 
 
 def test_a_run_that_cannot_be_written_is_audited_elsewhere_and_stays_as_it_is(finished, tmp_path, monkeypatch):
@@ -172,9 +203,12 @@ def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, mon
     before = audit_run(out, references=1)
     run(long, out, resume=True)
     numbers, train = [], AttackedRun.train_reference
-    monkeypatch.setattr(
-        AttackedRun, "train_reference", lambda self, *given: numbers.append(given[0]) or train(self, *given)
-    )
+
+    def counted(self, number, engine, **spans):
+        numbers.append(number)
+        return train(self, number, engine, **spans)
+
+    monkeypatch.setattr(AttackedRun, "train_reference", counted)
     after = audit_run(out, references=1)
     assert numbers == [0]
     assert before.flat != after.flat

@@ -93,7 +93,7 @@ def test_a_run_killed_between_vectors_and_checkpoint_resumes_to_the_same_bytes(
     """As a kill -9 there: the rows of a round are in the file, and no checkpoint knows of them."""
     asked, saved = config(checkpoint__every=every), []
 
-    def killed(folder, progress, observations=()):
+    def killed(folder, progress, observations=(), frozen=""):
         if progress.state.round >= 4:
             # Not the interrupted run's last checkpoint either: whoever is killed writes none.
             raise SystemExit

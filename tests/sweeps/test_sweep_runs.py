@@ -1,6 +1,5 @@
 """A sweep's directory: what is done stays done, what is killed goes on, and what fails does not stop the rest."""
 
-import gc
 import json
 import os
 import shutil
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from joblib import Parallel, delayed
 
 import run_files
+from shoal.core import processes
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.reports.sweep import sweep_page
@@ -120,9 +119,9 @@ def test_one_run_with_several_jobs_is_done_here(two_runs, tmp_path):
     """joblib runs a single job in this process, whose parent is not the sweep."""
     left = plan.plan_runs(read_sweep(two_runs))[:1]
     (tmp_path / "runs").mkdir()
-    assert [*Workers(jobs=2).run_all(left, tmp_path / "runs", None)] == [(left[0].digest, None)]
+    assert [*workers.run_all(left, tmp_path / "runs", Workers(jobs=2))] == [(left[0].digest, None)]
     assert (tmp_path / "runs" / left[0].digest / "report.html").exists()
-    assert [*Workers(jobs=1, pages=False).run_all(left[:0], tmp_path / "runs", None)] == []
+    assert [*workers.run_all(left[:0], tmp_path / "runs", Workers(jobs=1))] == []
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -279,39 +278,6 @@ def test_two_at_a_time_killed_and_started_again_give_the_same_bytes(written, fin
     assert until_ended(orphans)
 
 
-def test_a_worker_whose_sweep_is_gone_ends_in_its_next_round(written, tmp_path, monkeypatch):
-    class Ended(BaseException):
-        pass
-
-    def end(code):
-        raise Ended(code)
-
-    monkeypatch.setattr(os, "_exit", end)
-    first = plan.plan_runs(read_sweep(written))[0]
-    nobody = -1
-    with pytest.raises(Ended, match="1"):
-        workers.run_one_for_parent(nobody, first.config, first.digest, tmp_path, None)
-    assert "begin" in (tmp_path / first.digest / "run.log").read_text()
-    assert not list(tmp_path.glob("*/checkpoint/round-*"))
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_worker_whose_sweep_is_gone_after_its_last_round_waits_for_no_other_run(tmp_path, monkeypatch, gone):
-    class Ended(BaseException):
-        pass
-
-    def end(code):
-        raise Ended(code)
-
-    monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(workers, "run_one", lambda config, digest, *_, **_pages: (digest, None))
-    if gone:
-        with pytest.raises(Ended, match="1"):
-            workers.run_one_for_parent(-1, None, "a", tmp_path, None)
-    else:
-        assert workers.run_one_for_parent(os.getppid(), None, "a", tmp_path, None) == ("a", None)
-
-
 @pytest.mark.usefixtures("_no_run_pages")
 def test_a_run_that_two_sweeps_want_at_once_is_done_once(two_runs, tmp_path):
     first, outcomes, others = plan.plan_runs(read_sweep(two_runs))[0], [], []
@@ -352,34 +318,18 @@ def test_a_sweep_calls_an_own_algorithm_by_its_title_unless_the_file_has_a_label
 def test_there_are_no_more_workers_than_runs(two_runs, tmp_path, monkeypatch):
     numbers, of_threads = [], []
 
-    def parallel(n_jobs, backend, return_as, initializer, initargs):
-        """Threads instead of processes, whose results come as they would from these."""
-        numbers.append((n_jobs, backend, initializer, initargs))
-        threads = Parallel(n_jobs=n_jobs, backend="threading", return_as=return_as)
+    def unordered(self, work, shared, items):
+        numbers.append((self.jobs, len(items)))
+        of_threads.extend(config.engine.threads for config, _ in items)
+        yield from (work(shared, item) for item in items)
 
-        def done(calls):
-            arguments = [given[1:] for _, given, _ in calls]
-            of_threads.extend(config.engine.threads for config, *_ in arguments)
-            return threads(delayed(workers.run_one)(*given) for given in arguments)
-
-        return done
-
-    monkeypatch.setattr(workers, "Parallel", parallel)
-    monkeypatch.setattr(workers, "cores", lambda: 7)
+    monkeypatch.setattr(Workers, "unordered", unordered)
+    monkeypatch.setattr(processes, "cores", lambda: 7)
     base = two_runs.parent / "base.toml"
     base.write_text(base.read_text().replace("threads = 1", ""))
     assert run_sweep(read_sweep(two_runs), tmp_path / "out", workers=Workers(64)).finished == 2
-    assert numbers == [(2, "loky", gc.set_threshold, (10_000, 10, 10))]
+    assert numbers == [(2, 2)]
     assert of_threads == [3, 3], "no more threads of all runs together than cores"
-
-
-def test_a_worker_process_stays_for_all_runs_and_is_set_up_first():
-    """What joblib promises: so each loads PyTorch, Shoal and the data once, and collects garbage rarely meanwhile."""
-    process_and_threshold = delayed(lambda: (os.getpid(), gc.get_threshold()[0]))
-    parallel = Parallel(n_jobs=2, backend="loky", initializer=gc.set_threshold, initargs=(10_000, 10, 10))
-    found = parallel(process_and_threshold() for _ in range(12))
-    assert {threshold for _, threshold in found} == {10_000}
-    assert len({process for process, _ in found} - {os.getpid()}) in (1, 2)
 
 
 @pytest.fixture
@@ -590,14 +540,6 @@ def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(two_runs, finis
     pd.testing.assert_frame_equal(part, whole[whole["seed"] == "0"].reset_index(drop=True))
     assert len(workers_of(tmp_path / "swept")) == 2
     assert os.getpid() not in workers_of(tmp_path / "swept")
-
-
-def test_a_cluster_needs_ray_and_an_address_that_answers(monkeypatch):
-    with pytest.raises(InputError, match="'--jobs' must be at least 1; got 0"):
-        Workers(0)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"pip install 'shoal\[ray\]'"):
-        Workers(2, "auto")
 
 
 @pytest.mark.usefixtures("_no_run_pages")

@@ -23,7 +23,7 @@ from rich.markup import escape
 import shoal
 from shoal.cli.answers import EXIT_CODES, Answer, command
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, ShoalError, require
 
 app = typer.Typer(
     help="Clustered federated learning with a red team in the loop.",
@@ -49,6 +49,15 @@ Device = Annotated[
 AllowCode = Annotated[
     bool,
     typer.Option("--allow-code", help="Import code that a run's own files name (MODULE:NAME), which runs it."),
+]
+
+Jobs = Annotated[
+    int, typer.Option("--jobs", metavar="N", help="Runs, or reference federations of one, at a time, each a process.")
+]
+
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="ADDRESS", help=escape("Do them on a Ray cluster (needs the extra shoal[ray]).")),
 ]
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
@@ -90,26 +99,42 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     device: Device = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard, mlflow or wandb too; can be repeated."),
+    ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> Answer:
     """Train one federation, attack it, and measure both: one run, one directory."""
     from shoal.config.schema import read_config
+    from shoal.core.processes import Workers
     from shoal.reports.run.run_verdict import verdict
     from shoal.runs.files import read_summary
     from shoal.runs.progress import Display
     from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
+    from shoal.runs.sinks import named_sinks
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
+    sinks = named_sinks(log or [])
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
-        references = display.reference_federations
-        run_config(settings, directory, resume=resume, data_dir=data_dir, watch=display, watch_references=references)
+        run_config(
+            settings,
+            directory,
+            resume=resume,
+            data_dir=data_dir,
+            watch=[display, *sinks],
+            watch_references=display.reference_federations,
+            workers=Workers(jobs, cluster),
+        )
     page = report_of(directory, allow_code=True)
     about = read_description(directory, allow_code=True)
     summary = read_summary(directory)
@@ -125,13 +150,8 @@ def _with_device(changes: list[str] | None, device: str | None) -> list[str]:
 def sweep(
     sweep: Annotated[Path, typer.Argument(help="The sweep's TOML file.")],
     out: Annotated[Path | None, typer.Option("--out", help="Directory; runs/NAME of the file by default.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster", metavar="ADDRESS", help=escape("Do the runs on a Ray cluster (needs the extra shoal[ray]).")
-        ),
-    ] = None,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     device: Device = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -183,10 +203,8 @@ def protect(
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory; runs/protect-NAME of the file by default.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="ADDRESS", help=escape("As of sweep (shoal[ray])."))
-    ] = None,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
     ] = None,
@@ -250,6 +268,8 @@ def audit(
     queries: Annotated[
         int, typer.Option("--queries", metavar="Q", help="Copies in which each image is asked, at most 18.")
     ] = 1,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
@@ -292,6 +312,8 @@ def audit(
                 data_dir=data_dir,
                 duplicates="leave-out" if leave_out_duplicates else None,
                 queries=queries,
+                jobs=jobs,
+                cluster=cluster,
                 watch=display,
                 gates=expressions,
                 attacks=attacks,
@@ -402,8 +424,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="shoal: %(message)s", handlers=[warnings])
     try:
         returned = app(args=arguments, standalone_mode=False, prog_name="shoal")
-    except InputError as error:
-        return _say(str(error), 2)
+    except ShoalError as error:
+        return _say(str(error), 2 if isinstance(error, InputError) else 1)
     except _UsageError as error:
         # Without a command the help is all that is said.
         return _say(error.format_message(), 2) if error.format_message() else 2

@@ -72,6 +72,8 @@ def end_interrupted() -> NoReturn:
     import multiprocessing  # noqa: PLC0415 (a third of the time until the first line above is in force)
 
     for worker in multiprocessing.active_children():
-        worker.kill()
+        # Those of joblib have no method for it.
+        if worker.pid is not None:
+            os.kill(worker.pid, signal.SIGKILL)
     sys.stdout.flush()
     os._exit(130)

@@ -128,7 +128,7 @@ class Dropout:
     def to(self, model: Model) -> Model:
         """``model`` with this dropout."""
         require(
-            bool(_linear(model.network())),
+            bool(_linear(model.structure())),
             "dropout is of inputs of linear layers, but the network has none after its first layer",
         )
         return replace(model, build=partial(_dropping, model.build, self.rate))

@@ -46,6 +46,7 @@ class _Header:
     scale: Standardizer | None
     ledger: Stamp
     features: str
+    frozen: str
 
 
 _HEADERS = TypeAdapter(_Header)

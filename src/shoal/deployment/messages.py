@@ -73,6 +73,7 @@ class Offer:
         scale: the standardization of columns, fitted to the server's table; None: the data are no tables.
         ledger: the last charge of the client's ledger that the server has seen: its number and hash.
         features: the hash of the map of inputs that was sent before; "": there is none.
+        frozen: `Model.frozen_hash`, of the tensors that are in no message; "": there are none.
     """
 
     round: int
@@ -85,6 +86,7 @@ class Offer:
     scale: Standardizer | None = None
     ledger: Stamp = (0, "")
     features: str = ""
+    frozen: str = ""
     __repr__ = one_line
 
 

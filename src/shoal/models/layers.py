@@ -51,6 +51,17 @@ def seeded_dropouts(network: nn.Module) -> list[SeededDropout]:
     return [module for module in network.modules() if isinstance(module, SeededDropout) and module.p > 0]
 
 
+def changing_buffers(network: nn.Module) -> set[str]:
+    """The names of the buffers that training changes: the statistics of batch and instance norm, the vectors of
+    spectral norm, and those that a module of one's own names in its attribute ``changing_buffers``.
+    """
+    kinds, names = (nn.modules.batchnorm._NormBase, nn.utils.parametrizations._SpectralNorm), set[str]()
+    for name, module in network.named_modules():
+        own = module._buffers if isinstance(module, kinds) else getattr(module, "changing_buffers", ())
+        names |= {f"{name}.{leaf}".removeprefix(".") for leaf in own}
+    return names
+
+
 def require_trainable(network: nn.Module) -> None:
     """Raise `InputError` where a network cannot be trained as vectors of float32 by threads, whatever its inputs.
 

@@ -1,12 +1,15 @@
 """A model: a network factory and a per-example loss."""
 
+import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,9 +17,11 @@ from shoal.core.errors import InputError, described, quoted, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 from shoal.core.representation import one_line
-from shoal.models.layers import SeededDropout, require_trainable
+from shoal.models.layers import SeededDropout, changing_buffers, require_trainable
 
 LOG = logging.getLogger(__name__)
+
+_STRUCTURE = Stream(0, ("structure",))
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs (B, C) and labels (B,), of a regression (B, d), that returns the loss of each example (B,)."""
@@ -64,7 +69,13 @@ class NegativeLoss:
 
 @dataclass(frozen=True)
 class Model:
-    """A network that can be built as often as needed, and whose parameters are one flat vector (P,).
+    """A network that can be built as often as needed, and whose trained parameters are one flat vector (P,).
+
+    Frozen parameters (``requires_grad_(False)``) and float buffers that training leaves as they are exist once: they
+    are those of the first network that is built, shared by all networks of this model, and are in no vector. So all K
+    models have the same frozen body, also where it is random. ``build`` may make a frozen body once and use it in each
+    network. Buffers that training changes are averaged like parameters: the statistics of batch norm and instance norm,
+    the vectors of spectral norm, and those that a module names in an attribute, ``changing_buffers = ("mean",)``.
 
     Args:
         build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module` from
@@ -78,6 +89,12 @@ class Model:
             dict, its positional ones as a tuple, or a tensor. A text's padding becomes a mask by ``lambda words:
             {"input_ids": words, "attention_mask": words != 0}``; several inputs of an example that are stored in one
             tensor are taken apart. None: the batch itself.
+        cache_features: whether a simulation computes once what the network's frozen first layers make of each input,
+            and trains the others on that. The layers are the first ones of a
+            `torch.nn.Sequential`, or the module ``body`` of a network that computes ``head(body(x))``, without dropout
+            and batch statistics. What is saved is the whole network. Attacks that change their inputs change features.
+        cache_megabytes: 10^6 bytes of features that are kept in memory; more are in a memory-mapped file.
+        whole: the model of which this one is what follows the frozen first layers; None: it is whole.
 
     Example:
         >>> from torch import nn
@@ -85,6 +102,10 @@ class Model:
         >>> model = Model(lambda: nn.Linear(2, 3))
         >>> model.parameters, model.init(Stream(0)).shape
         (9, torch.Size([9]))
+        >>> body = nn.Linear(2, 100).requires_grad_(False)
+        >>> model = Model(lambda: nn.Sequential(body, nn.ReLU(), nn.Linear(100, 3)))
+        >>> model.parameters, list(model.frozen)
+        (303, ['0.weight', '0.bias'])
     """
 
     build: Callable[[], nn.Module]
@@ -92,6 +113,9 @@ class Model:
     metric: Metric | None = None
     outputs: Callable[[Any], Tensor] | None = None
     inputs: Callable[[Tensor], Any] | None = None
+    cache_features: bool = False
+    cache_megabytes: int = 2000
+    whole: "Model | None" = field(default=None, repr=False)
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -118,6 +142,14 @@ class Model:
             "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words}; got "
             f"{described(self.inputs)}",
         )
+        require(
+            self.inputs is None or not self.cache_features,
+            "'cache_features' is of layers that take the stored inputs, so a Model has no 'inputs' beside it",
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: tensors are built again elsewhere."""
+        return {own.name: getattr(self, own.name) for own in fields(self)}
 
     def metric_for(self, classes: int | None) -> Metric:
         """The metric on labels of so many classes; None: of a regression."""
@@ -126,55 +158,140 @@ class Model:
         return NegativeLoss(self.loss) if classes is None else accuracy
 
     def network(self) -> nn.Module:
-        """A new network, always with the same parameters: it is for its structure."""
-        return self._network(Stream(0, ("structure",)))
+        """A new network, always with the same parameters, all of them its own."""
+        return self._prepared(self._built(_STRUCTURE), {})
 
-    def _network(self, stream: Stream) -> nn.Module:
+    def structure(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """A new network for its structure, as `network`, whose frozen tensors are `frozen_on` this device."""
+        _, frozen, structure = self._parts
+        if structure is None:
+            return self.network().to(device)
+        # Tensors of its own on the same memory, so that ``network.to`` changes no other network.
+        shared = {
+            id(frozen[name]): nn.Parameter(tensor, requires_grad=False)
+            if isinstance(frozen[name], nn.Parameter)
+            else tensor.detach()
+            for name, tensor in self.frozen_on(device, dtype).items()
+        }
+        return _copied(structure, shared).to(device)
+
+    def _built(self, stream: Stream) -> nn.Module:
+        """What ``build`` makes."""
         with seeded(stream):
             network = self.build()
         if not isinstance(network, nn.Module):
             raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
+        self._require_unchanged(network)
+        return network
+
+    def _prepared(self, network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
+        """The network as the engine uses it; one with frozen parameters may have modules in common with others, so it
+        is copied, but for the tensors in ``shared``.
+        """
+        if any(not parameter.requires_grad for parameter in network.parameters()):
+            network = _copied(network, shared)
         if self.outputs is not None:
             # A hook, and not a network around it, so that tensors keep their names.
             network.register_forward_hook(partial(_extract, self.outputs))
         if self.inputs is not None:
             network.register_forward_pre_hook(partial(_arranged, self.inputs), with_kwargs=True)
-        network = _with_seeded_dropout(network)
-        self._require_unchanged(network)
-        return network
+        return _with_seeded_dropout(network)
 
     def _require_unchanged(self, network: nn.Module) -> None:
         """Raise `InputError` where ``build`` makes another network than when the model was first used."""
-        layout: Layout | None = vars(self).get("layout")
-        if layout is None:
+        if "_parts" not in vars(self):
             return
         tensors = (*network.named_parameters(), *network.named_buffers())
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
-        for slot in layout.slots:
+        needed = {slot.name: slot.shape for slot in self.layout.slots}
+        for name, shape in (needed | {name: tuple(tensor.shape) for name, tensor in self.frozen.items()}).items():
             require(
-                shapes.get(slot.name) == slot.shape,
-                f"the network has changed since its model was first used: '{slot.name}' had the shape {slot.shape}, "
-                f"and now has {shapes.get(slot.name, 'none')}; make a new Model for another network",
+                shapes.get(name) == shape,
+                f"the network has changed since its model was first used: '{name}' had the shape {shape}, "
+                f"and now has {shapes.get(name, 'none')}; make a new Model for another network",
             )
 
     @cached_property
+    def _parts(self) -> tuple[Layout, dict[str, Tensor], nn.Module | None]:
+        """The layout; the frozen tensors, and a network that has them, if there are any."""
+        built, other = self._built(_STRUCTURE), self._built(_STRUCTURE)
+        others = {id(p) for p in other.parameters() if p.requires_grad}
+        require(
+            not any(id(p) in others for p in built.parameters()),
+            "a Model's build must make a new network each time, but it returned the same one twice; build it inside",
+        )
+        network = self._prepared(built, {id(p): p for p in built.parameters() if not p.requires_grad})
+        require_trainable(network)
+        changing = changing_buffers(network)
+        trained, frozen, kept = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+        for name, parameter in network.named_parameters():
+            (trained if parameter.requires_grad else frozen)[name] = parameter
+            if not parameter.requires_grad and parameter.dim() == 4:
+                # As `Slot` stores them, for the CPU's convolutions.
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        for name, buffer in network.named_buffers():
+            if buffer.is_floating_point():
+                (kept if name in changing else frozen)[name] = buffer
+        return Layout.from_tensors(trained, kept), frozen, network if frozen else None
+
+    @property
     def layout(self) -> Layout:
-        """The order of the network's tensors in its flat vector.
+        """The order of the network's trained tensors, and of the buffers that training changes, in its flat vector.
 
         Raises:
             InputError: the network cannot be trained (`require_trainable`), or it is built only once.
         """
-        network = self.network()
-        others = {id(p) for p in self.network().parameters()}
-        require(
-            not any(id(p) in others for p in network.parameters()),
-            "a Model's build must make a new network each time, but it returned the same one twice; build it inside",
-        )
-        require_trainable(network)
-        parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        frozen = {name: p for name, p in network.named_parameters() if not p.requires_grad}
-        buffers = {name: b for name, b in network.named_buffers() if b.is_floating_point()}
-        return Layout.from_tensors(parameters, frozen | buffers)
+        return self._parts[0]
+
+    @property
+    def frozen(self) -> Mapping[str, Tensor]:
+        """The frozen parameters and fixed float buffers by name, which all networks share and nothing may change."""
+        return self.frozen_on(None, torch.float32)
+
+    def frozen_on(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The frozen tensors on a device (None: the CPU) in ``dtype``; one copy, however often they are asked for."""
+        key = (device or torch.device("cpu"), dtype)
+        if key not in self._copies:
+            made = {name: tensor.detach().to(*key) for name, tensor in self._parts[1].items()}
+            # Another thread may have made them meanwhile.
+            self._copies.setdefault(key, ({name: tensor._version for name, tensor in made.items()}, made))
+        return self._copies[key][1]
+
+    @cached_property
+    def _copies(self) -> dict[tuple[torch.device, torch.dtype], tuple[dict[str, int], dict[str, Tensor]]]:
+        """The frozen tensors by device and type, with the counts of writes that they had in the beginning."""
+        return {}
+
+    def require_frozen(self) -> None:
+        """Raise `InputError` where somebody wrote to a frozen tensor."""
+        for versions, tensors in self._copies.values():
+            for name, tensor in tensors.items():
+                require(tensor._version == versions[name], changes_frozen(name))
+
+    @cached_property
+    def frozen_hash(self) -> str:
+        """SHA-256 of the whole network's frozen tensors, their names and shapes; "" where there are none."""
+        if self.whole is not None:
+            return self.whole.frozen_hash
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.frozen.items()):
+            digest.update(f"{name} {tuple(tensor.shape)} ".encode())
+            digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        return digest.hexdigest() if self.frozen else ""
+
+    def require_same_frozen(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Raise `InputError` where ``tensors`` have other numbers under the names of frozen ones.
+
+        The last bits may differ, which rounding changes where frozen tensors were averaged.
+        """
+        for name, tensor in (self.whole or self).frozen.items():
+            close = name not in tensors or torch.allclose(tensors[name].to(tensor), tensor, rtol=1e-5, atol=1e-6)
+            require(close, f"{where}: the frozen tensor '{name}' is not that of the model; build the same frozen body")
+
+    @cached_property
+    def rests(self) -> dict[object, "Model"]:
+        """The models of what follows the frozen first layers, made once."""
+        return {}
 
     @property
     def parameters(self) -> int:
@@ -183,20 +300,40 @@ class Model:
 
     def init(self, stream: Stream) -> Tensor:
         """Random initial parameters (P,), by the network's own initialisation with the randomness of ``stream``."""
-        network = self._network(stream)
+        network = self._built(stream)
         return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """All tensors that `load_state_dict` of the network takes, by name, as contiguous copies.
+        """All tensors that `load_state_dict` of the whole network takes, by name, contiguous.
 
-        They are those of ``vector`` (P,), and the others as in a new network: tensors that share another one's, and
-        buffers of integers, such as batch norm's count of batches.
+        They are copies of those of ``vector`` (P,); the frozen ones themselves, which nothing may change; and the
+        others as in a new network: tensors that share another one's, and buffers of integers, such as batch norm's
+        count of batches.
         """
-        views, network = self.layout.views(vector), self.network()
+        if self.whole is not None:
+            return self.whole.state_dict(vector)
+        views, network = self.layout.views(vector), self.structure()
         network.load_state_dict(views, strict=False)
         whole: dict[str, Tensor] = dict(network.state_dict())
         whole |= {name: view for name, view in views.items() if name in whole}
-        return {name: tensor.detach().clone().contiguous() for name, tensor in whole.items()}
+        shared = self._shared_names
+        return {
+            name: self.frozen[shared[name]] if name in shared else tensor.detach().clone().contiguous()
+            for name, tensor in whole.items()
+        }
+
+    @property
+    def frozen_names(self) -> tuple[str, ...]:
+        """The names of `state_dict` that are of frozen tensors; one that layers share has several."""
+        return tuple((self.whole or self)._shared_names)
+
+    @cached_property
+    def _shared_names(self) -> dict[str, str]:
+        """The names of `state_dict` that are of frozen tensors, and those that `frozen` has for them."""
+        names = {id(tensor): name for name, tensor in self._parts[1].items()}
+        structure = self._parts[2]
+        whole = {} if structure is None else structure.state_dict(keep_vars=True)
+        return {name: names[id(tensor)] for name, tensor in whole.items() if id(tensor) in names}
 
 
 def metric_name(metric: Metric) -> str:
@@ -206,6 +343,23 @@ def metric_name(metric: Metric) -> str:
         return "minus the loss" if name == "metric" else f"minus {name}"
     name = getattr(metric, "__name__", type(metric).__name__)
     return "metric" if name in ("<lambda>", "partial") else name.replace("_", " ").strip()
+
+
+def changes_frozen(name: str) -> str:
+    """The sentence about a frozen tensor that was written to."""
+    return (
+        f"the network's frozen tensor '{name}', which all models share, was changed; a module names the buffers that "
+        f"training changes in an attribute, changing_buffers = ('{name.rpartition('.')[2]}',)"
+    )
+
+
+def _copied(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
+    """A copy of a network, with other tensors in the place of those whose ids are in ``shared``."""
+    try:
+        return deepcopy(network, dict(shared))
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"a network with frozen tensors is copied, and this one cannot be: {reason}") from error
 
 
 def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple[Any, ...], result: object) -> Tensor:

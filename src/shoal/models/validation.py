@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream, seeded
 from shoal.models.layers import seeded_dropouts
-from shoal.models.model import Loss, Metric, Model, cross_entropy
+from shoal.models.model import Loss, Metric, Model, changes_frozen, cross_entropy
 
 
 def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> None:
@@ -22,7 +22,7 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
     `squared_error` (B, d). The network must leave its inputs unchanged, draw random numbers in `nn.Dropout` alone,
     which Shoal seeds by client and round, and keep its memory in buffers of floats.
     """
-    network, untouched = model.network().eval(), x.clone()
+    network, untouched = model.structure().eval(), x.clone()
     outputs = _outputs(network, untouched)
     _require_shape(outputs, y, classes)
     require(
@@ -104,7 +104,7 @@ def _require_per_example(name: str, function: Loss | Metric, outputs: Tensor, y:
 
 def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
     """Raise unless a step can be computed that depends on the examples, the parameters and the seeds alone."""
-    network, inputs = model.network().train(), x.clone()
+    network, inputs = model.structure().train(), x.clone()
     generator = torch.Generator().manual_seed(0)
     for layer in seeded_dropouts(network):
         layer.generator = generator
@@ -143,6 +143,9 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
             f"the network puts another tensor in the place of its buffer '{name}' in training, which no client's model "
             f"would know of; write into it, as self.{name}.copy_(...) does",
         )
+        if name in model.frozen and not torch.equal(now, copy):
+            now.copy_(copy)
+            raise InputError(changes_frozen(name))
         owner = network.get_submodule(name.rpartition(".")[0])
         # Batch norm's count of batches matters without a momentum alone.
         kept = now.is_floating_point() or isinstance(owner, nn.modules.batchnorm._NormBase)
@@ -151,6 +154,7 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
             f"the network changes its buffer '{name}' of {str(now.dtype).removeprefix('torch.')} in training, but "
             "models are vectors of float32; make it a buffer of floats",
         )
+    model.require_frozen()
 
 
 def _changes_inputs(who: str) -> str:

@@ -98,7 +98,7 @@ def protect(
     )
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
-    runs = _Runs(out, measured, groups, replace(workers or Workers(), pages=False), data_dir, on_start, on_run_end)
+    runs = _Runs(out, measured, groups, workers or Workers(), data_dir, on_start, on_run_end)
     figures, tried, left_out = _chosen_on_seeds(runs, rungs, demand)
     by_name = {rung.name: rung for rung in tried}
     alone = next(iter(possible_rungs(measured, data, (steps.server_alone,))), None) if steps.server_alone else None
@@ -173,7 +173,7 @@ class _Runs:
         left = [job for job in planned if job.digest not in self.rows]
         if left:
             watched = {"data_dir": self.data_dir, "on_start": self.on_start, "on_run_end": self.on_run_end}
-            ended = finish_runs(left, self.out / "runs", self.workers, **watched)
+            ended = finish_runs(left, self.out / "runs", self.workers, pages=False, **watched)
             for run, reason in ended.failed.items():
                 raise ShoalError(f"{run}: failed: {' '.join(reason.split())}")
             self.rows |= {str(row["run"]): row for row in ended.rows}

@@ -4,7 +4,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from shoal.audit.reference_records import AttackedRecords, AttackScores, attack_
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
+from shoal.core.processes import IN_TURN, Workers
 from shoal.data.content import fingerprint
 from shoal.data.preferences import View
 from shoal.engine import Engine
@@ -37,6 +39,10 @@ _VERSION = 3
 _FIELDS = ("score", "member", "model", "population", "trajectory", "span_models", "span")
 
 
+REPLAY = -1
+"""The number of the attacked run itself, trained again."""
+
+
 def reference_scores(
     attacked: AttackedRun,
     target: FederationScores,
@@ -45,6 +51,8 @@ def reference_scores(
     *,
     folder: Path | None,
     watch: AuditWatch | None = None,
+    workers: Workers = IN_TURN,
+    rounds: bool = True,
 ) -> list[FederationScores]:
     """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
@@ -55,26 +63,89 @@ def reference_scores(
         engine: with its network.
         folder: where they are; made where it is missing. None: they are kept in memory alone.
         watch: called before the first that is trained, and after each.
+        workers: the processes that train them, each some; results are the same.
+        rounds: whether attacks on rounds will be asked, beyond an outsider's: they need scores of the span attacks, and
+            the attacked run itself, trained again beside the others (`replayed_scores`).
+
+    Raises:
+        InputError: a folder that cannot be written, or training that diverged.
+        ShoalError: a worker process was ended from outside.
     """
-    digest, numbers = _digest(attacked, target), range(count)
-    paths = [] if folder is None else [folder / f"{number:03d}.safetensors" for number in numbers]
+    store = _Store(folder, _digest(attacked, target))
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
-        scores = {number: stored for number, path in enumerate(paths) if (stored := _read(path, digest)) is not None}
+        stored = ((number, store.read(number)) for number in range(count))
+        scores = {number: found for number, found in stored if found is not None and (len(found.span) or not rounds)}
         if watch is not None and count > 0:
             watch(len(scores), count)
-        for number in sorted({*numbers} - {*scores}):
-            scores[number] = _timed(lambda number=number: attacked.train_reference(number, engine))
-            if paths:
-                _write(paths[number], digest, scores[number])
-            LOG.info("reference federation %d of %d: %.1f s", number + 1, count, scores[number].seconds)
-            if watch is not None:
-                watch(len(scores), count)
+        missing = [number for number in range(count) if number not in scores]
+        if rounds and count and folder is not None and store.read(REPLAY) is None:
+            missing.insert(0, REPLAY)
+        workers = workers.at_most(len(missing))
+        with nullcontext(engine) if workers.here else engine.reopened(workers.threads) as shared:
+            for number, trained in workers.unordered(_trained, _Training(attacked, shared, store, rounds), missing):
+                if number == REPLAY:
+                    continue
+                scores[number] = trained
+                LOG.info("reference federation %d of %d: %.1f s", number + 1, count, trained.seconds)
+                if watch is not None:
+                    watch(len(scores), count)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
-    return [scores[number] for number in numbers]
+    return [scores[number] for number in range(count)]
+
+
+@dataclass(frozen=True)
+class _Store:
+    """The scores of federations in a folder; without one nothing is kept.
+
+    Args:
+        folder: of a file for each.
+        attacked: a name for the attacked models and records.
+    """
+
+    folder: Path | None
+    attacked: str
+
+    def read(self, number: int) -> FederationScores | None:
+        """The scores that were kept; None: there are none of these models."""
+        return None if self.folder is None else _read(self._path(self.folder, number), self.attacked)
+
+    def write(self, number: int, scores: FederationScores) -> None:
+        """Keep the scores of a federation."""
+        if self.folder is not None:
+            _write(self._path(self.folder, number), self.attacked, scores)
+
+    @staticmethod
+    def _path(folder: Path, number: int) -> Path:
+        return folder / ("attacked.safetensors" if number == REPLAY else f"{number:03d}.safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class _Training:
+    """What trains federations: all that a worker process needs; ``rounds`` is as of `reference_scores`."""
+
+    attacked: AttackedRun
+    engine: Engine
+    store: _Store
+    rounds: bool
+
+
+def _trained(training: _Training, number: int) -> tuple[int, FederationScores]:
+    """Train a federation and keep its scores."""
+    attacked, engine, stored = training.attacked, training.engine, training.store.read(number)
+    began = time.perf_counter()
+    if number == REPLAY:
+        scores = attacked.replay(engine)
+    elif stored is not None:
+        scores = attacked.with_spans(stored, number, engine)
+    else:
+        scores = attacked.train_reference(number, engine, spans=training.rounds)
+    scores = replace(scores, seconds=scores.seconds + time.perf_counter() - began)
+    training.store.write(number, scores)
+    return number, scores
 
 
 def attack_with_references(
@@ -84,6 +155,7 @@ def attack_with_references(
     *,
     folder: Path | None = None,
     watch: AuditWatch | None = None,
+    workers: Workers = IN_TURN,
 ) -> tuple[SimulationState, AttackedRecords | None]:
     """Train the reference federations of a simulation after its last round, and attack its members with their scores,
     and with what the simulation's view sees beside them.
@@ -104,11 +176,13 @@ def attack_with_references(
             "examples that could be exchanged was trained on lately", members,
         )  # fmt: skip
         return progress, None
-    stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
+    count = simulation.reference_federations
+    wanted = {"folder": folder, "watch": watch, "workers": workers, "rounds": view != OUTSIDER}
+    stored = reference_scores(attacked, target, count, engine, **wanted)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
     if view != OUTSIDER:
-        seen, _ = view_scores(attacked, target, stored, engine, view=view)
+        seen, _ = view_scores(attacked, target, stored, engine, view=view, folder=folder)
         records = replace(records, further={**records.further, **seen})
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     _warn_of_unmeasured_views(simulation, attacked_records)
@@ -192,24 +266,14 @@ def replayed_scores(
     """The scores of the run repeated, with their trajectory, kept in ``folder``; None where they are not the
     ``target``.
     """
-    digest, path = _digest(attacked, target), None if folder is None else folder / "attacked.safetensors"
-    stored = None if path is None else _read(path, digest)
-    if stored is None:
-        stored = _timed(lambda: attacked.replay(engine))
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, digest, stored)
+    store = _Store(folder, _digest(attacked, target))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    stored = store.read(REPLAY) or _trained(_Training(attacked, engine, store, True), REPLAY)[1]
     if not torch.equal(stored.score, target.score):
         LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None
     return stored
-
-
-def _timed(train: Callable[[], FederationScores]) -> FederationScores:
-    """Scores with the seconds that they took."""
-    began = time.perf_counter()
-    scores = train()
-    return replace(scores, seconds=time.perf_counter() - began)
 
 
 def _digest(attacked: AttackedRun, target: FederationScores) -> str:

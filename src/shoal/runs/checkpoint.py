@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes
 from shoal.core.client_vectors import ENDING, ClientVectors, VectorsOnDisk
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, require
 from shoal.engine import State, Tensors
 from shoal.simulation.simulation import SimulationState
 
@@ -32,7 +32,9 @@ KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
 
 
-def save_checkpoint(folder: Path, progress: SimulationState, observations: Mapping[int, Tensors] | None = None) -> None:
+def save_checkpoint(
+    folder: Path, progress: SimulationState, observations: Mapping[int, Tensors] | None = None, frozen: str = ""
+) -> None:
     """Write ``progress`` into ``folder`` and remove all but the newest checkpoints, with files that only those need.
 
     Args:
@@ -40,6 +42,7 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Mappi
         progress: to go on from.
         observations: what a round attack kept since the last checkpoint, by round. They are many and never change, so
             each is written once, to a file that stays; `stored_observations` reads them all.
+        frozen: `Model.frozen_hash`.
     """
     state = progress.state
     if observations:
@@ -71,6 +74,10 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Mappi
         "columns": json.dumps(names),
         "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
         "seconds": json.dumps(progress.seconds),
+        "by_round": json.dumps(
+            {part: [round(row.get(part, 0.0), 4) for row in progress.by_round] for part in dict(*progress.by_round[:1])}
+        ),
+        "frozen": frozen,
     }
     content = serialize(tensors, metadata=about)
     path = folder / f"round-{state.round:06d}-{_digest(content)}.safetensors"
@@ -114,22 +121,28 @@ def stored_observations(folder: Path) -> dict[int, Tensors]:
     return dict(sorted(rounds.items()))
 
 
-def load_checkpoint(folder: Path) -> SimulationState | None:
+def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState | None:
     """The newest undamaged checkpoint of ``folder``; None where there is none at all.
 
     A damaged one is passed over with a warning, also where clients' rows are in a file that is missing or cut off.
+    ``frozen`` is the hash of the frozen tensors that the model has now; None: it is not compared.
 
     Raises:
-        InputError: there are checkpoints, and all are damaged.
+        InputError: there are checkpoints, and all are damaged; or it is of models with other frozen tensors.
     """
     checkpoints, newest = _newest_first(folder), ""
     for path in checkpoints:
         why = ""
         try:
-            progress = _read(path)
+            progress, before = _read(path)
         except InputError as error:
-            progress, why = None, f" ({error})"
+            progress, before, why = None, "", f" ({error})"
         if progress is not None:
+            require(
+                frozen in (None, before),
+                f"{path}: is of models with other frozen tensors than the network has now (hash {before[:8] or 'none'} "
+                f"then, {(frozen or '')[:8] or 'none'} now); build the same body, or run in another directory",
+            )
             _remove_observations(folder, progress.state.round)
             return progress
         LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, why)
@@ -147,21 +160,21 @@ def _remove_observations(folder: Path, number: int) -> None:
             path.unlink()
 
 
-def _read(path: Path) -> SimulationState | None:
-    """Read a checkpoint; None where it is not what was written.
+def _read(path: Path) -> tuple[SimulationState | None, str]:
+    """Read a checkpoint and the hash of its models' frozen tensors; None where it is not what was written.
 
     Raises:
         InputError: a file of rows that it refers to is missing or cut off.
     """
     content = path.read_bytes()
     if path.stem.rpartition("-")[2] != _digest(content):
-        return None
+        return None, ""
     try:
         tensors = parse(content)
         with safe_open(path, framework="pt") as file:
             about = file.metadata()
     except (SafetensorError, ValueError):
-        return None
+        return None, ""
     memory = {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith("memory/")}
     columns, integers = json.loads(about["columns"]), set(json.loads(about["whole"]))
     rows = tuple(
@@ -186,7 +199,11 @@ def _read(path: Path) -> SimulationState | None:
         trained=tensors["trained"],
         **by_kind,
     )
-    return SimulationState(state, rows, json.loads(about["seconds"]), memory)
+    # A checkpoint of an earlier version has no times of single rounds.
+    parts = json.loads(about.get("by_round", "{}"))
+    by_round = tuple(dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True))
+    progress = SimulationState(state, rows, json.loads(about["seconds"]), memory, by_round=by_round)
+    return progress, about.get("frozen", "")
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -22,6 +22,9 @@ NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violati
 TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view")
 """Columns of text; all others hold numbers."""
 
+FROZEN = "frozen"
+"""In models.safetensors, in the place of a cluster's number, of tensors that all models share."""
+
 COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")
 """Columns without gaps."""
 
@@ -114,19 +117,23 @@ def read_samples(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"{path}: is damaged: {error}") from error
 
 
-def read_models(path: Path) -> dict[int, dict[str, Tensor]]:
-    """The tensors of models.safetensors by cluster and name.
+def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ...]]:
+    """The tensors of models.safetensors by cluster and name, and the names of those that are frozen.
 
     Raises:
         InputError: the file is missing or damaged.
     """
     require(path.exists(), f"{path}: is missing")
     models: dict[int, dict[str, Tensor]] = {}
+    frozen: dict[str, Tensor] = {}
     try:
         for key, tensor in load_tensors(path).items():
             cluster, _, name = key.partition(".")
-            models.setdefault(int(cluster), {})[name] = tensor
+            if cluster == FROZEN:
+                frozen[name] = tensor
+            else:
+                models.setdefault(int(cluster), {})[name] = tensor
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{path}: is damaged: {error}") from error
     require(sorted(models) == list(range(len(models))) and bool(models), f"{path}: is damaged: it lacks a model")
-    return dict(sorted(models.items()))
+    return {k: frozen | tensors for k, tensors in sorted(models.items())}, tuple(frozen)

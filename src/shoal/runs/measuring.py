@@ -1,19 +1,21 @@
 """The final models measured, and kept whatever fails in it."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, ShoalError
+from shoal.core.processes import IN_TURN, Workers
 from shoal.engine import Engine, Tensors
 from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.result import named_models, write_models
 from shoal.simulation.distillation import released
 from shoal.simulation.outcome import Outcome
-from shoal.simulation.simulation import Simulation, SimulationState, measure_final
+from shoal.simulation.simulation import Simulation, SimulationState, added, measure_final
 
 LOG = logging.getLogger("shoal")
 
@@ -54,6 +56,7 @@ def measured(
     *,
     out: Path | None = None,
     watch: AuditWatch | None = None,
+    workers: Workers = IN_TURN,
 ) -> Outcome:
     """Measure the models after the last round, with reference federations where they are asked for.
 
@@ -64,20 +67,29 @@ def measured(
         observations: what a round attack kept, by round.
         out: the run's directory, where models.safetensors is written first. None: nothing is written.
         watch: called before the first reference federation and after each.
+        workers: the processes that train them.
 
     Raises:
         MeasurementError: whatever else than the operating system failed; the sentence says where the models are.
     """
+    began = time.perf_counter()
     progress = replace(progress, state=released(simulation.release, simulation.on(engine), progress.state))
+    spent = dict.fromkeys(("defenses", "train", "total"), time.perf_counter() - began)
+    progress = replace(progress, seconds=added(progress.seconds, spent))
     models = named_models(simulation.setup.model, progress.state)
-    written = None if out is None else write_models(out, models)
+    written = None if out is None else write_models(out, models, simulation.setup.model.frozen_names)
     try:
         folder = None if out is None else out / "references"
-        progress, references = attack_with_references(simulation, engine, progress, folder=folder, watch=watch)
+        progress, references = attack_with_references(
+            simulation, engine, progress, folder=folder, watch=watch, workers=workers
+        )
         return measure_final(simulation, engine, progress, observations, references)
     except OSError:
         raise
     except Exception as error:
+        if type(error) is ShoalError:
+            # The models are well, and so is what was measured of them.
+            raise
         LOG.info("measuring the final models failed", exc_info=True)
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}".splitlines()[0]
         where = "the attribute 'models' of this error"

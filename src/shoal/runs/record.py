@@ -53,7 +53,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
             "dataset": f"memory-{digest[:8]}",
             "kind": federation.kind,
             "metric": metric_name(simulation.setup.model.metric_for(federation.classes)),
-            "network": _written(model.network()),
+            "network": _written(model.structure()),
             "groups": shares,
         },
         "algorithm": _named(simulation.algorithm)
@@ -73,6 +73,8 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     )
     for name, function in functions:
         table[SIMULATION] |= {} if function is None else {name: _written(function)}
+    if model.cache_features:
+        table[SIMULATION]["cache_features"] = True
     if canaries is not None:
         tensors = (canaries.x, canaries.y, canaries.client, canaries.record, canaries.member)
         table[SIMULATION]["canaries"] = fingerprint(tuple(tensors))

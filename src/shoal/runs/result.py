@@ -1,7 +1,7 @@
 """The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, integer, path_of, require, require_instance
+from shoal.core.processes import Workers
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
@@ -32,7 +33,7 @@ from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.runs.audits.audit_files import AboutAudited
 from shoal.runs.audits.audit_members import Attack, audit_members
-from shoal.runs.files import read_models, read_samples, read_summary, read_table, read_warnings
+from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
@@ -63,6 +64,7 @@ class Result:
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
         models: the final model of each cluster, for `torch.nn.Module.load_state_dict`. With ``features`` their inputs
             are features; ``torch.nn.Sequential(result.features, network)`` takes raw inputs.
+        frozen: the names of tensors in ``models`` that are frozen, and the same tensors in all of them.
         description: how it was made.
         samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
         state: after the last round, with the algorithm's own tensors, and the models before their release; its
@@ -109,6 +111,7 @@ class Result:
     audit_in_directory: RunAudit | None = None
     simulation: Simulation | None = None
     engine: Engine | None = None
+    frozen: Collection[str] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """The pickled attributes, as after `load`, since a simulation has functions that pickle does not take."""
@@ -204,6 +207,8 @@ class Result:
         references: int = 16,
         duplicates: Duplicates | None = None,
         queries: int = 1,
+        jobs: int = 1,
+        cluster: str | None = None,
         watch: AuditWatch | None = None,
         attacks: Sequence[Attack] = (),
     ) -> Audit:
@@ -215,7 +220,7 @@ class Result:
             references: federations that are trained again, each with other examples in the place of half of its own.
             duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set,
                 has a copy with the same inputs and label; None: as the simulation says.
-            queries: as of `shoal.audit_run`.
+            queries, jobs, cluster: as of `shoal.audit_run`.
             watch: called before the first of these federations, and after each, with the numbers that are done and in
                 all.
             attacks: your own, beside all others; see `shoal.audit_run`.
@@ -225,6 +230,7 @@ class Result:
                 known how to train again; or ``out`` cannot be written.
         """
         references = integer("references", references, "such as 16", 0)
+        workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
         require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
         if self.simulation is None or self.state is None or self.engine is None:
             raise InputError(
@@ -246,6 +252,7 @@ class Result:
                 duplicates=duplicates,
                 queries=queries,
                 watch=watch,
+                workers=workers,
                 attacks=attacks,
             ).audit
 
@@ -281,6 +288,7 @@ def result_of(
         warnings=tuple(dict.fromkeys(warnings)),
         simulation=simulation,
         engine=engine,
+        frozen=model.frozen_names,
     )
 
 
@@ -304,7 +312,8 @@ def load(directory: str | Path, *, allow_code: bool = False) -> Result:
     path = out / FEATURES
     features = FeatureMap.load(path) if path.exists() else None
     tables = read_tables(out, allow_code=allow_code)
-    return replace(tables, models=read_models(out / "models.safetensors"), features=features)
+    models, frozen = read_models(out / "models.safetensors")
+    return replace(tables, models=models, features=features, frozen=frozen)
 
 
 def read_tables(out: Path, *, allow_code: bool = False) -> Result:
@@ -366,7 +375,7 @@ def write_files(out: Path, result: Result) -> None:
         write_text(out / f"{result.description.attack_table[0]}.csv", result.updates.to_csv(index=False))
     if result.canaries is not None:
         write_text(out / "canaries.csv", result.canaries.to_csv(index=False))
-    write_models(out, result.models)
+    write_models(out, result.models, result.frozen)
     if result.features is not None:
         write_bytes(out / FEATURES, result.features.serialized())
     samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}
@@ -376,9 +385,17 @@ def write_files(out: Path, result: Result) -> None:
     write_text(out / "summary.json", summary)
 
 
-def write_models(out: Path, models: Mapping[int, Mapping[str, Tensor]]) -> Path:
-    """Write models.safetensors; returns its path."""
-    named = {f"{k}.{name}": tensor for k, tensors in models.items() for name, tensor in tensors.items()}
+def write_models(out: Path, models: Mapping[int, Mapping[str, Tensor]], frozen: Collection[str] = ()) -> Path:
+    """Write models.safetensors; returns its path. Tensors called ``frozen`` are written once, of the first model."""
+    named, written = dict[str, Tensor](), set[int]()
+    for k, tensors in models.items():
+        for name, tensor in tensors.items():
+            if name in frozen and k > 0:
+                continue
+            # A tensor that layers share is written under each of its names.
+            own = tensor.clone() if tensor.data_ptr() in written else tensor
+            named[f"{FROZEN if name in frozen else k}.{name}"] = own.contiguous()
+            written.add(tensor.data_ptr())
     write_bytes(out / "models.safetensors", serialize(named))
     return out / "models.safetensors"
 

@@ -12,7 +12,6 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, State, Training
-from shoal.models import Model
 
 
 def soft_cross_entropy(outputs: Tensor, posteriors: Tensor) -> Tensor:
@@ -105,7 +104,7 @@ class Distillation:
             if federation.classes is None:
                 model, targets = teacher, outputs
             else:
-                model = Model(teacher.build, soft_cross_entropy, outputs=teacher.outputs, inputs=teacher.inputs)
+                model = replace(teacher, loss=soft_cross_entropy, metric=None)
                 targets = functional.softmax(outputs / self.temperature, dim=1)
             drawn = stream("student", k)
             start = teacher.init(drawn)

@@ -52,7 +52,7 @@ class Start:
         """
         if not self.models:
             return self
-        network = model.network()
+        network = model.structure()
         saved = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         needed = {slot.name: slot.shape for slot in model.layout.slots} | saved
         for tensors in self.models.values():
@@ -63,6 +63,8 @@ class Start:
                     has == needs or (name not in shapes and name not in saved),
                     f"'start' has models of another network: for '{name}' they have {has}, but the model has {needs}",
                 )
+        for tensors in self.models.values():
+            model.require_same_frozen(tensors, "'start' has models of another network")
         buffers = dict(network.named_buffers())
         rows = torch.stack([model.layout.pack({**buffers, **tensors}) for tensors in self.models.values()])
         state = replace(self.state, models=rows)

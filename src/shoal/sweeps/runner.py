@@ -23,6 +23,7 @@ from shoal.config.kinds import title_of
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
+from shoal.core.processes import Workers
 from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.directory import is_finished
@@ -31,7 +32,7 @@ from shoal.simulation.outcome import ROUND_COLUMNS
 from shoal.sweeps.plan import PlannedRun, SweepProgress, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
 from shoal.sweeps.sweep_file import Sweep, read_sweep
-from shoal.sweeps.workers import Workers
+from shoal.sweeps.workers import run_all
 
 UNFINISHED = "not finished"
 
@@ -135,17 +136,21 @@ def finish_runs(
     data_dir: Path | None = None,
     on_start: OnStart | None = None,
     on_run_end: Callable[[SweepProgress], None] | None = None,
+    pages: bool = True,
 ) -> FinishedRuns:
-    """Do those of the ``planned`` runs that are not finished in the folder ``runs``; the others as of `run_sweep`."""
-    failed, workers = dict[str, str](), workers or Workers()
+    """Do those of the ``planned`` runs that are not finished in the folder ``runs``.
+
+    ``pages`` says whether each gets its page, which takes a second; the other arguments are as of `run_sweep`.
+    """
+    failed = dict[str, str]()
 
     def now() -> SweepProgress:
         return progress_of(planned, runs, len(failed))
 
     if on_start is not None:
         on_start(now)
-    left = [job for job in planned if not _is_complete(runs / job.digest, pages=workers.pages)]
-    for digest, reason in workers.run_all(left, runs, data_dir):
+    left = [job for job in planned if not _is_complete(runs / job.digest, pages=pages)]
+    for digest, reason in run_all(left, runs, workers or Workers(), data_dir, pages=pages):
         if reason is not None:
             failed[digest] = reason
         if on_run_end is not None:

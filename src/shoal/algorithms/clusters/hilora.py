@@ -13,15 +13,12 @@ from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.layout import Layout, Slot
-from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, settings
-from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     ClientVectors,
     Cohort,
     Deployed,
-    Engine,
     Gradient,
     LocalSGD,
     LocalTraining,
@@ -104,16 +101,11 @@ class HiLoRA(Derived):
         require_plain_sgd(local, "HiLoRA")
 
     def check_layout(self, layout: Layout) -> None:
-        """Adapters must have a rank for each tier."""
+        """Adapters must have a rank for each tier, and nothing else may move than what is trained."""
+        moving = [slot.name for slot in layout.slots if slot.start >= layout.trainable]
+        require(not moving, f"HiLoRA averages trained parameters alone, but the network has the buffers {moving}")
         for a, b in _adapters(layout):
             require(b.shape[1] >= 3, f"HiLoRA needs adapters of rank 3 at least; '{a.name}' has {b.shape[1]}")
-
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model, which has no clusters yet."""
-        buffers = {name for name, _ in engine.model.network().named_buffers()}
-        moving = [slot.name for slot in engine.model.layout.slots if slot.name in buffers]
-        require(not moving, f"HiLoRA averages trained parameters alone, but the network has the buffers {moving}")
-        return super().init(engine, federation, local, stream)
 
     def begun(self, state: State, layout: Layout) -> State:
         """The state of FedAvg, and everybody's leaf as it begins."""

@@ -65,7 +65,7 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
     """
     trained = set(model.layout.trainable_names)
     layers = []
-    for name, module in model.network().named_modules():
+    for name, module in model.structure().named_modules():
         prefix = f"{name}." if name else ""
         if prefix + "weight" in trained and (type(module) is nn.Linear or _patch(module) is not None):
             weight = module.get_parameter("weight")
@@ -105,7 +105,7 @@ def layer_inputs(
         loss by the layer's outputs; (M, 0) without ``y``. Of a layer that sees L vectors or patches of each example,
         (M, L, d) and (M, L, h).
     """
-    network = model.network()
+    network = model.structure()
     network.load_state_dict(model.layout.views(row.cpu()), strict=False)
     network.eval().requires_grad_(requires_grad=False).to(dtype)
     module, seen, outputs = network.get_submodule(layer.name), list[Tensor](), list[Tensor]()

@@ -103,7 +103,9 @@ class ExampleTerms:
 
     def _variances(self, examples: int, noise: float) -> tuple[Tensor, float, float]:
         """u^2 (m,), and the variances of scores by other examples and by the noise of one round."""
-        count, paired, others = len(self.inputs), min(_PAIRED, len(self.inputs)), max(0, examples - 1)
+        count, paired = len(self.inputs), min(_PAIRED, len(self.inputs))
+        # The square of an integer may have more bits than a tensor can take.
+        others = float(max(0, examples - 1))
         strength = examples * self.length + examples * others * self._common
         covariance = strength * (self.moments + RIDGE / self.numbers) + noise**2
         # No separation depends on their scale; theirs would leave float32.
@@ -159,7 +161,7 @@ def initial_gradients(
         clipped: the length that each example's gradient is clipped to.
         whole: whether the lengths of gradients of all parameters are wanted.
     """
-    modules = dict(model.network().named_modules())
+    modules = dict(model.structure().named_modules())
     layers = [name for name in names if type(modules[name]) is nn.Linear]
     if len(x) < LEAST_EXAMPLES or not layers:
         return InitialGradients({})
@@ -210,7 +212,7 @@ def _spread(count: int, most: int) -> Tensor:
 
 def _gradient_lengths(model: Model, row: Tensor, x: Tensor, y: Tensor, clipped: float) -> tuple[Tensor, float]:
     """The lengths (m,) of examples' gradients, and of the mean of them clipped."""
-    network, size = model.network().eval(), batch_of_gradients(model)
+    network, size = model.structure().eval(), batch_of_gradients(model)
     lengths, whole = list[Tensor](), torch.zeros(model.layout.trainable)
     for inputs, labels in zip(x.split(size), y.split(size), strict=True):
         gradients = example_gradients(model, network, row.cpu(), inputs, labels)

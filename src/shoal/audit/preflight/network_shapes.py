@@ -40,7 +40,7 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
         hidden 6 4 True
         output 4 2 False
     """
-    network, shapes = model.network().eval(), []
+    network, shapes = model.structure().eval(), []
     hooks = [
         module.register_forward_hook(partial(_note, shapes, name, len(x), ranks))
         for name, module in network.named_modules()

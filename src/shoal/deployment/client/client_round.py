@@ -183,10 +183,18 @@ def _opened(offer: Offer, settings: NodeSettings, policy: Policy) -> Iterator[tu
     client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features)
     config, setup = client.config, client.setup
     policy.check_run(config, setup.model.parameters, int(client.federation.clients.sizes[0]))
+    if offer.frozen != setup.model.frozen_hash:
+        raise NotAllowedError(
+            f"the server's models have frozen tensors of the hash {offer.frozen[:8] or 'none'}, and this network of "
+            f"{setup.model.frozen_hash[:8] or 'none'}; both must be built with the same body",
+            "the client's network has other frozen tensors",
+        )
     algorithm = parts_of(config.algorithm.value).client
     backend = None if config.engine.backend == "auto" else config.engine.backend
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
-    with Engine(setup.model, threads=settings.threads, precision=config.engine.precision, backend=backend) as engine:
+    with Engine(
+        setup.model, threads=settings.threads, precision=config.engine.chosen_precision(), backend=backend
+    ) as engine:
         require(
             offer.models.dim() == 2 and offer.models.shape[1] == setup.model.parameters,
             f"the server's models have {offer.models.shape[-1]} numbers, this network {setup.model.parameters}",

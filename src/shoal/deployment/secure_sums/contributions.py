@@ -131,7 +131,8 @@ def offer_digest(offer: Offer) -> bytes:
     """A digest of what every client is offered alike."""
     directives = {name: values.tolist() for name, values in sorted(offer.directives.items())}
     scale = None if offer.scale is None else vars(offer.scale)
-    header = [offer.round, offer.config, offer.risks.tolist(), directives, list(offer.classes), scale, offer.features]
+    known = [list(offer.classes), scale, offer.features, offer.frozen]
+    header = [offer.round, offer.config, offer.risks.tolist(), directives, *known]
     text = json.dumps(header, sort_keys=True, default=list).encode()
     models = offer.models.detach().cpu().contiguous().numpy()
     return hashlib.sha256(text + str(models.shape).encode() + models.astype("<f4").tobytes()).digest()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from safetensors.torch import save as serialize
 
 from shoal.config.build import load_data, resolve
 from shoal.config.kinds import own_code, title_of
@@ -37,9 +36,9 @@ from shoal.engine import Engine, State, Training
 from shoal.models import FeatureMap
 from shoal.reports.deployment_page import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
-from shoal.runs.directory import is_begun, is_finished, logged, opened
+from shoal.runs.directory import is_begun, is_finished, logged, opened, with_kept_precision
 from shoal.runs.hashes import differences
-from shoal.runs.result import FEATURES
+from shoal.runs.result import FEATURES, named_models, write_models
 from shoal.simulation.simulation import Simulation, SimulationState, with_features
 
 LOG = logging.getLogger("shoal")
@@ -95,6 +94,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     config = read_config(settings.config)
     choice = parts_of(config.algorithm.value).choice
     _require_supported(config)
+    config = replace(config, engine=with_kept_precision(config.engine, settings.out))
     resolved = resolve(config, load_data(config.data, settings.data_dir))
     decided, simulation = resolved.config, with_features(resolved.simulation())
     features = SentFeatures.of(simulation.features) if isinstance(simulation.features, FeatureMap) else None
@@ -112,10 +112,12 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
         attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
-        server = Server(attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch)
+        server = Server(
+            attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch, engine.model.frozen_hash
+        )
         sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
         run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
-        progress = load_checkpoint(checkpoints)
+        progress = load_checkpoint(checkpoints, engine.model.frozen_hash)
         done = 0 if progress is None else progress.state.round
         LOG.info("begin after round %d: %s", done, decided.algorithm.name)
         while progress is None or progress.state.round < decided.algorithm.rounds:
@@ -124,7 +126,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
             progress.seconds["total"] += time.perf_counter() - began
             attendance.stamps.save()
             attendance.roster.save(out / "nodes.json")
-            save_checkpoint(checkpoints, progress)
+            save_checkpoint(checkpoints, progress, frozen=engine.model.frozen_hash)
             write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
         require(
             attendance.idle == 0,
@@ -178,13 +180,8 @@ class _Run:
         if self.sums is not None:  # Which of them is where, and has how many examples, nobody knows.
             clients = clients.drop(columns=["cluster", "examples"])
         write_text(out / "clients.csv", clients.to_csv(index=False))
-        layout = self.simulation.setup.model
-        tensors = {
-            f"{k}.{name}": tensor.contiguous()
-            for k, model in enumerate(state.models)
-            for name, tensor in layout.state_dict(model).items()
-        }
-        write_bytes(out / "models.safetensors", serialize(tensors))
+        model = self.engine.model
+        write_models(out, named_models(model, state), model.frozen_names)
         if self.server.features is not None:
             write_bytes(out / FEATURES, self.server.features.content)
         events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})

@@ -69,6 +69,7 @@ class Server:
         scale: the standardization of columns, where clients have tables of their own.
         features: the map of inputs that clients are sent; None: there is none.
         watch: called whenever something changes in a round.
+        frozen: the hash of the models' frozen tensors; "": there are none.
     """
 
     attendance: Attendance
@@ -78,6 +79,7 @@ class Server:
     scale: Standardizer | None = None
     features: SentFeatures | None = None
     watch: Callable[[Progress], object] = lambda _: None
+    frozen: str = ""
 
     @property
     def members(self) -> list[Member]:
@@ -90,7 +92,8 @@ class Server:
         """The offer to a member in the round ``number``."""
         stamp = self.attendance.stamps.of(member.name)
         digest = "" if self.features is None else self.features.digest
-        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale, stamp, digest)
+        known = (self.classes, self.scale, stamp, digest, self.frozen)
+        return Offer(number, member.id, self.config, models, risks, directives, *known)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
         """One round with the clients of its cohort that are there; risks are not estimated yet.

@@ -36,7 +36,7 @@ class BoundNetwork:
         self.dtype = dtype
         self.row = torch.zeros(layout.size, device=device)
         self._computed = self.row if dtype == torch.float32 else self.row.to(dtype)
-        self.network = model.network().to(device)
+        self.network = model.structure(device, dtype)
         self._dropouts = seeded_dropouts(self.network)
         self._rates = [layer.p for layer in self._dropouts]
         self._clippers: dict[frozenset[str] | None, PerExampleClipper] = {}

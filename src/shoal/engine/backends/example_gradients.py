@@ -28,7 +28,7 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
         x: inputs (B, ...).
         y: labels (B,).
     """
-    layout, views = model.layout, model.layout.views(row)
+    layout, views = model.layout, model.frozen_on(row.device, torch.float32) | model.layout.views(row)
     weights = {name: views.pop(name) for name in layout.trainable_names}
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

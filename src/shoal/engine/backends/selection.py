@@ -16,6 +16,7 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_channels_first, to_channels_last
+from shoal.engine.backends.dense_network import dense_network
 from shoal.engine.backends.vmap_gradients import VmapGradients
 from shoal.engine.local_sgd import LocalSGD
 from shoal.models.layers import seeded_dropouts
@@ -32,23 +33,31 @@ _TOLERANCE = 1e-3
 """Relative to the largest gradient's norm; float32 in another order of summation differs by 1e-6."""
 
 
-def loop_reason(local: LocalSGD) -> str | None:
-    """The reason why only the loop backend can train by ``local``; None: there is none."""
-    if local.private:
-        return "cannot clip the gradients of examples, as DP-SGD needs"
+def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
+    """The reason why only the loop backend can train by ``local``; None: there is none.
+
+    ``dense`` says whether the model's gradients are written out (`dense_network.py`).
+    """
+    if local.private and not dense:
+        return "cannot clip the gradients of examples of this network, as DP-SGD needs"
+    if local.gradient_privacy is not None and local.private and local.gradient_privacy.poisson:
+        return "cannot train on Poisson subsamples"
     if local.optimizer is not None:
         return "trains by SGD alone, not by torch.optim"
-    if local.augmentation is not None:
-        return "cannot augment images"
     return None if local.objective is None else "cannot minimise another objective than the mean loss"
+
+
+def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
+    return None if local is None else loop_reason(local, dense=dense_network(model) is not None)
 
 
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
     """Whether a network trains faster under vmap than in the loop on a CPU: at most 500,000 parameters, all of them in
-    linear layers (measured in `docs/performance.md`).
+    linear layers, frozen ones too (measured in `docs/performance.md`).
     """
     owners = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
-    return layout.size <= 500_000 and all(isinstance(module, nn.Linear) for module in owners)
+    size = layout.size + sum(p.numel() for p in network.parameters() if not p.requires_grad)
+    return size <= 500_000 and all(isinstance(module, nn.Linear) for module in owners)
 
 
 def resolve_backend(
@@ -69,8 +78,8 @@ def resolve_backend(
     Raises:
         InputError: neither backend can train the model on the examples.
     """
-    network = model.network()
-    only_loop = bool(seeded_dropouts(network)) or (local is not None and loop_reason(local) is not None)
+    network = model.structure()
+    only_loop = bool(seeded_dropouts(network)) or _loop_reason(model, local) is not None
     if only_loop or not prefers_vmap(model.layout, network):
         return "loop"
     obstacle = None if examples is None else vmap_obstacle(model, *examples)
@@ -103,12 +112,12 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
     require(allowed, f"'backend' must be None, 'loop' or 'vmap'; got {backend!r}")
     if backend != "vmap":
         return
-    network = model.network()
+    network = model.structure()
     for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
         present = any(isinstance(module, kind) for module in network.modules())
         require(not present, f"backend 'vmap' cannot train {name}; use 'loop'")
     require(not seeded_dropouts(network), "backend 'vmap' cannot train dropout; use 'loop'")
-    reason = None if local is None else loop_reason(local)
+    reason = _loop_reason(model, local)
     require(reason is None, f"backend 'vmap' {reason}; use 'loop'")
 
 
@@ -140,19 +149,19 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
         expected = [_mean_gradients(model, stored[rows], y[rows]) for rows in (full, padded[:2])]
     except Exception:  # `require_fits` refuses what cannot be trained at all.
         return None
-    # The parameters that `Model.network` has.
+    # The parameters that `Model.structure` has.
     layout, params = model.layout, model.init(Stream(0, ("structure",))).repeat(2, 1)
     rest = layout.views(params)
     weights = {name: rest.pop(name) for name in expected[0]}
     share = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]])
     both = torch.stack([full, padded])
     before = params[:, layout.trainable :].clone()
-    compute = VmapGradients(model.network, model.loss, torch.float32)
+    compute = VmapGradients(model.structure, model.loss, torch.float32)
     try:
         with warnings.catch_warnings():
             # Without a batching rule vmap computes one owner after another, with a warning.
             warnings.filterwarnings("error", message=".*batching rule")
-            gradients = compute(model.network().train(), weights, rest, stored[both], y[both], share)
+            gradients = compute(model.structure().train(), weights, rest, stored[both], y[both], share)
     except Exception as error:
         sentence = " ".join(str(error).removeprefix("vmap: ").split()).partition(". ")[0].rstrip(".")
         return f"PyTorch says: {textwrap.shorten(sentence or type(error).__name__, 140, placeholder=' …')}"
@@ -168,7 +177,7 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
 
 def _mean_gradients(model: Model, stored: Tensor, y: Tensor) -> dict[str, Tensor]:
     """The gradients of the mean loss by trained parameter, without vmap."""
-    network = model.network().train()
+    network = model.structure().train()
     trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     loss = model.loss(network(to_channels_first(stored).clone()).float(), y).mean()
     return dict(zip(trained, torch.autograd.grad(loss, [*trained.values()], materialize_grads=True), strict=True))

@@ -12,6 +12,7 @@ from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
 from shoal.audit.update_audit import ScoredUpdates, all_attacks, audit_server, with_server, without_server
 from shoal.core.errors import path_of, require
+from shoal.core.processes import IN_TURN, Workers
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
@@ -44,6 +45,7 @@ def audit_members(
     queries: int = 1,
     home: Path | None = None,
     watch: AuditWatch | None = None,
+    workers: Workers = IN_TURN,
     recorded: Trace | None = None,
     attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
@@ -58,6 +60,7 @@ def audit_members(
         queries: copies in which each record is asked.
         home: has the folder ``references``, where their scores are kept; None: ``out``.
         watch: called before the first reference federation that is trained, and after each.
+        workers: the processes that train them.
         recorded: clients' updates, for attacks of the server; None: there are none.
         attacks: further ones, beside those of ``simulation``.
     """
@@ -74,7 +77,7 @@ def audit_members(
     )
     target, folder = attacked.scores(engine), (home or out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
-    trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
+    trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch, workers=workers)
     seen, without = view_scores(attacked, target, trained, engine, folder=folder)
     records = records_of_run(attacked, target, trained, engine)
     records = replace(records, further={**records.further, **seen}, omitted={**records.omitted, **without})

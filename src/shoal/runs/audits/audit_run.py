@@ -10,6 +10,7 @@ from shoal.config.build import load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.errors import integer, path_of, require
+from shoal.core.processes import Workers
 from shoal.data.content import fingerprint
 from shoal.data.paired_records import Duplicates
 from shoal.replay.reference_store import AuditWatch
@@ -33,6 +34,8 @@ def audit_run(
     data_dir: Path | None = None,
     duplicates: Duplicates | None = None,
     queries: int = 1,
+    jobs: int = 1,
+    cluster: str | None = None,
     watch: AuditWatch | None = None,
     gates: Sequence[str] = (),
     attacks: Sequence[Attack] = (),
@@ -52,6 +55,8 @@ def audit_run(
         duplicates: as of `shoal.Result.audit`.
         queries: copies in which each image is asked, at most 18 (2 flips x 9 shifts), and their scores averaged. Other
             numbers of them need reference federations of their own.
+        jobs: reference federations that are trained at a time, each in a process of its own; results are the same.
+        cluster: address of a Ray cluster that trains them, as of `shoal.sweeps.Workers`; None: this machine.
         watch: called before the first reference federation that is trained, and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
         attacks: your own, on the scores of reference models or on clients' updates, beside all others and those of the
@@ -79,13 +84,13 @@ def audit_run(
     """
     run, references = path_of("run", run), integer("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
-    limits = parse_gates(gates)
+    limits, workers = parse_gates(gates), Workers(integer("jobs", jobs, "such as 2", 1), cluster)
     config, progress = _finished(run, allow_code=allow_code)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
     require_same_examples(run, fingerprint(simulation.federation))
-    simulation = with_features(simulation)
+    simulation = with_features(simulation, config.engine.threads)
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
     title = f"Audit of {RunDescription.of(config).title}"
@@ -108,6 +113,7 @@ def audit_run(
             queries=queries,
             home=home,
             watch=watch,
+            workers=workers,
             recorded=recorded,
             attacks=attacks,
         )

@@ -126,7 +126,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
     about = parse(TraceSettings, table, str(path))
     with located(path):
         model = about.network()
-        network = model.network()
+        network = model.structure()
     records = read_records(folder / "records.npz", about, model)
     files = round_files(folder, ".npz", ".safetensors")
     _require_no_gaps(files, about.every)
@@ -263,7 +263,9 @@ def _vectors(path: Path, name: str, rows: NDArray[Any], model: Model, network: n
     sizes, packed = [tensor.numel() for tensor in tensors.values()], torch.empty(len(rows), model.layout.size)
     for row, vector in enumerate(vectors):
         pieces = zip(tensors.items(), vector.split(sizes), strict=True)
-        packed[row] = model.layout.pack({name: piece.view(tensor.shape) for (name, tensor), piece in pieces})
+        named = {key: piece.view(tensor.shape) for (key, tensor), piece in pieces}
+        model.require_same_frozen(named, f"{path}: '{name}'")
+        packed[row] = model.layout.pack(named)
     return packed
 
 

@@ -1,0 +1,290 @@
+"""`shoal board`: one defence on all federations of a board, a row each federation and seed.
+
+board.toml              the seeds, the number of references, and each federation's file and hashes
+NAME.toml               a federation: a run's configuration
+rows/NAME.csv           the rows of one defence, from `measure`
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import Field
+
+from shoal.board.places import RISK, UTILITY
+from shoal.config.build import resolve
+from shoal.config.kinds import require_data
+from shoal.config.schema import Config, parse_config
+from shoal.config.toml_files import change_key, key_parts, parse, read_toml
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import ShoalError, quoted, require
+from shoal.core.settings import Count, Positive, settings
+from shoal.data.content import fingerprint
+from shoal.data.preferences import VIEWS
+from shoal.runs.audits.audit_run import audit_run
+from shoal.runs.files import read_run, read_table
+from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.sweeps import SweepProgress, Workers
+from shoal.sweeps.plan import PlannedRun, dataset_of, planned_runs
+from shoal.sweeps.runner import OnStart, finish_runs
+from shoal.sweeps.sweep_file import Run
+
+CHANGEABLE = ("model", "algorithm", "local", "defenses", "coordinator", "release", "red_team")
+"""Tables of a configuration that a defence may change; the others are the federation and its measurement."""
+
+ENDS = ("", ".low", ".high")
+
+
+@settings
+class BoardFederation:
+    """A federation of the board.
+
+    Args:
+        file: its configuration, beside board.toml.
+        configuration: the hash of its keys and values.
+        examples: the hash of its examples (`shoal.data.fingerprint`) with the first development seed.
+    """
+
+    file: str
+    configuration: str
+    examples: str
+
+
+@settings
+class BoardFile:
+    """board.toml.
+
+    Args:
+        development_seeds: on which everybody chooses settings.
+        judging_seeds: the number of seeds that judge (`Defence.seeds`).
+        references: reference federations of each audit.
+        federations: by name.
+    """
+
+    development_seeds: Annotated[list[Count], Field(min_length=1)]
+    federations: Annotated[dict[str, BoardFederation], Field(min_length=1)]
+    judging_seeds: Positive = 5
+    references: Positive = 2
+
+
+@settings
+class Defence:
+    """A defence's file.
+
+    Args:
+        name: in the table.
+        about: one sentence.
+        changes: values by dotted key, for every federation.
+        federations: further changes by federation.
+    """
+
+    name: str
+    about: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    federations: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def seeds(self, count: int) -> tuple[int, ...]:
+        """The seeds that judge: from the SHA-256 of the changes, so nobody knows them before the settings are final."""
+        return tuple(int(_hash([self.changes, self.federations, i])[:7], 16) for i in range(count))
+
+    def applied(self, table: Mapping[str, Any], federation: str) -> dict[str, Any]:
+        """The table of a federation's configuration with the changes of this defence."""
+        changed = json.loads(json.dumps(table))
+        for key, value in {**self.changes, **self.federations.get(federation, {})}.items():
+            parts = key_parts(key)
+            require(
+                bool(parts) and parts[0] in CHANGEABLE,
+                f"'{key}' belongs to the board's federations and their measurement; a defence may change keys of "
+                f"{', '.join(CHANGEABLE)}",
+            )
+            change_key(changed, parts, value)
+        return changed
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board.
+
+    Args:
+        folder: of board.toml.
+        asked: its content.
+        tables: of each federation's configuration, by name.
+    """
+
+    folder: Path
+    asked: BoardFile
+    tables: Mapping[str, Mapping[str, Any]]
+
+    def config(self, federation: str, defence: Defence | None = None) -> Config:
+        """A federation's configuration as it is measured, with a defence."""
+        table = dict(self.tables[federation])
+        if defence is not None:
+            table = defence.applied(table, federation)
+        table["evaluation"] = {"reference_federations": self.asked.references, "view": VIEWS[0], "every": 1_000_000}
+        return parse_config(table, f"{self.folder / self.asked.federations[federation].file}")
+
+    def hashes(self, federation: str, data_dir: Path | None = None) -> tuple[str, str]:
+        """The hashes of a federation's configuration and of its examples."""
+        config = replace(self.config(federation), seed=self.asked.development_seeds[0])
+        examples = resolve(config, dataset_of(config, data_dir)).simulation().federation
+        return _hash(self.tables[federation])[:16], fingerprint(examples)
+
+    def require_same(self, data_dir: Path | None = None) -> None:
+        """Raise `InputError` where a federation is not the one that the rows of this board were measured on."""
+        for name, federation in self.asked.federations.items():
+            configuration, examples = self.hashes(name, data_dir)
+            place = self.folder / federation.file
+            require(
+                configuration == federation.configuration,
+                f"{place}: computes something else than the board's federation '{name}' (hash {configuration}, not "
+                f"{federation.configuration}); restore the file",
+            )
+            require(
+                examples == federation.examples,
+                f"{place}: its examples are not the board's (hash {examples}, not {federation.examples}); restore the "
+                "data",
+            )
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def read_board(folder: Path) -> Board:
+    """The board in a folder.
+
+    Raises:
+        InputError: a file is missing, or has keys or values that are not allowed.
+    """
+    asked = parse(BoardFile, read_toml(folder / "board.toml"), str(folder / "board.toml"))
+    tables = {name: read_toml(folder / federation.file) for name, federation in asked.federations.items()}
+    return Board(folder, asked, tables)
+
+
+def read_rows(folder: Path) -> pd.DataFrame:
+    """The rows of all defences that were judged, as of `measure`; without any rows where there are none.
+
+    Raises:
+        InputError: a file is no table of such rows.
+    """
+    tables = []
+    for path in sorted((folder / "rows").glob("*.csv")):
+        table = pd.read_csv(path)
+        missing = sorted({"defence", "federation", "seed", *UTILITY, *RISK} - {*table.columns})
+        require(not missing, f"{path}: is no row of the board: it lacks the columns {quoted(missing)}")
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def read_defence(path: Path, board: Board, *, allow_code: bool = True) -> Defence:
+    """A defence's file, whose changes all federations of the board allow.
+
+    Args:
+        path: of the file.
+        board: on which it is measured.
+        allow_code: whether its changes may name code (``module:Name``), which is then imported.
+
+    Raises:
+        InputError: it does not.
+    """
+    table = read_toml(path)
+    if not allow_code:
+        require_data([table], path)
+    defence = parse(Defence, table, str(path))
+    unknown = sorted(defence.federations.keys() - board.tables.keys())
+    require(not unknown, f"{path}: the board has no federation '{(*unknown, '')[0]}'; it has {', '.join(board.tables)}")
+    for federation in board.tables:
+        board.config(federation, defence)
+    return defence
+
+
+def measure(
+    board: Board,
+    defence: Defence,
+    out: Path,
+    *,
+    judge: bool = False,
+    workers: Workers | None = None,
+    data_dir: Path | None = None,
+    on_start: OnStart | None = None,
+    on_run_end: Callable[[SweepProgress], None] | None = None,
+) -> pd.DataFrame:
+    """Run and audit a defence on every federation and seed; what is finished in ``out`` is not done again.
+
+    Args:
+        board: the federations.
+        defence: what is measured.
+        out: the directory of the runs.
+        judge: on the seeds of `Defence.seeds` in place of the development seeds.
+        workers: where runs are done.
+        data_dir: where to look for data first.
+        on_start: as of `shoal.sweeps.run_sweep`.
+        on_run_end: called after each run.
+
+    Returns:
+        A row for each federation and seed: ``accuracy``, of the ``minority`` (the group with fewest clients) and of the
+        ``worst_client``; for each view ``VIEW``, with ``.low`` and ``.high``, the AUC of the group that its strongest
+        attack exposes most; ``canaries``, the share found at 1 % false positives; ``epsilon`` stated in another
+        client's view, and ``epsilon_low``, the audit's lower bound; ``seconds`` of training; ``megabytes`` of the
+        models that one client receives and returns over all rounds in which it takes part, each of float32.
+
+    Raises:
+        InputError: a federation is not the board's, or cannot be run with this defence; nothing is written then.
+        ShoalError: a run failed; what is done is kept.
+    """
+    board.require_same(data_dir)
+    seeds = defence.seeds(board.asked.judging_seeds) if judge else tuple(board.asked.development_seeds)
+    asked = [
+        Run({"federation": name}, seed, replace(board.config(name, defence), seed=seed))
+        for name in board.tables
+        for seed in seeds
+    ]
+    planned = planned_runs(asked, "board", data_dir)
+    runs = out / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    watched = {"data_dir": data_dir, "on_start": on_start, "on_run_end": on_run_end}
+    ended = finish_runs(planned, runs, replace(workers or Workers(), pages=False), **watched)
+    for run, reason in ended.failed.items():
+        raise ShoalError(f"{run}: failed: {' '.join(reason.split())}")
+    about = [{"defence": defence.name, **job.run.settings, "seed": job.run.seed} for job in planned]
+    figures = [_row(job, runs / job.digest, board, data_dir) for job in planned]
+    return pd.DataFrame([one | row for one, row in zip(about, figures, strict=True)])
+
+
+def _row(job: PlannedRun, run: Path, board: Board, data_dir: Path | None) -> dict[str, Any]:
+    """The figures of a run, which are kept beside it."""
+    kept = run / "board.json"
+    if kept.exists():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    summary, clients = read_run(run), read_table(run / "clients.csv", CLIENT_COLUMNS)
+    minority = clients["group"].value_counts(sort=False).idxmin()
+    row: dict[str, Any] = {
+        "accuracy": summary["accuracy.overall"],
+        "minority": summary[f"accuracy.{minority}"],
+        "worst_client": float(clients["accuracy"].min()),
+    }
+    groups = clients["group"].unique()
+    if any(summary.get(f"members.{group}", 0) for group in groups):
+        audited = audit_run(run, references=board.asked.references, data_dir=data_dir, allow_code=True).audit.flat()
+    else:
+        # Nobody's records were trained on, so all views are at chance.
+        audited = {f"views.{view}.{groups[0]}.auc{end}": 0.5 for view in VIEWS for end in ENDS}
+    for view in VIEWS:
+        exposures = [key for group in groups if (key := f"views.{view}.{group}.auc") in audited]
+        most = max(exposures, key=lambda key: audited[key], default="")
+        row |= {f"{view}{end}": audited.get(f"{most}{end}") for end in ENDS}
+    algorithm = job.config.algorithm
+    parameters = resolve(job.config, dataset_of(job.config, data_dir)).simulation().setup.model.parameters
+    row |= {
+        "canaries": summary.get("canaries.found"),
+        "epsilon": summary.get("epsilon.client", summary.get("epsilon")),
+        "epsilon_low": audited.get("empirical_epsilon"),
+        "seconds": summary["seconds.train"],
+        "megabytes": 2 * 4e-6 * parameters * algorithm.rounds * algorithm.participation,
+    }
+    write_text(kept, json.dumps(row, indent=2) + "\n")
+    return row

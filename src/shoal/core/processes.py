@@ -1,0 +1,153 @@
+"""Work side by side: in this process, in processes of this machine, or on a Ray cluster, through joblib."""
+
+import gc
+import importlib.util
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from shoal.core.errors import InputError, ShoalError, require
+from shoal.core.machine import cores
+
+_Shared = TypeVar("_Shared")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes among which runs or reference federations are shared out.
+
+    Args:
+        jobs: how many are done at a time.
+        cluster: address of a Ray cluster ("auto": the one that this machine belongs to); None: this machine. The
+            directories and the data must be at the same paths on all its machines.
+
+    Raises:
+        InputError: fewer than one job, or a cluster without Ray being installed.
+    """
+
+    jobs: int = 1
+    cluster: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.jobs >= 1, f"'--jobs' must be at least 1; got {self.jobs}")
+        require(
+            self.cluster is None or importlib.util.find_spec("ray") is not None,
+            "'--cluster' needs Ray; install the extra: pip install 'shoal[ray]'",
+        )
+
+    def at_most(self, items: int) -> "Workers":
+        """No more than ``items`` of them: each further one would load all of Shoal for nothing."""
+        return Workers(max(1, min(self.jobs, items)), self.cluster)
+
+    @property
+    def here(self) -> bool:
+        """Whether this process does the work, one item after another."""
+        return self.jobs == 1 and self.cluster is None
+
+    @property
+    def threads(self) -> int:
+        """The threads of each process: those of several would only wait for each other."""
+        return max(1, cores() // self.jobs)
+
+    def unordered(
+        self, work: Callable[[_Shared, _Item], _Result], shared: _Shared, items: Sequence[_Item]
+    ) -> Iterator[_Result]:
+        """``work(shared, item)`` of every item, as each ends; on a cluster when all have ended.
+
+        Args:
+            work: a function of a module.
+            shared: the same for all items, which is sent to each process once.
+            items: small ones.
+
+        Raises:
+            ShoalError: a process was ended from outside, or no cluster answers.
+        """
+        if self.here:
+            yield from (work(shared, item) for item in items)
+            return
+        if self.cluster is not None:
+            yield from self._on_cluster(work, shared, items)
+            return
+        parallel: Any = Parallel(
+            n_jobs=self.jobs,
+            backend="loky",
+            return_as="generator_unordered",
+            initializer=_begin,
+            initargs=(os.getpid(), work, shared),
+        )
+        results = parallel(delayed(_work)(item) for item in items)
+        try:
+            for result in results:  # noqa: UP028 (closed below)
+                yield result
+        except TerminatedWorkerError as error:
+            raise ShoalError(
+                "a worker process was ended from outside, perhaps for want of memory; what is done is kept, so start "
+                "again, perhaps with fewer '--jobs'"
+            ) from error
+        finally:
+            with warnings.catch_warnings():
+                # Whoever stops here knows that work is left.
+                warnings.filterwarnings("ignore", message=".*cancelled")
+                results.close()
+
+    def _on_cluster(
+        self, work: Callable[[_Shared, _Item], _Result], shared: _Shared, items: Sequence[_Item]
+    ) -> list[_Result]:
+        import ray  # noqa: PLC0415 (an extra)
+        from ray.util.joblib import register_ray  # noqa: PLC0415
+
+        if not ray.is_initialized():
+            try:
+                ray.init(address=self.cluster, log_to_driver=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"'--cluster' = {self.cluster}: no Ray cluster answers there: {reason}") from error
+        register_ray()
+        stored = ray.put(shared)
+        results: Any = Parallel(n_jobs=self.jobs, backend="ray")(
+            delayed(_work_on_cluster)(work, stored, item) for item in items
+        )
+        return results
+
+
+IN_TURN = Workers()
+"""This process does one item after another."""
+
+_begun: tuple[Callable[[Any, Any], Any], Any]
+"""In a worker process: the work, and what is shared."""
+
+
+def _begin(parent: int, work: Callable[[Any, Any], Any], shared: object) -> None:
+    """Begin a worker process, which ends when its ``parent``, a process id, has ended."""
+    global _begun  # noqa: PLW0603 (a process does one kind of work)
+    # Searches for reference cycles take 0.9 s while a process loads PyTorch (measured).
+    gc.set_threshold(10_000, 10, 10)
+    threading.Thread(target=_end_with, args=(parent,), name="shoal parent", daemon=True).start()
+    _begun = work, shared
+
+
+def _end_with(parent: int) -> None:
+    """End this process once ``parent`` has: joblib would begin the next item although nobody waits for it."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _work(item: object) -> object:
+    work, shared = _begun
+    return work(shared, item)
+
+
+def _work_on_cluster(work: Callable[[Any, Any], Any], stored: Any, item: object) -> object:  # noqa: ANN401 (a reference of Ray)
+    import ray  # noqa: PLC0415 (an extra)
+
+    return work(ray.get(stored), item)
