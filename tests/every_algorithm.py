@@ -89,7 +89,7 @@ ALGORITHMS = [
     PerFedAvg(0.05),
     CFL(eps1=10.0, eps2=0.1, sketch=32),
     PACFL(45.0, 2),
-    HiLoRA(1, 1, 2, 1),
+    HiLoRA((1, 1), 2, 1),
     PINA(2, 4, noise_multiplier=0.5),
     FeSEM(),
     OneShotClustering(),

@@ -57,7 +57,7 @@ def adapted(of: shoal.Federation, rank: int) -> shoal.Model:
 
 def compared(what: str, rounds: int) -> dict[str, tuple[Algorithm, LocalSGD]]:
     if what == "hilora":
-        tiers = {"root_rounds": 3, "cluster_rounds": rounds - 13}
+        tiers = {"tier_rounds": (3, rounds - 13)}
         algorithms = {
             "FedAvg": shoal.FedAvg(),
             "local training": shoal.LocalOnly(),
@@ -65,7 +65,7 @@ def compared(what: str, rounds: int) -> dict[str, tuple[Algorithm, LocalSGD]]:
             "IFCA, K = 4": shoal.IFCA(clusters=4),
             "IFCA after one-shot, K = 4": shoal.OneShotStart(shoal.IFCA(clusters=4), replace(LOCAL, epochs=20)),
             "HiLoRA": shoal.HiLoRA(**tiers),
-            "HiLoRA without leaves": shoal.HiLoRA(**tiers | {"cluster_rounds": rounds}),
+            "HiLoRA without leaves": shoal.HiLoRA(**tiers | {"tier_rounds": (3, rounds)}),
             "HiLoRA, one cluster": shoal.HiLoRA(**tiers | {"max_clusters": 1}),
         }
         return {name: (algorithm, LOCAL) for name, algorithm in algorithms.items()}

@@ -18,7 +18,7 @@ from shoal.models import cross_entropy
 
 GROUPS = [0, 1, 0, 1, 1, 0, 0]
 LOCAL = LocalSGD(steps=3, batch_size="all", learning_rate=0.4)
-HILORA = shoal.HiLoRA(root_rounds=2, cluster_rounds=2, max_clusters=3, directions=1, orthogonality=0.3)
+HILORA = shoal.HiLoRA(tier_rounds=(2, 2), max_clusters=3, directions=1, orthogonality=0.3)
 
 
 def build() -> nn.Module:

@@ -36,13 +36,13 @@ class HiLoRA(Derived):
     With them a layer's weight is ``W + s (B_r A_r + B_c A_c + B_l A_l)``, which is one adapter of `shoal.lora` of the
     sum of their ranks.
 
-    1. ``root_rounds`` rounds: everybody trains the root's ranks, which are averaged over all.
+    1. ``tier_rounds[0]`` rounds: everybody trains the root's ranks, which are averaged over all.
     2. From what its clients send in the last of these rounds the server makes clusters: with the update ``dW_i`` of
        each layer's ``B_r A_r``, U_i the first ``directions`` singular vectors of ``dW_i`` on one side, the similarity
        of clients is ``|U_i' U_j|_F^2 / directions``, the mean of the squared cosines of the principal angles (as in
        `PACFL`, of adapters in the place of data), averaged over both sides of all layers. Average linkage gives the
        clusters, as many as have the largest silhouette.
-    3. ``cluster_rounds`` rounds: the root is fixed, and each cluster trains the second tier.
+    3. ``tier_rounds[1]`` rounds: the root is fixed, and each cluster trains the second tier.
     4. All later rounds: root and cluster are fixed, and each client trains the third tier, of which it sends nothing.
 
     A tier with matrix A_t is trained on the loss plus ``orthogonality * |A_t Q|_F^2``, where the columns of Q are an
@@ -55,8 +55,7 @@ class HiLoRA(Derived):
     groups that push the same directions the other way, such as two that swap two labels, look alike.
 
     Args:
-        root_rounds: rounds of the first tier.
-        cluster_rounds: rounds of the second tier.
+        tier_rounds: rounds of the root, and then of the clusters' tier.
         max_clusters: the most clusters; never one cluster alone, unless this is 1.
         directions: singular vectors of each side.
         orthogonality: strength of the penalty.
@@ -76,14 +75,13 @@ class HiLoRA(Derived):
         >>> swapped = [torch.arange(8) % 2, torch.arange(8) // 2 % 2]
         >>> federation = shoal.Federation.from_tensors([(x, swapped[i // 3]) for i in range(6)], test=(x, swapped[0]))
         >>> model = shoal.Model(lambda: shoal.lora(nn.Linear(4, 2), rank=3))
-        >>> algorithm = shoal.HiLoRA(root_rounds=1, cluster_rounds=5, max_clusters=2, directions=1)
+        >>> algorithm = shoal.HiLoRA(tier_rounds=(1, 5), max_clusters=2, directions=1)
         >>> local = shoal.LocalSGD(steps=10, learning_rate=1.0)
         >>> shoal.simulate(federation, model, algorithm, local, rounds=8).clients["cluster"].tolist()
         [0, 0, 0, 1, 1, 1]
     """
 
-    root_rounds: Positive = 10
-    cluster_rounds: Positive = 20
+    tier_rounds: tuple[Positive, Positive] = (10, 20)
     max_clusters: Positive = 8
     directions: Positive = 2
     orthogonality: NonNegativeFloat = 0.1
@@ -124,7 +122,7 @@ class HiLoRA(Derived):
         """The root; then each cluster's tier; then each client's own."""
         if not self._clustered(state):
             plan = super().plan(state, cohort)
-            keep = self._bases(state.models[0], cohort.layout) if cohort.round >= self.root_rounds else None
+            keep = self._bases(state.models[0], cohort.layout) if cohort.round >= self.tier_rounds[0] else None
             return replace(plan, trainings=(self._tier(plan.trainings[0], 0, cohort.layout, keep),))
         root, cluster = state.server[_ROOT], state.clients[_CLUSTER][cohort.clients]
         newcomer = LocalTraining(root, torch.zeros_like(cluster))
@@ -179,7 +177,7 @@ class HiLoRA(Derived):
 
     def _leaves(self, state: State, cohort: Cohort) -> bool:
         """Whether clients train their own tier in this round."""
-        return bool(state.personal) and cohort.round > int(state.server[_BEGAN]) + self.cluster_rounds
+        return bool(state.personal) and cohort.round > int(state.server[_BEGAN]) + self.tier_rounds[1]
 
     def _own(self, state: State, cohort: Cohort, some: Tensor) -> Tensor:
         """(u, P), the models that the cohort's clients at ``some`` (u,) use."""
