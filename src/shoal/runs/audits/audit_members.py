@@ -77,9 +77,7 @@ def audit_members(
     )
     target, folder = attacked.scores(engine), (home or out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
-    trained = reference_scores(
-        attacked, target, references, engine, folder=folder, watch=watch, workers=workers, replayed=references > 0
-    )
+    trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch, workers=workers)
     seen, without = view_scores(attacked, target, trained, engine, folder=folder)
     records = records_of_run(attacked, target, trained, engine)
     records = replace(records, further={**records.further, **seen}, omitted={**records.omitted, **without})
