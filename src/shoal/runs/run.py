@@ -42,7 +42,17 @@ from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
-from shoal.runs.directory import is_finished, logged, opened, prolong, rounds_before, taken, train, warned
+from shoal.runs.directory import (
+    is_finished,
+    logged,
+    opened,
+    prolong,
+    rounds_before,
+    taken,
+    train,
+    warned,
+    with_kept_precision,
+)
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
@@ -154,7 +164,8 @@ class Run:
         for sink in self._sinks:
             require_package(sink)
         examples = first_examples(self._mapped.federation), simulation.federation.classes
-        settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
+        kept = self.engine if not isinstance(out, Path) else with_kept_precision(self.engine, out)
+        settings = kept.decided(simulation.setup, simulation.algorithm, *examples)
         if not isinstance(out, Path):
             with settings.engine(simulation.setup.model) as engine, warned() as warnings:
                 return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
@@ -192,7 +203,7 @@ class Run:
     @cached_property
     def _mapped(self) -> Simulation:
         """The simulation with its features, which take a while to compute."""
-        return with_features(self.simulation)
+        return with_features(self.simulation, self.engine.threads)
 
     def _finished(self, out: Path, settings: EngineSettings) -> Result:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
@@ -246,7 +257,8 @@ class Run:
         LOG.info("begin: %s on %s, seed %d", description.algorithm, description.dataset, simulation.seed)
         for line in self.notes:
             LOG.info("%s", line)
-        for line in self.warnings:
+        slow = self.engine.slow_precision()
+        for line in (*self.warnings, *([] if slow is None else [slow])):
             LOG.warning("%s", line)
         return initial_state(simulation, engine)
 
@@ -358,6 +370,7 @@ def run(
     require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
+    config = replace(config, engine=with_kept_precision(config.engine, out))
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation = resolved.config, resolved.simulation()
     notes, warnings = tuple(resolved.description()), tuple(resolved.warnings)
