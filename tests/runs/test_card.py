@@ -12,7 +12,7 @@ from shoal.cli.app import main
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.runs.audits.audit_files import AboutAudited, write_audit
-from shoal.runs.card import write_card
+from shoal.runs.audits.card import write_card
 from shoal.runs.hashes import stored_examples, stored_files
 from shoal.runs.run import run as run_config
 

@@ -389,7 +389,7 @@ def card(
     allow_code: AllowCode = False,
 ) -> Answer:
     """Write a privacy card, to go beside released models: what was asked and found, what is promised, and what not."""
-    from shoal.runs.card import write_card
+    from shoal.runs.audits.card import write_card
 
     end_soon_after_interrupt()
     card = write_card(run, out, allow_code=allow_code)

@@ -12,7 +12,7 @@ _EXPOSURE = heads(["whose records, to whom", "outcome"], ["right answers", "reco
 
 
 def card_page(card: Mapping[str, Any]) -> str:
-    """The page of a card's document, `shoal.runs.card.card`."""
+    """The page of a card's document, `shoal.runs.audits.card.card`."""
     sections = (_exposure(card["exposure"]), _questions(card), _run(card))
     lead = [("verdict", f"{_found(card['exposure'])} {_promised(card['promise'])}")]
     return render("page.html.j2", f"Privacy card: {card['run']['title']}", lead, (), sections, style="run")
