@@ -43,6 +43,21 @@ def loop_reason(local: LocalSGD) -> str | None:
     return None if local.objective is None else "cannot minimise another objective than the mean loss"
 
 
+def backend_reason(backend: Backend, model: Model, local: LocalSGD) -> str:
+    """How ``backend`` trains ``model`` by ``local``, and why, in words that follow its name."""
+    network, reason, rule = model.structure(), loop_reason(local), "at most 500,000 parameters, all in linear layers"
+    preferred, alone = prefers_vmap(model.layout, network), "clients one after another"
+    if reason is not None:
+        return f"{alone}, since vmap {reason}"
+    if backend == "vmap":
+        return f"many clients at a time, {f'for {rule}' if preferred else 'as it was asked for'}"
+    if seeded_dropouts(network):
+        return f"{alone}, since vmap cannot train dropout"
+    if not preferred:
+        return f"{alone}, since vmap is faster only for networks of {rule}"
+    return f"{alone}, as it was asked for, or since vmap cannot train this network"
+
+
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
     """Whether a network trains faster under vmap than in the loop on a CPU: at most 500,000 parameters, all of them in
     linear layers, frozen ones too (measured in `docs/performance.md`).
