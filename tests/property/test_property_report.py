@@ -57,6 +57,8 @@ from shoal.reports.run.run_tables import overall, seconds
 from shoal.reports.run.run_verdict import verdict
 from shoal.runs.result import report_of
 
+pytestmark = pytest.mark.usefixtures("_rendered_figures")
+
 GROUPS = ["a", "b"]
 
 

@@ -1,5 +1,6 @@
 """Check that a model can be trained on examples, before any training."""
 
+import pickle
 import random
 from collections.abc import Callable
 from functools import partial
@@ -178,7 +179,7 @@ def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:
 _GENERATORS: dict[str, Callable[[], object]] = {
     "PyTorch's global generator": lambda: torch.get_rng_state().numpy().tobytes(),
     "Python's random": random.getstate,
-    "NumPy's global generator": lambda: repr(np.random.get_state()),  # noqa: NPY002 (whether others use it)
+    "NumPy's global generator": lambda: pickle.dumps(np.random.get_state()),  # noqa: NPY002 (whether others use it)
 }
 
 
