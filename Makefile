@@ -16,12 +16,8 @@ install: .venv/installed  ## Make .venv with Shoal and its tools, in the version
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
 	touch $@
 
-demo: install  ## Run IFCA, IFCA-MIR, and IFCA-MIR with DP-SGD on handwritten digits, and compare them (under 90 seconds)
-	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca --out runs/demo-$(STAMP)/ifca
-	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca-mir --out runs/demo-$(STAMP)/ifca-mir
-	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca-mir --set defenses.dp_sgd.max_grad_norm=1.0 --set defenses.dp_sgd.noise_multiplier=0.2 --out runs/demo-$(STAMP)/private
-	@echo
-	@$(BIN)/shoal compare runs/demo-$(STAMP)/ifca runs/demo-$(STAMP)/ifca-mir runs/demo-$(STAMP)/private
+demo: install  ## Show who recognises a minority's records, what protects them, and the price (under 90 seconds)
+	@$(BIN)/python experiments/demo/demo.py --out runs/demo-$(STAMP) $(if $(SEED),--seed $(SEED))
 
 federation: install  ## Run IFCA-MIR on a Flower SuperLink and three SuperNodes of this machine (under three minutes)
 	$(BIN)/python experiments/federation/on_loopback.py $(if $(CONFIG),--config $(CONFIG)) --out runs/federation-$(STAMP)

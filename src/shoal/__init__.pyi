@@ -7,6 +7,7 @@ from .algorithms import (
     IFCAMIR as IFCAMIR,
     MRMTL as MRMTL,
     PACFL as PACFL,
+    PINA as PINA,
     RDPCFL as RDPCFL,
     CoordinateMedian as CoordinateMedian,
     Ditto as Ditto,
@@ -22,6 +23,7 @@ from .algorithms import (
     FeSEM as FeSEM,
     FineTuning as FineTuning,
     GroupPrivacy as GroupPrivacy,
+    HiLoRA as HiLoRA,
     HypCluster as HypCluster,
     IFCAWithinLimit as IFCAWithinLimit,
     LocalOnly as LocalOnly,
@@ -128,6 +130,10 @@ from .property import (
     active_property_attacker as active_property_attacker,
     partition_by_property as partition_by_property,
 )
+from .runs.audits.app_trace import (
+    AppRecorder as AppRecorder,
+    app_trace as app_trace,
+)
 from .runs.audits.audit_members import (
     audit_scores as audit_scores,
     audit_trace as audit_trace,
@@ -146,6 +152,11 @@ from .runs.run import (
     Run as Run,
     run as run,
     simulate as simulate,
+)
+from .runs.sinks import (
+    MLflow as MLflow,
+    TensorBoard as TensorBoard,
+    WandB as WandB,
 )
 from .simulation.distillation import Distillation as Distillation
 from .simulation.engine_settings import EngineSettings as EngineSettings

@@ -67,6 +67,8 @@ def test_more_of_what_hides_a_record_hides_it():
     assert aucs[-1] < 0.52
     sums = [terms.auc(examples, 0.0) for examples in (10, 100, 1000, 10_000)]
     assert sums == sorted(sums, reverse=True)
+    # As advice asks of sums over all that a grid goes to.
+    assert terms.auc(80 * 80_000_000, 0.0) < 0.51
     assert terms.auc(20, 1.0, rounds=9) > terms.auc(20, 1.0) > terms.auc(20, 1.0, share=0.5)
     # A record that is in no move is at chance.
     assert terms.auc(20, 0.05, share=0.5) <= 0.75

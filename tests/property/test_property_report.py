@@ -53,8 +53,9 @@ from shoal.property.update_table import property_summary
 from shoal.reports.page import Section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
-from shoal.reports.run.run_tables import overall, seconds
+from shoal.reports.run.run_tables import overall
 from shoal.reports.run.run_verdict import verdict
+from shoal.reports.run.time_section import seconds
 from shoal.runs.result import report_of
 
 pytestmark = pytest.mark.usefixtures("_rendered_figures")
@@ -364,8 +365,8 @@ def test_epsilon_is_shown_with_its_delta_and_what_it_is_of() -> None:
 
 
 def test_time_of_the_attack_is_shown_where_there_is_one() -> None:
-    assert "Time, property attack" not in texts_of(seconds({}))
-    assert texts_of(seconds({"seconds.property_attack": 2.0}))["Time, property attack"] == ("2.0 s",)
+    assert "Property attack" not in texts_of(seconds({}))
+    assert texts_of(seconds({"seconds.property_attack": 2.0}))["Property attack"][0] == "2.0 s"
 
 
 @pytest.fixture

@@ -91,6 +91,16 @@ def test_a_reference_federation_depends_on_its_number_alone(attacked):
     assert torch.equal(later.population, again.population)
 
 
+def test_the_span_attacks_scores_are_the_same_once_added(attacked):
+    run, engine = attacked(model__name="mlp", algorithm__rounds=7)
+    whole, without = run.train_reference(1, engine), run.train_reference(1, engine, spans=False)
+    assert len(without.span) == len(without.span_models) == 0
+    assert bool(whole.span.isfinite().any())
+    added = run.with_spans(without, 1, engine)
+    for name in ("score", "member", "model", "population", "trajectory", "span", "span_models"):
+        assert getattr(added, name).equal(getattr(whole, name)), name
+
+
 def test_nothing_is_evaluated_and_no_shadow_model_trained_on_the_way(attacked, monkeypatch):
     run, engine = attacked()
 

@@ -112,14 +112,14 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     out = without_references(finished, tmp_path / "run")
     train, trained = AttackedRun.train_reference, []
 
-    def interrupted(self, number, engine):
+    def interrupted(self, number, engine, **spans):
         if number == 2:
             raise KeyboardInterrupt
-        return train(self, number, engine)
+        return train(self, number, engine, **spans)
 
-    def counted(self, number, engine):
+    def counted(self, number, engine, **spans):
         trained.append(number)
-        return train(self, number, engine)
+        return train(self, number, engine, **spans)
 
     monkeypatch.setattr(AttackedRun, "train_reference", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -203,9 +203,12 @@ def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, mon
     before = audit_run(out, references=1)
     run(long, out, resume=True)
     numbers, train = [], AttackedRun.train_reference
-    monkeypatch.setattr(
-        AttackedRun, "train_reference", lambda self, *given: numbers.append(given[0]) or train(self, *given)
-    )
+
+    def counted(self, number, engine, **spans):
+        numbers.append(number)
+        return train(self, number, engine, **spans)
+
+    monkeypatch.setattr(AttackedRun, "train_reference", counted)
     after = audit_run(out, references=1)
     assert numbers == [0]
     assert before.flat != after.flat

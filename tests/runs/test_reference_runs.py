@@ -110,14 +110,14 @@ def test_a_run_that_was_killed_between_two_reference_federations_goes_on(toy_con
     out, config = tmp_path / "run", toy_config(evaluation__reference_federations=R)
     train, trained = AttackedRun.train_reference, []
 
-    def killed(self, number, engine):
+    def killed(self, number, engine, **spans):
         if number == 1:
             raise KeyboardInterrupt
-        return train(self, number, engine)
+        return train(self, number, engine, **spans)
 
-    def counted(self, number, engine):
+    def counted(self, number, engine, **spans):
         trained.append(number)
-        return train(self, number, engine)
+        return train(self, number, engine, **spans)
 
     monkeypatch.setattr(AttackedRun, "train_reference", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -21,6 +21,7 @@ from shoal.reports import plotting
 from shoal.reports.sweep import sweep_page
 from shoal.reports.sweep.report_spec import read_report_spec
 from shoal.reports.sweep.sweep_metrics import require_shown
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, workers
 from shoal.sweeps.plan import progress_of
@@ -116,12 +117,18 @@ def finished(written, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("_no_run_pages")
-def test_one_run_with_several_jobs_is_done_here(two_runs, tmp_path):
-    """joblib runs a single job in this process, whose parent is not the sweep."""
-    left = plan.plan_runs(read_sweep(two_runs))[:1]
+def test_one_run_with_several_jobs_is_done_here_and_these_train_its_references(two_runs, tmp_path, monkeypatch):
+    left, given, do = plan.plan_runs(read_sweep(two_runs))[:1], [], workers.run
     (tmp_path / "runs").mkdir()
+
+    def seen(*arguments, **others):
+        given.append(others["workers"])
+        return do(*arguments, **others)
+
+    monkeypatch.setattr(workers, "run", seen)
     assert [*workers.run_all(left, tmp_path / "runs", Workers(jobs=2))] == [(left[0].digest, None)]
     assert (tmp_path / "runs" / left[0].digest / "report.html").exists()
+    assert given == [Workers(jobs=2)]
     assert [*workers.run_all(left[:0], tmp_path / "runs", Workers(jobs=1))] == []
 
 
@@ -516,18 +523,23 @@ RAY = """
 import os, pathlib, sys
 os.environ["RAY_AUTH_MODE"] = "disabled"
 import ray
+from shoal.runs.audits.audit_run import audit_run
 from shoal.sweeps import Workers, read_sweep, run_sweep
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+import shoal
+audited = shoal.audit_run(sys.argv[2], references=2, jobs=2, cluster="auto")
 print(run_sweep(read_sweep(pathlib.Path(sys.argv[1])), pathlib.Path("swept"), workers=Workers(2, "auto")).finished)
 """
 
 
 def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(two_runs, finished, tmp_path):
+    run = shutil.copytree(sorted(finished.glob("runs/*/"))[0], tmp_path / "audited")
+    here = audit_run(shutil.copytree(run, tmp_path / "here"), references=2)
     # A process of its own, since a cluster's threads and warnings outlive it. Its directory is relative, and the
     # workers are elsewhere.
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RAY, str(two_runs)], cwd=tmp_path, capture_output=True, text=True,
-        check=False, timeout=300, env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+        [sys.executable, "-W", "ignore", "-c", RAY, str(two_runs), str(run)], cwd=tmp_path, capture_output=True,
+        text=True, check=False, timeout=300, env=os.environ | {"RAY_AUTH_MODE": "disabled"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2"]
@@ -538,6 +550,10 @@ def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(two_runs, finis
         assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
     whole, part = (pd.read_csv(out / "results.csv", dtype=str) for out in (finished, tmp_path / "swept"))
     pd.testing.assert_frame_equal(part, whole[whole["seed"] == "0"].reset_index(drop=True))
+    flat = json.loads((run / "audit.json").read_text())
+    assert {key: flat[key] for key in flat if not key.startswith("seconds.")} == {
+        key: value for key, value in here.flat.items() if not key.startswith("seconds.")
+    }
     assert len(workers_of(tmp_path / "swept")) == 2
     assert os.getpid() not in workers_of(tmp_path / "swept")
 

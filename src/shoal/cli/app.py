@@ -102,6 +102,10 @@ def run(
     jobs: Jobs = 1,
     cluster: Cluster = None,
     device: Device = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard, mlflow or wandb too; can be repeated."),
+    ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -115,9 +119,11 @@ def run(
     from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
+    from shoal.runs.sinks import named_sinks
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
+    sinks = named_sinks(log or [])
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
         run_config(
@@ -125,7 +131,7 @@ def run(
             directory,
             resume=resume,
             data_dir=data_dir,
-            watch=display,
+            watch=[display, *sinks],
             watch_references=display.reference_federations,
             workers=Workers(jobs, cluster),
         )

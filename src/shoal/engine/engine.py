@@ -29,6 +29,7 @@ from shoal.engine.backends.loop_backend import LoopBackend
 from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
 from shoal.engine.backends.vmap_backend import VmapBackend
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
+from shoal.engine.round_clock import RoundClock
 from shoal.engine.steps import LinearTerm, StepRule
 from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
@@ -94,6 +95,15 @@ class DivergenceError(InputError):
 def gather_params(params: Tensor, index: Tensor) -> Tensor:
     """Rows of ``params`` (S, P) by index (u,), or mixtures of them by weights (u, S): (u, P), a new tensor."""
     return params[index] if index.dim() == 1 else index.to(params) @ params
+
+
+def _rows_of_four(params: Tensor, index: Tensor) -> Tensor:
+    """The rows of `gather_params`, each beginning at a multiple of four numbers (`dense_network._fours` says why)."""
+    rows = params.new_empty(len(index), -(-params.shape[1] // 4) * 4)[:, : params.shape[1]]
+    if index.dim() == 1:
+        # In a third of the time of indexing.
+        return torch.index_select(params, 0, index, out=rows)
+    return rows.copy_(gather_params(params, index))
 
 
 class Engine:
@@ -262,23 +272,26 @@ class Engine:
         *,
         then: Sequence[tuple[LocalRandomness, LocalSGD]] = (),
         rule: StepRule | None = None,
+        clock: RoundClock | None = None,
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, which is called on the threads that train.
 
         ``then`` has further local trainings, each from the end of the one before. A ``rule`` replaces the gradient:
-        ``starts`` are (S, R) and results (u, R).
+        ``starts`` are (S, R) and results (u, R). A ``clock`` counts what threads spend in steps as local training.
         """
+        clock = RoundClock() if clock is None else clock
         if rule is not None:
             require_plain_sgd(local, "such a local step")
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
-            ends = gather_params(starts, index[owners]).to(self.device)
-            for drawn, phase in ((randomness, local), *then):
-                trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
-            self.model.require_frozen()
-            # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
-            broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
+            with clock.part("local_training"):
+                ends = _rows_of_four(starts, index[owners]).to(self.device)
+                for drawn, phase in ((randomness, local), *then):
+                    trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
+                self.model.require_frozen()
+                # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
+                broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
                 owner = int(owners[broken][0])
                 raise DivergenceError(
@@ -296,7 +309,7 @@ class Engine:
         """The backend for ``local``: the loop where vmap cannot do it, since directives may ask for it in one cluster
         and round alone, and all other trainings must stay the same, bit for bit.
         """
-        if isinstance(self._trainer, LoopBackend) or loop_reason(local) is None:
+        if isinstance(self._trainer, LoopBackend) or loop_reason(local, dense=self._trainer.dense is not None) is None:
             return self._trainer
         if local.optimizer is not None:  # No directive asks for one.
             check_backend(self._settings["backend"], self.model, local)

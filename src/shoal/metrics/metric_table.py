@@ -104,10 +104,15 @@ def _table() -> dict[str, Metric]:
 METRICS: Mapping[str, Metric] = _table()
 """Every metric that Shoal itself reports, by key; in the order of pages."""
 
-_FAMILIES = {"mia_by_": "MIA accuracy, {}", "mia_against_": "MIA accuracy against {}",
-             "mia_auc_against_": "MIA AUC against {}", "loss_threshold_against_": "loss-threshold attack against {}",
-             "directive.": "directive {}", "epsilon.": "epsilon, {}"}  # fmt: skip
-"""Metrics that each attack, group, knob or view has one of: the beginning of their keys, and their names."""
+_FAMILIES: Mapping[str, tuple[str, Format]] = {
+    "mia_by_": ("MIA accuracy, {}", "decimal"), "mia_against_": ("MIA accuracy against {}", "decimal"),
+    "mia_auc_against_": ("MIA AUC against {}", "decimal"),
+    "loss_threshold_against_": ("loss-threshold attack against {}", "decimal"),
+    "directive.": ("directive {}", "decimal"), "epsilon.": ("epsilon, {}", "decimal"),
+    "seconds.share.": ("share of the time, {}", "percent"), "seconds.round.": ("time of a round, {}", "seconds"),
+}  # fmt: skip
+"""Metrics that each attack, group, knob, view or part of the time has one of: the beginning of their keys, their names
+and formats."""
 
 
 def metric_of(
@@ -138,14 +143,14 @@ def metric_of(
         return declared[key]
     if _family(key) in METRICS:
         return _measured_by(METRICS[_family(key)], measured)
-    for prefix, name in _FAMILIES.items():
+    for prefix, (name, form) in _FAMILIES.items():
         if key.startswith(prefix):
             words = key.removeprefix(prefix)
             if prefix == "mia_by_":
                 words = attack_title(words.replace("_", "-"))
-            elif prefix == "directive.":
+            elif prefix == "directive." or prefix.startswith("seconds."):
                 words = words.replace("_", " ")
-            return Metric(key, name.format(words), better=None if prefix == "directive." else "lower")
+            return Metric(key, name.format(words), format=form, better=None if prefix == "directive." else "lower")
     return Metric(key, key, format="number")
 
 

@@ -59,7 +59,11 @@ def _outputs(network: nn.Module, x: Tensor) -> Tensor:
         raise
     except Exception as error:
         several = isinstance(error, TypeError) and "required positional argument" in str(error)
-        advice = "; several inputs are packed into one tensor, which forward takes apart" if several else ""
+        advice = (
+            "; several inputs are packed into one tensor, which forward or a Model's 'inputs' takes apart"
+            if several
+            else ""
+        )
         raise InputError(
             f"the model cannot take examples of shape {tuple(x.shape[1:])} in a batch of {len(x)}: "
             f"{_first_line(error)}{advice}"
@@ -124,7 +128,8 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
         require(
             not drawing,
             f"{''.join(drawing[:1])} draws from {name} in training, so results would depend on the number of threads; "
-            "use torch.nn.Dropout, which Shoal seeds, or no random numbers",
+            "use torch.nn.Dropout, which Shoal seeds, or no random numbers (in attention, a dropout of 0, as "
+            "attention_probs_dropout_prob=0 of transformers)",
         )
     require(
         outputs.requires_grad,

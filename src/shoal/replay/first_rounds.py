@@ -32,17 +32,19 @@ class FirstRounds:
         updates: of each round, as the server received them: after the client's defences. Fewer rounds where their
             updates are large; see `MOST_BYTES`.
         senders: (m,) int64, the ids of the clients that sent an update in these rounds.
+        most: T, at most.
     """
 
     first: int = 1
     models: list[Tensor] = field(default_factory=list)
     updates: list[RoundUpdates] = field(default_factory=list)
     senders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    most: int = field(default_factory=lambda: ROUNDS)
     __repr__ = one_line
 
     def watched(self, training: Training, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
         """`Training.rounds`, whose first rounds are collected; no bit of training depends on it."""
-        self.first, last = state.round + 1, min(upto, state.round + ROUNDS)
+        self.first, last = state.round + 1, min(upto, state.round + self.most)
         self.models.append(state.models.cpu())
         room, ids = MOST_BYTES, training.federation.ids
         while state.round < last:

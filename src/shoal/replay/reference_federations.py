@@ -9,7 +9,7 @@ Risks and directives of the attacked run are replayed: steered by its own risks,
 under another defence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan, nan
@@ -30,7 +30,7 @@ from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.memory_format import gather
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
-from shoal.engine import Deployed, Engine, RoundReport, State
+from shoal.engine import Deployed, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
 from shoal.replay.span_scores import SPANS, AskedRecords, knowledge_of, span_scores
 from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
@@ -68,6 +68,8 @@ class FederationScores:
             set.
         trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 where clients have
             models of their own, where the number of models changed, or where no snapshot was taken.
+        span_models, span: (2 Q,) float64, of the span attacks on the first rounds, NaN where they cannot be asked; (0,)
+            where they were not.
         seconds: that training took.
     """
 
@@ -125,6 +127,11 @@ class AttackedRun:
             InputError: a property attack, whose victim's examples are not the same in every round, no example that
                 can be paired, or several ``queries`` of what is no image.
         """
+        require(
+            queries == 1 or not simulation.model.cache_features,
+            "'queries' above 1 asks for copies of inputs, of which 'cache_features' keeps the features alone; train "
+            "without it, to the same models but for the last bits",
+        )
         queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
             simulation.round_attack is None and simulation.malicious_clients is None,
@@ -202,17 +209,29 @@ class AttackedRun:
     def replay(self, engine: Engine) -> FederationScores:
         """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
         nothing = torch.zeros(len(self.records), dtype=torch.bool)
-        return self._train(nothing, None, engine, self.simulation.member_rounds)
+        return self._train(nothing, None, engine, self.simulation.member_rounds, spans=False)
 
-    def train_reference(self, number: int, engine: Engine) -> FederationScores:
+    def train_reference(self, number: int, engine: Engine, *, spans: bool = True) -> FederationScores:
         """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
 
         It begins with the initial models that every client of the attacked run was sent, before any training on the
         clients' examples, and offers the same risks and directives in the same rounds. Cohorts, batches and noise are
-        drawn anew. A record that was trained on counts as such however long ago, since the model holds it.
+        drawn anew. A record that was trained on counts as such however long ago, since the model holds it. The
+        ``spans`` take as long as dozens of rounds, and no outsider asks them; `with_spans` adds them later.
         """
         stream = self.stream("reference federation", number)
-        return self._train(self.exchanged(number), stream, engine, self.simulation.last_round)
+        return self._train(self.exchanged(number), stream, engine, self.simulation.last_round, spans=spans)
+
+    def with_spans(self, scores: FederationScores, number: int, engine: Engine) -> FederationScores:
+        """The ``scores`` of reference federation ``number`` with those of the span attacks, for which its first rounds
+        are trained again.
+        """
+        stream = self.stream("reference federation", number)
+        seen, last = FirstRounds(), self.simulation.last_round
+        for _, state, known in self._rounds(self.exchanged(number), stream, engine, seen):
+            if known is not None and state.round == min(seen.first - 1 + seen.most, last):
+                return replace(scores, **self._spans(seen, known, engine))
+        return scores
 
     def spans(self, engine: Engine) -> tuple[dict[str, AttackScores], dict[str, str]]:
         """The span attacks on the run's first rounds, as `span_scores` gives them; the rounds are trained again."""
@@ -255,10 +274,12 @@ class AttackedRun:
             known_group=others.group.cpu(),
         )
 
-    def _spans(self, seen: FirstRounds, engine: Engine, known: Knowledge) -> dict[str, Tensor]:
-        """The span attacks' scores, by the fields of `FederationScores`."""
+    def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine) -> dict[str, Tensor]:
+        """The span attacks' scores, by the fields of `FederationScores`; NaN where one cannot be asked."""
         scores, _ = span_scores(seen, self._asked, engine, known)
-        return {name.replace("-", "_"): torch.from_numpy(found.score) for name, found in scores.items()}
+        none = np.full(2 * len(self.records), nan)
+        by_name = {attack.name: scores[attack.name].score if attack.name in scores else none for attack in SPANS}
+        return {name.replace("-", "_"): torch.tensor(score) for name, score in by_name.items()}
 
     def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
         """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
@@ -274,9 +295,34 @@ class AttackedRun:
         """(2 Q,) bool, the first record of each pair."""
         return torch.arange(2 * len(self.records)) < len(self.records)
 
-    def _train(self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int) -> FederationScores:
-        """Replay all stages, with the second record of some pairs; ``stream`` None: as they were drawn."""
-        state, training, seen, spans = None, None, list[Tensor](), dict[str, Tensor]()
+    def _train(
+        self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int, *, spans: bool
+    ) -> FederationScores:
+        """The scores after all rounds; ``exchange`` and ``stream`` are as of `_rounds`."""
+        of_rounds, of_spans, last = list[Tensor](), dict[str, Tensor](), None
+        seen = FirstRounds() if spans else FirstRounds(most=0)
+        for last in self._rounds(exchange, stream, engine, seen):
+            _, state, known = last
+            if state.round in self.snapshot_rounds:
+                of_rounds.append(self._of_all(state.models, engine, 1))
+            if spans and known is not None and state.round == self.simulation.last_round:
+                of_spans = self._spans(seen, known, engine)
+        assert last is not None
+        training, state, _ = last
+        deployed, _ = training.deployed(state)
+        scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **of_spans)
+        if scores.personal or {len(snapshot) for snapshot in of_rounds} != {len(state.models)}:
+            return scores
+        trained_last = scores.model[self.records.client], torch.arange(2 * len(self.records))
+        return replace(scores, trajectory=torch.stack([snapshot[trained_last] for snapshot in of_rounds]))
+
+    def _rounds(
+        self, exchange: Tensor, stream: Stream | None, engine: Engine, seen: FirstRounds
+    ) -> Iterator[tuple[Training, State, Knowledge | None]]:
+        """The training and its state after each round of all stages, with the second record of some pairs; of the last
+        stage, whose first rounds are ``seen``, also what is known of it. ``stream`` None: all is drawn as it was.
+        """
+        state = None
         for stage in self.stages:
             replay = replace(
                 stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
@@ -289,24 +335,13 @@ class AttackedRun:
                     risk_estimator=stage.risks,
                     coordinator=stage.directives,
                 )
-                state = initial_state(replay, stage_engine).state
-                first, known = FirstRounds(), knowledge_of(training, state)
-                for after, _ in first.watched(training, state, replay.last_round):
+                state, last = initial_state(replay, stage_engine).state, stage is self.stages[-1]
+                known = knowledge_of(training, state) if last else None
+                for after, _ in (seen if last else FirstRounds(most=0)).watched(training, state, replay.last_round):
                     state = after
                     if state.round == replay.last_round:
                         state = released(replay.release, training, state)
-                    if state.round in self.snapshot_rounds:
-                        seen.append(self._of_all(state.models, engine, 1))
-                if stage is self.stages[-1]:
-                    spans = self._spans(first, engine, known)
-        assert state is not None
-        assert training is not None
-        deployed, _ = training.deployed(state)
-        scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **spans)
-        if scores.personal or {len(snapshot) for snapshot in seen} != {len(state.models)}:
-            return scores
-        trained_last = scores.model[self.records.client], torch.arange(2 * len(self.records))
-        return replace(scores, trajectory=torch.stack([snapshot[trained_last] for snapshot in seen]))
+                    yield training, state, known
 
     def _scores(
         self, state: State, deployed: Deployed, trained_on: Tensor, engine: Engine, within: int
@@ -328,8 +363,8 @@ class AttackedRun:
             model=model,
             population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
-            span_models=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
-            span=torch.full((2 * len(self.records),), nan, dtype=torch.float64),
+            span_models=torch.empty(0, dtype=torch.float64),
+            span=torch.empty(0, dtype=torch.float64),
         )
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:

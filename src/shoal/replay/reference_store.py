@@ -52,7 +52,7 @@ def reference_scores(
     folder: Path | None,
     watch: AuditWatch | None = None,
     workers: Workers = IN_TURN,
-    replayed: bool = False,
+    rounds: bool = True,
 ) -> list[FederationScores]:
     """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
@@ -64,7 +64,8 @@ def reference_scores(
         folder: where they are; made where it is missing. None: they are kept in memory alone.
         watch: called before the first that is trained, and after each.
         workers: the processes that train them, each some; results are the same.
-        replayed: whether the attacked run itself is trained again beside them, for `replayed_scores`.
+        rounds: whether attacks on rounds will be asked, beyond an outsider's: they need scores of the span attacks, and
+            the attacked run itself, trained again beside the others (`replayed_scores`).
 
     Raises:
         InputError: a folder that cannot be written, or training that diverged.
@@ -75,15 +76,16 @@ def reference_scores(
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
-        scores = {number: stored for number in range(count) if (stored := store.read(number)) is not None}
+        stored = ((number, store.read(number)) for number in range(count))
+        scores = {number: found for number, found in stored if found is not None and (len(found.span) or not rounds)}
         if watch is not None and count > 0:
             watch(len(scores), count)
         missing = [number for number in range(count) if number not in scores]
-        if replayed and folder is not None and store.read(REPLAY) is None:
+        if rounds and count and folder is not None and store.read(REPLAY) is None:
             missing.insert(0, REPLAY)
         workers = workers.at_most(len(missing))
         with nullcontext(engine) if workers.here else engine.reopened(workers.threads) as shared:
-            for number, trained in workers.unordered(_trained, _Training(attacked, shared, store), missing):
+            for number, trained in workers.unordered(_trained, _Training(attacked, shared, store, rounds), missing):
                 if number == REPLAY:
                     continue
                 scores[number] = trained
@@ -123,19 +125,25 @@ class _Store:
 
 @dataclass(frozen=True, eq=False)
 class _Training:
-    """What trains federations: all that a worker process needs."""
+    """What trains federations: all that a worker process needs; ``rounds`` is as of `reference_scores`."""
 
     attacked: AttackedRun
     engine: Engine
     store: _Store
+    rounds: bool
 
 
 def _trained(training: _Training, number: int) -> tuple[int, FederationScores]:
     """Train a federation and keep its scores."""
-    attacked, engine = training.attacked, training.engine
+    attacked, engine, stored = training.attacked, training.engine, training.store.read(number)
     began = time.perf_counter()
-    scores = attacked.replay(engine) if number == REPLAY else attacked.train_reference(number, engine)
-    scores = replace(scores, seconds=time.perf_counter() - began)
+    if number == REPLAY:
+        scores = attacked.replay(engine)
+    elif stored is not None:
+        scores = attacked.with_spans(stored, number, engine)
+    else:
+        scores = attacked.train_reference(number, engine, spans=training.rounds)
+    scores = replace(scores, seconds=scores.seconds + time.perf_counter() - began)
     training.store.write(number, scores)
     return number, scores
 
@@ -169,10 +177,8 @@ def attack_with_references(
         )  # fmt: skip
         return progress, None
     count = simulation.reference_federations
-    replayed = count > 0 and view != OUTSIDER
-    stored = reference_scores(
-        attacked, target, count, engine, folder=folder, watch=watch, workers=workers, replayed=replayed
-    )
+    wanted = {"folder": folder, "watch": watch, "workers": workers, "rounds": view != OUTSIDER}
+    stored = reference_scores(attacked, target, count, engine, **wanted)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
     if view != OUTSIDER:
@@ -263,7 +269,7 @@ def replayed_scores(
     store = _Store(folder, _digest(attacked, target))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    stored = store.read(REPLAY) or _trained(_Training(attacked, engine, store), REPLAY)[1]
+    stored = store.read(REPLAY) or _trained(_Training(attacked, engine, store, True), REPLAY)[1]
     if not torch.equal(stored.score, target.score):
         LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None

@@ -74,6 +74,9 @@ def save_checkpoint(
         "columns": json.dumps(names),
         "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
         "seconds": json.dumps(progress.seconds),
+        "by_round": json.dumps(
+            {part: [round(row.get(part, 0.0), 4) for row in progress.by_round] for part in dict(*progress.by_round[:1])}
+        ),
         "frozen": frozen,
     }
     content = serialize(tensors, metadata=about)
@@ -196,7 +199,11 @@ def _read(path: Path) -> tuple[SimulationState | None, str]:
         trained=tensors["trained"],
         **by_kind,
     )
-    return SimulationState(state, rows, json.loads(about["seconds"]), memory), about.get("frozen", "")
+    # A checkpoint of an earlier version has no times of single rounds.
+    parts = json.loads(about.get("by_round", "{}"))
+    by_round = tuple(dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True))
+    progress = SimulationState(state, rows, json.loads(about["seconds"]), memory, by_round=by_round)
+    return progress, about.get("frozen", "")
 
 
 def _newest_first(folder: Path) -> list[Path]:

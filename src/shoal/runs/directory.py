@@ -2,11 +2,13 @@
 
 import logging
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -14,12 +16,20 @@ from shoal.config.schema import SIMULATION
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.engine import Engine, RoundReport, Tensors
+from shoal.engine import Engine, Precision, RoundReport, Tensors
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import save_checkpoint, stored_observations
-from shoal.runs.hashes import NAME, differences, require_same_examples, require_unchanged, write_hashes
+from shoal.runs.hashes import (
+    NAME,
+    decisive_settings,
+    differences,
+    require_same_examples,
+    require_unchanged,
+    write_hashes,
+)
 from shoal.runs.updates import FOLDER, megabytes, write_updates
 from shoal.simulation.coordination import changed_directives
+from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.round_metrics import not_evaluated
 from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
 
@@ -132,6 +142,16 @@ def opened(
         yield checkpoints
 
 
+def with_kept_precision(engine: EngineSettings, out: Path) -> EngineSettings:
+    """The settings with the precision of the run in ``out``, if there is one and they leave it open: its bits depend on
+    it, and another machine may choose otherwise.
+    """
+    if engine.precision != "auto" or not (out / "config.toml").exists():
+        return engine
+    kept = decisive_settings(read_toml(out / "config.toml")).get("engine.precision")
+    return replace(engine, precision=kept) if kept in get_args(Precision) else engine
+
+
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     """The rounds that the run in the existing ``out`` was asked for last; ``rounds`` where it was not begun.
 
@@ -229,7 +249,7 @@ def train(
 
     try:
         for after, report in run_rounds(simulation, engine, progress):
-            progress = after
+            progress, left = after, time.perf_counter()
             fresh |= {} if progress.observation is None else {progress.state.round: progress.observation}
             done = progress.state.round
             if report.updates is not None and checkpoints is not None:
@@ -240,6 +260,9 @@ def train(
                 save()
             if watch is not None:
                 watch(simulation, progress, report)
+            if done == simulation.last_round:
+                # `run_rounds` adds it to the next round, of which there is none.
+                progress = progress.with_files(time.perf_counter() - left, last=True)
     finally:
         # Interrupted or diverged: keep the last good round, whatever the interval.
         save()

@@ -1,6 +1,7 @@
 """The final models measured, and kept whatever fails in it."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.result import named_models, write_models
 from shoal.simulation.distillation import released
 from shoal.simulation.outcome import Outcome
-from shoal.simulation.simulation import Simulation, SimulationState, measure_final
+from shoal.simulation.simulation import Simulation, SimulationState, added, measure_final
 
 LOG = logging.getLogger("shoal")
 
@@ -71,7 +72,10 @@ def measured(
     Raises:
         MeasurementError: whatever else than the operating system failed; the sentence says where the models are.
     """
+    began = time.perf_counter()
     progress = replace(progress, state=released(simulation.release, simulation.on(engine), progress.state))
+    spent = dict.fromkeys(("defenses", "train", "total"), time.perf_counter() - began)
+    progress = replace(progress, seconds=added(progress.seconds, spent))
     models = named_models(simulation.setup.model, progress.state)
     written = None if out is None else write_models(out, models, simulation.setup.model.frozen_names)
     try:

@@ -37,17 +37,28 @@ from shoal.core.representation import one_line
 from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
 from shoal.defenses import Defense
-from shoal.engine import Algorithm, Engine, LocalSGD
+from shoal.engine import Algorithm, Engine, LocalSGD, RoundReport
 from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
-from shoal.runs.directory import is_finished, logged, opened, prolong, rounds_before, taken, train, warned
+from shoal.runs.directory import (
+    is_finished,
+    logged,
+    opened,
+    prolong,
+    rounds_before,
+    taken,
+    train,
+    warned,
+    with_kept_precision,
+)
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import description_of
 from shoal.runs.result import Result, load, result_of, samples_of, write_files
+from shoal.runs.sinks.sink import OpenSinks, Sink, logged_run, require_package
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import (
@@ -76,8 +87,8 @@ class Run:
         out: a run directory to make, with checkpoints, from which an interrupted run is resumed. None: nothing is
             written.
         engine: what computes; by default the processor, a thread for each core.
-        watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
-            time left, and elsewhere nothing is shown.
+        watch: called before the first round and after each; or a tracker to log to, such as `TensorBoard`; or a list of
+            these. Without a function a terminal or a notebook shows the progress and the time left.
         watch_references: called before the first reference federation and after each, with the numbers that are done
             and in all.
         workers: the processes that train these, such as ``Workers(jobs=2)``; results are the same.
@@ -112,7 +123,7 @@ class Run:
     simulation: Simulation
     out: Path | str | None = None
     engine: EngineSettings = ON_THE_CPU
-    watch: Watch | None = None
+    watch: Watch | Sink | Sequence[Watch | Sink] | None = None
     watch_references: AuditWatch | None = None
     workers: Workers = IN_TURN
     checkpoint_every: int = 1
@@ -125,7 +136,9 @@ class Run:
     def __post_init__(self) -> None:
         require_instance("simulation", self.simulation, Simulation, "such as Simulation(federation, model, ...)")
         require_instance("engine", self.engine, EngineSettings, "such as EngineSettings(threads=1)")
-        require(self.watch is None or callable(self.watch), f"'watch' must be a function; got {described(self.watch)}")
+        for watch in self._watches:
+            fits = callable(watch) or isinstance(watch, Sink)
+            require(fits, f"'watch' must be a function or a tracker, such as TensorBoard(); got {described(watch)}")
         if self.out is not None:
             object.__setattr__(self, "out", path_of("out", self.out))
         recorded = self.simulation.record_updates
@@ -148,8 +161,11 @@ class Run:
         """
         simulation, out = self.simulation, self.out
         require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
+        for sink in self._sinks:
+            require_package(sink)
         examples = first_examples(self._mapped.federation), simulation.federation.classes
-        settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
+        kept = self.engine if not isinstance(out, Path) else with_kept_precision(self.engine, out)
+        settings = kept.decided(simulation.setup, simulation.algorithm, *examples)
         if not isinstance(out, Path):
             with settings.engine(simulation.setup.model) as engine, warned() as warnings:
                 return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
@@ -174,10 +190,20 @@ class Run:
             LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
         return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
+    @property
+    def _watches(self) -> Sequence[Watch | Sink]:
+        if self.watch is None:
+            return ()
+        return self.watch if isinstance(self.watch, Sequence) else [self.watch]
+
+    @property
+    def _sinks(self) -> Sequence[Sink]:
+        return [watch for watch in self._watches if isinstance(watch, Sink)]
+
     @cached_property
     def _mapped(self) -> Simulation:
         """The simulation with its features, which take a while to compute."""
-        return with_features(self.simulation)
+        return with_features(self.simulation, self.engine.threads)
 
     def _finished(self, out: Path, settings: EngineSettings) -> Result:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
@@ -193,18 +219,27 @@ class Run:
     ) -> Result:
         """Train the rounds that are left, from the last of the ``checkpoints`` if there is one, and measure."""
         simulation = move_to_engine(self._mapped, engine)
-        display = shown_to_a_person() if self.watch is None else None
-        watch, watch_references = self.watch, self.watch_references
+        watches = [watch for watch in self._watches if not isinstance(watch, Sink)]
+        display, watch_references = None if watches else shown_to_a_person(), self.watch_references
         if display is not None:
-            watch, watch_references = display, display.reference_federations
+            watches, watch_references = [display], display.reference_federations
+        out = None if checkpoints is None else checkpoints.parent
         with display or nullcontext():
             progress = self._progress(simulation, engine, description, checkpoints)
-            progress, seen = train(simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch)
-            out = None if checkpoints is None else checkpoints.parent
-            outcome = measured(
-                simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
-            )
-        result = result_of(outcome, simulation, engine, description, warnings)
+            with OpenSinks(self._sinks, logged_run(description, out, progress), self.checkpoint_every) as logs:
+
+                def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
+                    for one in (logs, *watches):
+                        one(simulation, progress, report)
+
+                progress, seen = train(
+                    simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch
+                )
+                outcome = measured(
+                    simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
+                )
+                result = result_of(outcome, simulation, engine, description, warnings)
+                logs.end(result.summary)
         return replace(result, samples=samples_of(self.simulation.federation), state=progress.state)
 
     def _progress(
@@ -222,7 +257,8 @@ class Run:
         LOG.info("begin: %s on %s, seed %d", description.algorithm, description.dataset, simulation.seed)
         for line in self.notes:
             LOG.info("%s", line)
-        for line in self.warnings:
+        slow = self.engine.slow_precision()
+        for line in (*self.warnings, *([] if slow is None else [slow])):
             LOG.warning("%s", line)
         return initial_state(simulation, engine)
 
@@ -292,7 +328,7 @@ def run(
     resume: bool = False,
     data_dir: Path | None = None,
     dataset: SourceData | None = None,
-    watch: Watch | None = None,
+    watch: Watch | Sink | Sequence[Watch | Sink] | None = None,
     watch_references: AuditWatch | None = None,
     workers: Workers = IN_TURN,
 ) -> Path:
@@ -334,6 +370,7 @@ def run(
     require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
+    config = replace(config, engine=with_kept_precision(config.engine, out))
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation = resolved.config, resolved.simulation()
     notes, warnings = tuple(resolved.description()), tuple(resolved.warnings)

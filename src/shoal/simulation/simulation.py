@@ -1,10 +1,12 @@
 """One federation from its first round to its measured end, step by step; `shoal.runs.run` takes all of them."""
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isnan
+from functools import partial
+from math import isnan, prod
 from typing import get_args
 
 import torch
@@ -18,6 +20,7 @@ from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
 from shoal.core.errors import described, integer, require, require_instance
+from shoal.core.machine import cores
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
@@ -38,8 +41,10 @@ from shoal.engine import (
     check_examples,
     client_trainings,
 )
+from shoal.engine.round_clock import TRAIN
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
+from shoal.models.cached_features import FrozenPrefix, frozen_prefix
 from shoal.models.validation import require_fits
 from shoal.simulation.checks import (
     check_algorithm,
@@ -119,7 +124,8 @@ class Simulation:
         metrics: further measurements of the finished training.
         release: students or averages that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
-            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
+            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, or the frozen layers of the model,
+            ``federation`` has features already.
 
     Raises:
         InputError: settings that cannot be run, or models in ``start`` of another network.
@@ -157,7 +163,7 @@ class Simulation:
     malicious_clients: MaliciousClients | None = None
     attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
     metrics: Sequence[Measurement] = ()
-    features: Features | FeatureMap | None = None
+    features: Features | FeatureMap | FrozenPrefix | None = None
     release: Distillation | None = None
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
@@ -183,14 +189,10 @@ class Simulation:
         require_algorithm(self.algorithm)
         require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
-        if self.features is not None:
-            kind = FeatureMap if isinstance(self.features, FeatureMap) else Features
-            require_instance("features", self.features, kind, "such as Features(('scattering', 'pca'), dimension=32)")
-        kind = self.federation.kind if self.features is None else "features"
-        self._set("setup", defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses))
+        self._set("setup", self._setup())
         if self.start is not None:
             require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
-            self._set("start", self.start.fitted(self.setup.model))
+            self._set("start", self.start.fitted(self.setup.model.whole or self.setup.model))
         self._check_canaries()
         if self.release is not None:
             require_instance("release", self.release, Distillation, "such as Distillation()")
@@ -221,6 +223,24 @@ class Simulation:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def _setup(self) -> TrainingSetup:
+        """How clients train, with the defences, and on features where these are kept."""
+        features = self.features
+        if features is not None:
+            kind = next((kind for kind in (FrozenPrefix, FeatureMap) if isinstance(features, kind)), Features)
+            require_instance("features", features, kind, "such as Features(('scattering', 'pca'), dimension=32)")
+        kind = examples_kind(self.federation.kind, self.model, fixed=isinstance(features, Features | FeatureMap))
+        setup = defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
+        if not self.model.cache_features:
+            return setup
+        require(
+            self.replayable,
+            "'cache_features' is not for property attacks or malicious clients, which train in their own way",
+        )
+        known = isinstance(features, FrozenPrefix)
+        prefix = features if known else frozen_prefix(setup.model, self.federation.clients.x)
+        return replace(setup, model=prefix.rest(setup.model))
 
     def _check_canaries(self) -> None:
         if self.canaries is None:
@@ -276,9 +296,9 @@ class Simulation:
         )
 
 
-PARTS = ("choose", "train", "red_team", "evaluation", "files", "measurement")
-"""Parts of a simulation's wall time: three parts of a round; then evaluating it, what is done between two rounds
-(checkpoints, and whoever watches), and attacking and measuring the final models."""
+PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
+"""Parts of a simulation's wall time: those of a round; then evaluating it, what is done after it (checkpoints, and
+whoever watches), and attacking and measuring the final models. Where they are trained, "references" are one more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,17 +309,25 @@ class SimulationState:
         state: after the last round.
         rows: of `rounds.csv`.
         seconds: wall time by what it was spent on: `PARTS` and, with a round attack, "NAME_attack", which add up to
-            "total" but for what draws a cohort.
+            "total" but for a remainder; and "train", a sum of some of them.
         memory: what the round attack remembers.
         observation: what it kept of the last round; None: there is none.
+        by_round: of each round the seconds of its parts.
     """
 
     state: State
     rows: tuple[Row, ...] = ()
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "total"), 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "train", "total"), 0.0))
     memory: Tensors = field(default_factory=dict)
     observation: Tensors | None = None
+    by_round: tuple[Mapping[str, float], ...] = ()
     __repr__ = one_line
+
+    def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
+        """This state with the ``seconds`` of what is done after a round; of the ``last``, the total has them too."""
+        *earlier, this = self.by_round
+        spent = {"files": seconds} | ({"total": seconds} if last else {})
+        return replace(self, seconds=added(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
@@ -319,13 +347,41 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     return replace(simulation, federation=ready)
 
 
-def with_features(simulation: Simulation) -> Simulation:
+def examples_kind(kind: str, model: Model, *, fixed: bool) -> str:
+    """What a model of examples of a ``kind`` is trained on; ``fixed``: a map before the model.
+
+    Raises:
+        InputError: a fixed map, and features of the model's own frozen layers.
+    """
+    require(
+        not (fixed and model.cache_features),
+        "'cache_features' is of the network's own frozen layers, which come after those of 'features'; leave one out",
+    )
+    return "cached features" if model.cache_features else "features" if fixed else kind
+
+
+def with_features(simulation: Simulation, threads: int | None = 1) -> Simulation:
     """The simulation with the features of all inputs in their place; itself without features, or with them already.
+
+    ``threads`` compute them, None: one for each core, and change no bit.
 
     Raises:
         InputError: no shadow set for features that are fitted on one, or inputs that these cannot take.
     """
     features, federation, canaries = simulation.features, simulation.federation, simulation.canaries
+    threads = threads or cores()
+    whole = simulation.setup.model.whole
+    if features is None and simulation.model.cache_features and whole is not None:
+        prefix = frozen_prefix(whole, federation.clients.x)
+        inputs = {id(part.x): len(part.x) for part in (federation.clients, federation.holdout, federation.test)}
+        size = 4 * prod(prefix.shape) * (sum(inputs.values()) + len(federation.shadow.x))
+        mapped = partial(prefix.mapped, threads=threads, on_disk=size > 1e6 * whole.cache_megabytes)
+        return replace(
+            simulation,
+            federation=federation.mapped(mapped),
+            canaries=None if canaries is None else replace(canaries, x=mapped(canaries.x)),
+            features=prefix,
+        )
     if not isinstance(features, Features):
         return simulation
     public = federation.shadow.x
@@ -333,11 +389,12 @@ def with_features(simulation: Simulation) -> Simulation:
         len(public) > 0 or not features.needs_public_examples,
         "'pca' of the features needs a shadow set, public examples without labels; give shadow examples",
     )
-    fitted = features.fit(public if len(public) else federation.clients.x[:1])
+    fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1], threads)
+    mapped = partial(fitted.mapped, threads=threads)
     return replace(
         simulation,
-        federation=federation.mapped(fitted.mapped),
-        canaries=None if canaries is None else replace(canaries, x=fitted.mapped(canaries.x)),
+        federation=federation.mapped(lambda x: of_public if x is public and len(x) else mapped(x)),
+        canaries=None if canaries is None else replace(canaries, x=mapped(canaries.x)),
         features=fitted,
     )
 
@@ -388,11 +445,11 @@ def run_rounds(
             observation, memory = attack.observe(now.state, state, report, now.memory, training)
             now = replace(now, memory=memory, observation=observation)
             spent = spent | {f"{attack.name}_attack": time.perf_counter() - watching}
-        seconds = _added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
-        now = replace(now, state=state, rows=now.rows + rows, seconds=seconds)
+        seconds = added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
+        now = replace(now, state=state, rows=now.rows + rows, seconds=seconds, by_round=(*now.by_round, spent))
         left = time.perf_counter()
         yield now, report
-        now = replace(now, seconds=_added(now.seconds, {"files": time.perf_counter() - left}))
+        now = now.with_files(time.perf_counter() - left)
 
 
 def _warn_of_copies(federation: Federation) -> None:
@@ -405,9 +462,32 @@ def _warn_of_copies(federation: Federation) -> None:
         )
 
 
-def _added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
+def added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
     """``seconds`` with those ``spent`` since."""
     return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
+
+
+def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The keys of a run's times: its `SimulationState.seconds` with the rest as "other", then shares and medians.
+
+    "share.PART" is of the total, "round.PART" the median of a round; what is below half a thousandth is left out.
+
+    >>> timings({"choose": 1.0, "train": 2.0, "local_training": 2.0, "total": 4.0}, [{"choose": 0.4}, {"choose": 0.6}])
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'choose': 1.0, 'train': 2.0, 'local_training': 2.0, 'other': 1.0, 'total': 4.0, 'share.choose': 0.25,
+    'share.local_training': 0.5, 'share.other': 0.25, 'round.choose': 0.5}
+    """
+    total = seconds["total"]
+    parts = {key: value for key, value in seconds.items() if key not in ("train", "total")}
+    # Threads' clocks are read one after another, so the remainder may be below 0 by microseconds.
+    parts["other"] = max(0.0, total - sum(parts.values()))
+    medians = {key: statistics.median(row.get(key, 0.0) for row in by_round) for key in parts if by_round}
+    return (
+        {key: value for key, value in seconds.items() if key != "total"}
+        | {"other": parts["other"], "total": total}
+        | {f"share.{key}": value / total for key, value in parts.items() if total and value / total >= 0.0005}
+        | {f"round.{key}": value for key, value in medians.items() if value >= 0.0005}
+    )
 
 
 def measure_final(
@@ -444,8 +524,8 @@ def measure_final(
         figures, updates = simulation.round_attack.measure(observations or {}, stream, jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
     measuring = time.perf_counter() - began
-    spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
-    seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}
+    spent = added(now.seconds, {"measurement": measuring, "total": measuring})
+    seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
     run = Summary(run=identity, overall=seconds)
     return replace(result, summary=result.summary | run)

@@ -10,7 +10,7 @@ for the record's own term, of known error e and inputs a, weighs every element b
 Ours, after the matched filter of signal detection; `GradCosine` is it with C = I.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -37,8 +37,13 @@ class Clutter:
     @staticmethod
     def of_records(inputs: Tensor, errors: Tensor) -> "Clutter":
         """Those of records' inputs (Z, d) or (Z, L, d) and errors (Z, h) or (Z, L, h)."""
-        decomposed = [_second_moments(values) for values in (inputs, errors)]
-        return Clutter(decomposed[0][1], decomposed[0][0], decomposed[1][1], decomposed[1][0])
+        of_inputs, directions = _second_moments(inputs)
+        return Clutter(directions, of_inputs, directions, of_inputs).with_errors(errors)
+
+    def with_errors(self, errors: Tensor) -> "Clutter":
+        """Those of the same inputs and of other errors, such as of another model."""
+        of_errors, directions = _second_moments(errors)
+        return replace(self, errors=directions, of_errors=of_errors)
 
     def scores(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> Tensor:
         """The scores (M,) of records with these inputs (M, d) and errors (M, h) by a move D (h, d), the noise's nu."""

@@ -103,7 +103,9 @@ class ExampleTerms:
 
     def _variances(self, examples: int, noise: float) -> tuple[Tensor, float, float]:
         """u^2 (m,), and the variances of scores by other examples and by the noise of one round."""
-        count, paired, others = len(self.inputs), min(_PAIRED, len(self.inputs)), max(0, examples - 1)
+        count, paired = len(self.inputs), min(_PAIRED, len(self.inputs))
+        # The square of an integer may have more bits than a tensor can take.
+        others = float(max(0, examples - 1))
         strength = examples * self.length + examples * others * self._common
         covariance = strength * (self.moments + RIDGE / self.numbers) + noise**2
         # No separation depends on their scale; theirs would leave float32.

@@ -192,7 +192,9 @@ def _opened(offer: Offer, settings: NodeSettings, policy: Policy) -> Iterator[tu
     algorithm = parts_of(config.algorithm.value).client
     backend = None if config.engine.backend == "auto" else config.engine.backend
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
-    with Engine(setup.model, threads=settings.threads, precision=config.engine.precision, backend=backend) as engine:
+    with Engine(
+        setup.model, threads=settings.threads, precision=config.engine.chosen_precision(), backend=backend
+    ) as engine:
         require(
             offer.models.dim() == 2 and offer.models.shape[1] == setup.model.parameters,
             f"the server's models have {offer.models.shape[-1]} numbers, this network {setup.model.parameters}",

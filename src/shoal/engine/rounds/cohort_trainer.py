@@ -14,6 +14,7 @@ from shoal.engine.backends.loop_backend import parts_of
 from shoal.engine.engine import DivergenceError, Engine, gather_params
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.protocols import MaliciousClients, MaliciousTraining, UpdateFilter
+from shoal.engine.round_clock import RoundClock
 from shoal.engine.rounds.aggregation import Aggregator, PartialSum
 from shoal.engine.rounds.round_outcome import Aggregate
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
@@ -34,6 +35,7 @@ class CohortTrainer:
         client_filter: applied by honest clients to every update that they send; None: none.
         malicious_clients: replace local training; None: all are honest.
         record: whether `Aggregate.sent` is kept.
+        clock: counts the time of each part.
     """
 
     engine: Engine
@@ -45,6 +47,7 @@ class CohortTrainer:
     client_filter: UpdateFilter | None = None
     malicious_clients: MaliciousClients | None = None
     record: bool = False
+    clock: RoundClock = field(default_factory=RoundClock)
 
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
         """The outcome of all trainings of a plan, and `State.adversary` after them.
@@ -61,11 +64,13 @@ class CohortTrainer:
             stream = self.batches if index == 0 else self.batches("training", index)
             clusters = plan.clusters(index - first)
             if training.weights is None or aggregator is None:
-                receiver = _Receiver(training)
+                receiver = _Receiver(training, clock=self.clock)
             else:
                 personal = training.personal_slices(self.engine.model.layout)
                 hidden = _LocalTensors(personal, state.models, clusters)
-                receiver = _Receiver(training, aggregator, column, self.update_filter, hidden, self.record)
+                receiver = _Receiver(
+                    training, aggregator, column, self.update_filter, hidden, self.record, clock=self.clock
+                )
                 column += len(self.ids)
             state = self._train_one(state, clusters, training, stream, receiver)
             kept.append(_gathered(receiver.kept, len(self.ids)))
@@ -95,7 +100,8 @@ class CohortTrainer:
                 request = MaliciousTraining(
                     state, int(clusters[one]), client, shards.take(one), drawn, local, self.engine
                 )
-                end, adversary = self.malicious_clients.train(request)
+                with self.clock.part("local_training"):
+                    end, adversary = self.malicious_clients.train(request)
                 if not bool(torch.isfinite(end).all()):
                     raise DivergenceError(int(one), f"the update of the malicious client {client} is not finite")
                 receiver.add(receiver.received(one, end[None], drawn.seeds))
@@ -126,6 +132,7 @@ class CohortTrainer:
             None if training.linear_term is None else training.linear_term.take(clients),
             then=[(drawn.take(clients), phase) for drawn, phase in later],
             rule=training.step_rule,
+            clock=self.clock,
         )
         try:
             for update in updates:
@@ -243,6 +250,7 @@ class _Receiver:
         record: whether what is sent is kept, before the server's filter.
         kept: parts of the updates, as `LocalTraining.keep` says.
         sent: parameters that were sent.
+        clock: counts the time of filters and of sums.
     """
 
     training: LocalTraining
@@ -253,6 +261,7 @@ class _Receiver:
     record: bool = False
     kept: _Rows = field(default_factory=_Rows)
     sent: _Rows = field(default_factory=_Rows)
+    clock: RoundClock = field(default_factory=RoundClock)
 
     def received(
         self, clients: Tensor, ends: Tensor, seeds: Tensor, client_filter: UpdateFilter | None = None
@@ -269,7 +278,8 @@ class _Receiver:
             recorded = sent.float().cpu().clone() if self.record else None
             if self.update_filter is not None:
                 sent = self._filtered(self.update_filter, clients, sent, seeds)
-            partial = self.aggregator.partial_sum(clients + self.column, sent)
+            with self.clock.part("aggregation"):
+                partial = self.aggregator.partial_sum(clients + self.column, sent)
         if self.training.keep is None:
             return clients, partial, None, recorded
         starts = self._starts(clients, ends)
@@ -284,16 +294,18 @@ class _Receiver:
         """Add the result of `received`; the order of calls decides the last bits of the sums."""
         clients, partial, kept, sent = update
         if self.aggregator is not None and partial is not None:
-            self.aggregator.add(partial)
+            with self.clock.part("aggregation"):
+                self.aggregator.add(partial)
         if kept is not None:
             self.kept.append((clients, kept))
         if sent is not None:
             self.sent.append((clients, sent))
 
     def _filtered(self, update_filter: UpdateFilter, clients: Tensor, rows: Tensor, seeds: Tensor) -> Tensor:
-        starts = self._hide(clients, self._starts(clients, rows)[:, : rows.shape[1]])
-        # A filter may add noise: not to tensors that are not sent.
-        return self._hide(clients, update_filter.filter(starts, rows, seeds))
+        with self.clock.part("defenses"):
+            starts = self._hide(clients, self._starts(clients, rows)[:, : rows.shape[1]])
+            # A filter may add noise: not to tensors that are not sent.
+            return self._hide(clients, update_filter.filter(starts, rows, seeds))
 
     def _hide(self, clients: Tensor, rows: Tensor) -> Tensor:
         return rows if self.local_tensors is None else self.local_tensors.hide(clients, rows)

@@ -106,7 +106,7 @@ class RoundReport:
         cohort: (n,) int64, positions of the clients that took part.
         plan: of the round.
         risks_estimated: whether risks were estimated at the end of this round.
-        seconds: wall time of "choose", "train" and "red_team".
+        seconds: wall time of "choose", of "train" and its parts (`round_clock.TRAIN`), and of "red_team".
         updates: received by the server; None in a round that is not recorded (`Training.record_every`).
     """
 

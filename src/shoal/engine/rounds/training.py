@@ -1,7 +1,6 @@
 """The rounds of a federation: offer, choose, train, merge."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -32,6 +31,7 @@ from shoal.engine.protocols import (
     RiskEstimator,
     UpdateFilter,
 )
+from shoal.engine.round_clock import RoundClock
 from shoal.engine.rounds.client_trainings import require_counted
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
 from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, RoundUpdates
@@ -145,30 +145,29 @@ class Training:
         """
         number = state.round + 1
         clients = self.cohort(number)
-        seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
+        clock = RoundClock()
         plan, aggregate = RoundPlan(torch.empty(0, dtype=torch.int64), ()), Aggregate(state.models, ())
         after, record = replace(state, round=number), self.record_every > 0 and number % self.record_every == 0
         if len(clients):
-            start = time.perf_counter()
-            cohort = self.cohort_of(state, clients)
-            plan = self.algorithm.plan(state, cohort)
-            for defense in self.defenses:
-                if isinstance(defense, PlanRule):
-                    plan = defense.planned(plan, cohort.sizes)
-            planned = time.perf_counter()
-            aggregate, adversary = self._trained(state, cohort, plan, record=record)
-            after = self.merged(state, cohort, plan, aggregate, adversary)
+            with clock.part("choose"):
+                cohort = self.cohort_of(state, clients)
+                plan = self.algorithm.plan(state, cohort)
+                for defense in self.defenses:
+                    if isinstance(defense, PlanRule):
+                        plan = defense.planned(plan, cohort.sizes)
+            with clock.side_by_side():
+                aggregate, adversary = self._trained(state, cohort, plan, clock, record=record)
+            with clock.part("aggregation"):
+                after = self.merged(state, cohort, plan, aggregate, adversary)
             if self.release is not None:
-                stream = self.stream("round", number, "release")
-                after = self.release.after_round(state, after, self.federation, self.engine, stream)
-            seconds["choose"], seconds["train"] = planned - start, time.perf_counter() - planned
-
-        start = time.perf_counter()
-        after, is_due = self.with_risks(after)
-        seconds["red_team"] = time.perf_counter() - start if is_due else 0.0
+                with clock.part("defenses"):
+                    stream = self.stream("round", number, "release")
+                    after = self.release.after_round(state, after, self.federation, self.engine, stream)
+        with clock.part("red_team"):
+            after, is_due = self.with_risks(after)
         ids = self.federation.ids[clients]
         updates = RoundUpdates.collect(number, state.models, ids, plan, aggregate) if record else None
-        return after, RoundReport(clients, plan, is_due, seconds, updates)
+        return after, RoundReport(clients, plan, is_due, clock.seconds(), updates)
 
     def with_risks(self, after: State) -> tuple[State, bool]:
         """``after`` a round with new risks and directives, where they are due in it; and whether they were."""
@@ -287,10 +286,13 @@ class Training:
             rows = rows.replaced(clients, params[init_index] + update)
         return rows
 
-    def _trained(self, state: State, cohort: Cohort, plan: RoundPlan, *, record: bool) -> tuple[Aggregate, Tensors]:
+    def _trained(
+        self, state: State, cohort: Cohort, plan: RoundPlan, clock: RoundClock, *, record: bool
+    ) -> tuple[Aggregate, Tensors]:
         """The outcome of the trainings of a plan, and `State.adversary` after them."""
         try:
-            aggregate, adversary = replace(self.trainer(state, cohort.clients), record=record).train(state, plan)
+            trainer = replace(self.trainer(state, cohort.clients), record=record, clock=clock)
+            aggregate, adversary = trainer.train(state, plan)
         except DivergenceError as diverged:
             raise self._diverged_in_round(cohort.round, cohort.clients[diverged.owner]) from diverged
         if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):

@@ -25,6 +25,7 @@ from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescript
 from shoal.reports.run.privacy_figures import roc_curves, violations
 from shoal.reports.run.run_verdict import of_groups, verdict
 from shoal.reports.run.run_view import RunView, strongest_attacks
+from shoal.reports.run.time_section import time_section
 
 ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "
@@ -87,7 +88,7 @@ def run_page(
         Section("figures", "Figures", figures=[figure for figure in figures if figure is not None]),
         _samples(run.groups, samples) if samples else None,
         section_of("overall", run_tables.overall(view)),
-        section_of("time", run_tables.seconds(summary.overall)),
+        time_section(summary.overall),
         Section(
             "configuration", "Configuration", code=run.settings,
             folded="Everything that decides this run, as a file that runs it again",

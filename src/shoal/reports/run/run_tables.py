@@ -12,7 +12,7 @@ from shoal.metrics.metric_table import METRICS, Metric, is_declared
 from shoal.metrics.summary import Metrics
 from shoal.reports.attack_titles import BY
 from shoal.reports.run.run_view import RunView, accuracies_by_attack, strongest_attacks
-from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
+from shoal.reports.table import Cell, Row, Table, metric_table, row
 
 BY_GROUP = (
     "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_population", "mia_auc", "tpr_at_fpr_0.01",
@@ -23,7 +23,6 @@ BY_CLUSTER = (
 )  # fmt: skip
 FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
 GROUPING = ("adjusted_rand_index", "migrated")
-SECONDS = tuple(key for key, metric in METRICS.items() if metric.format == "seconds")
 RATES: Mapping[str, float] = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
 
@@ -112,13 +111,6 @@ def overall(view: RunView) -> Table:
         "unfair as possible."
     )
     return metric_table(title, ["value"], rows, note * fair)
-
-
-def seconds(metrics: Metrics) -> Table:
-    """Wall time, in all and of its parts."""
-    shown = [METRICS[key] for key in SECONDS if key in metrics]
-    rows = [metric_row(metric, metric.text(metrics.get(metric.key))) for metric in shown]
-    return metric_table("Time", ["wall time"], rows)
 
 
 def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> list[Metric]:

@@ -120,7 +120,8 @@ def _epsilon(summary: Summary) -> list[str]:
         return ["Differential privacy guarantees nothing, since no noise was added (epsilon is infinite)"]
     at = "" if delta is None else f" at delta {delta:g}"
     choice = "the choice of a model, which is sent to the server without noise, nor "
-    not_covered = choice * (len(summary.by_cluster) > 1) + "all examples of a client together"
+    sent = len(summary.by_cluster) > 1 and "epsilon.choice" not in summary.overall
+    not_covered = choice * sent + "all examples of a client together"
     bound = f"epsilon {epsilon:.2f}{at} for the client with the largest; it does not cover {not_covered}"
     return [f"Differential privacy bounds what updates and models give away of one example: {bound}"]
 
