@@ -19,6 +19,7 @@ from html_page import Page, page_of
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.cli.app import main
 from shoal.data.content import fingerprint
+from unrendered import rendered_figures
 
 IMAGES = torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (IMAGES[:, 0, 0, 0] > 0.5).long()
@@ -108,7 +109,8 @@ def test_a_page_says_what_the_examples_are(tmp_path):
     rows = federation(IMAGES.flatten(1))
     model = shoal.Model(lambda: nn.Linear(16, 2))
     out = simulated(federation=rows, model=model, rounds=1).save(tmp_path / "run")
-    page = shoal.load(out).report(tmp_path / "page.html")
+    with rendered_figures():
+        page = shoal.load(out).report(tmp_path / "page.html")
     assert "accuracy on held-out rows" in page_of(page.read_text()).text
 
 
