@@ -44,8 +44,9 @@ from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
+from shoal.models.cached_features import frozen_prefix
 from shoal.simulation.checks import check_algorithm, check_coordinator
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.simulation import Simulation, examples_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +240,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     with in_table("model"):
         model = _model(network, data, indices)
     with in_table("defenses"):
-        kind = data.kind if network.features is None else "features"
+        kind = examples_kind(data.kind, model, fixed=network.features is not None)
         setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
@@ -249,6 +250,10 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     with in_table("engine"):
         # Shipped networks need no trial.
         tried = _first_examples(data) if ":" in network.name and network.features is None else None
+        if model.cache_features:
+            x, y = _first_examples(data)
+            prefix = frozen_prefix(setup.model, x)
+            setup, tried = replace(setup, model=prefix.rest(setup.model)), (prefix.mapped(x), y)
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("algorithm"):
         check_algorithm(config.algorithm.value, setup, config.red_team.every)

@@ -6,12 +6,15 @@ itself, of wavelets or of public examples, has seen no client. Source of the com
 """
 
 import json
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import AfterValidator
 from safetensors import SafetensorError, safe_open
@@ -91,7 +94,8 @@ class PrincipalComponents(nn.Module):
             f"'dimension' must be at most {most}, with {len(flat)} public examples (the shadow set) of "
             f"{flat.shape[1]} inputs; got {dimension}",
         )
-        fitted = PCA(dimension, random_state=0).fit(flat.numpy())
+        with threadpool_limits(1):
+            fitted = PCA(dimension, random_state=0).fit(flat.numpy())
         scale = torch.from_numpy(fitted.explained_variance_).float().pow(0.25).clamp(min=1e-6)
         module = PrincipalComponents(flat.shape[1], dimension)
         module.mean.copy_(torch.from_numpy(fitted.mean_))
@@ -106,23 +110,37 @@ class FeatureMap(nn.Sequential):
         super().__init__(*modules)
         self.requires_grad_(False).eval()
 
-    def mapped(self, x: Tensor) -> Tensor:
-        """The features (M, d) float32 of inputs (M, ...), a few at a time, whatever the number of threads."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        # Without inputs one of zeros says the shape.
-        whole = x if len(x) else x.new_zeros(1, *x.shape[1:])
-        try:
+    def mapped(self, x: Tensor, *, together: int = MAPPED_TOGETHER, threads: int = 1, on_disk: bool = False) -> Tensor:
+        """The features (M, d) float32 of inputs (M, ...), a few at a time; ``threads`` change no bit.
+
+        Args:
+            x: inputs.
+            together: inputs that are mapped at once, which may change the last bits.
+            threads: that map side by side.
+            on_disk: whether features are in a memory-mapped file without a name, which vanishes with the process.
+        """
+
+        def work(part: Tensor) -> Tensor:
             with torch.no_grad():
-                parts = [self(part).float().flatten(1) for part in whole.split(MAPPED_TOGETHER)]
+                return self(part).float().flatten(1)
+
+        before, places = torch.get_num_threads(), range(0, len(x), together)
+        torch.set_num_threads(1)
+        try:
+            # Without inputs one of zeros says the shape.
+            shape = len(x), work(x[:1] if len(x) else x.new_zeros(1, *x.shape[1:])).shape[1]
+            features = _file(shape) if on_disk and len(x) else torch.empty(shape)
+            with ThreadPoolExecutor(threads, "features", torch.set_num_threads, (1,)) as pool:
+                for i, part in zip(places, pool.map(work, x.split(together)), strict=False):
+                    features[i : i + together] = part
         except InputError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"the features cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from error
         finally:
-            torch.set_num_threads(threads)
-        return torch.cat(parts)[: len(x)]
+            torch.set_num_threads(before)
+        return features
 
     def serialized(self) -> bytes:
         """The map as a safetensors file."""
@@ -150,6 +168,12 @@ class FeatureMap(nn.Sequential):
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
         return loaded
+
+
+def _file(shape: tuple[int, int]) -> Tensor:
+    """Numbers of this shape in a file that is mapped into memory."""
+    with tempfile.TemporaryFile() as file:
+        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
 
 
 _NAMES: dict[type, str] = {NormalizedScattering: "scattering", PrincipalComponents: "pca"}
@@ -210,20 +234,24 @@ class Features:
         Raises:
             InputError: inputs that a map cannot take, or too few.
         """
+        return self.fit_and_map(public)[0]
+
+    def fit_and_map(self, public: Tensor, threads: int = 1) -> tuple[FeatureMap, Tensor]:
+        """The map, as of `fit`, and its features of ``public``, computed once; ``threads`` change no bit."""
         require(public.is_floating_point() or public.dtype == torch.uint8, "features are of numbers, not of texts")
-        modules: list[nn.Module] = []
-        with threadpool_limits(1):
-            for name in self.maps:
-                if name == "scattering":
-                    _require_images(public.shape[1:])
-                    modules.append(NormalizedScattering(*public.shape[2:]))
-                elif name == "pca":
-                    assert self.dimension is not None
-                    before = FeatureMap(*modules).mapped(public) if modules else public
-                    modules.append(PrincipalComponents.fit(before, self.dimension))
-                else:
-                    modules.append(self._module(name))
-        return FeatureMap(*modules)
+        modules, done, before = list[nn.Module](), 0, public
+        for name in self.maps:
+            if name == "scattering":
+                _require_images(public.shape[1:])
+                modules.append(NormalizedScattering(*public.shape[2:]))
+            elif name == "pca":
+                assert self.dimension is not None
+                done = len(modules)
+                before = FeatureMap(*modules).mapped(public, threads=threads) if modules else public
+                modules.append(PrincipalComponents.fit(before, self.dimension))
+            else:
+                modules.append(self._module(name))
+        return FeatureMap(*modules), FeatureMap(*modules[done:]).mapped(before, threads=threads)
 
     def width(self, inputs: Sequence[int]) -> int:
         """The number of features of inputs of a shape, for the model: ``features.width((1, 28, 28))``."""

@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any
 
@@ -85,6 +85,16 @@ class Model:
             labels are classes, minus the loss in a regression.
         outputs: a function that takes the tensor of outputs out of the network's result, such as
             ``lambda result: result.logits`` or ``operator.itemgetter("logits")``. None: the result is that tensor.
+        inputs: a function of a batch of inputs (B, ...) that gives what the network takes: its keyword arguments as a
+            dict, its positional ones as a tuple, or a tensor. A text's padding becomes a mask by ``lambda words:
+            {"input_ids": words, "attention_mask": words != 0}``; several inputs of an example that are stored in one
+            tensor are taken apart. None: the batch itself.
+        cache_features: whether a simulation computes once what the network's frozen first layers make of each input,
+            and trains the others on that. The layers are the first ones of a
+            `torch.nn.Sequential`, or the module ``body`` of a network that computes ``head(body(x))``, without dropout
+            and batch statistics. What is saved is the whole network. Attacks that change their inputs change features.
+        cache_megabytes: 10^6 bytes of features that are kept in memory; more are in a memory-mapped file.
+        whole: the model of which this one is what follows the frozen first layers; None: it is whole.
 
     Example:
         >>> from torch import nn
@@ -102,6 +112,10 @@ class Model:
     loss: Loss = cross_entropy
     metric: Metric | None = None
     outputs: Callable[[Any], Tensor] | None = None
+    inputs: Callable[[Tensor], Any] | None = None
+    cache_features: bool = False
+    cache_megabytes: int = 2000
+    whole: "Model | None" = field(default=None, repr=False)
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -123,10 +137,19 @@ class Model:
             "a Model's outputs must be a function of the network's result, such as lambda result: result.logits; got "
             f"{described(self.outputs)}",
         )
+        require(
+            self.inputs is None or callable(self.inputs),
+            "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words}; got "
+            f"{described(self.inputs)}",
+        )
+        require(
+            self.inputs is None or not self.cache_features,
+            "'cache_features' is of layers that take the stored inputs, so a Model has no 'inputs' beside it",
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: tensors are built again elsewhere."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {own.name: getattr(self, own.name) for own in fields(self)}
 
     def metric_for(self, classes: int | None) -> Metric:
         """The metric on labels of so many classes; None: of a regression."""
@@ -170,6 +193,8 @@ class Model:
         if self.outputs is not None:
             # A hook, and not a network around it, so that tensors keep their names.
             network.register_forward_hook(partial(_extract, self.outputs))
+        if self.inputs is not None:
+            network.register_forward_pre_hook(partial(_arranged, self.inputs), with_kwargs=True)
         return _with_seeded_dropout(network)
 
     def _require_unchanged(self, network: nn.Module) -> None:
@@ -245,7 +270,9 @@ class Model:
 
     @cached_property
     def frozen_hash(self) -> str:
-        """SHA-256 of the frozen tensors, their names and shapes; "" where there are none."""
+        """SHA-256 of the whole network's frozen tensors, their names and shapes; "" where there are none."""
+        if self.whole is not None:
+            return self.whole.frozen_hash
         digest = hashlib.sha256()
         for name, tensor in sorted(self.frozen.items()):
             digest.update(f"{name} {tuple(tensor.shape)} ".encode())
@@ -257,9 +284,14 @@ class Model:
 
         The last bits may differ, which rounding changes where frozen tensors were averaged.
         """
-        for name, tensor in self.frozen.items():
+        for name, tensor in (self.whole or self).frozen.items():
             close = name not in tensors or torch.allclose(tensors[name].to(tensor), tensor, rtol=1e-5, atol=1e-6)
             require(close, f"{where}: the frozen tensor '{name}' is not that of the model; build the same frozen body")
+
+    @cached_property
+    def rests(self) -> dict[object, "Model"]:
+        """The models of what follows the frozen first layers, made once."""
+        return {}
 
     @property
     def parameters(self) -> int:
@@ -272,12 +304,14 @@ class Model:
         return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """All tensors that `load_state_dict` of the network takes, by name, contiguous.
+        """All tensors that `load_state_dict` of the whole network takes, by name, contiguous.
 
         They are copies of those of ``vector`` (P,); the frozen ones themselves, which nothing may change; and the
         others as in a new network: tensors that share another one's, and buffers of integers, such as batch norm's
         count of batches.
         """
+        if self.whole is not None:
+            return self.whole.state_dict(vector)
         views, network = self.layout.views(vector), self.structure()
         network.load_state_dict(views, strict=False)
         whole: dict[str, Tensor] = dict(network.state_dict())
@@ -291,7 +325,7 @@ class Model:
     @property
     def frozen_names(self) -> tuple[str, ...]:
         """The names of `state_dict` that are of frozen tensors; one that layers share has several."""
-        return tuple(self._shared_names)
+        return tuple((self.whole or self)._shared_names)
 
     @cached_property
     def _shared_names(self) -> dict[str, str]:
@@ -336,6 +370,16 @@ def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple
         raise InputError(
             f"the model's outputs cannot be taken out of the {type(result).__name__} that its network gives: {error}"
         ) from error
+
+
+def _arranged(
+    inputs: Callable[[Tensor], Any], network: nn.Module, given: tuple[Tensor], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    del network
+    taken = inputs(*given, **named)
+    if isinstance(taken, Mapping):
+        return (), dict(taken)
+    return (taken if isinstance(taken, tuple) else (taken,)), {}
 
 
 def _arguments_without_default(build: Callable[[], nn.Module]) -> list[str]:

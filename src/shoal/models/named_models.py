@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from shoal.core.errors import described, nearest, quoted, require
-from shoal.core.settings import MAX_CLASSES, settings
+from shoal.core.settings import MAX_CLASSES, Positive, settings
 from shoal.models.adapters import Adapter
 from shoal.models.features import Features
 from shoal.models.model import Model
@@ -106,6 +106,8 @@ class Network:
         padding: of the convolutions of ``femnist-cnn``; its paper states none.
         features: ``[model.features]``, a fixed map before the network, which is then of vectors.
         adapter: ``[model.adapter]``, what is trained; left out: all of the network.
+        cache_features: whether what the frozen first layers compute of each example is computed once (`shoal.Model`).
+        cache_megabytes: of these features in memory; more are in a memory-mapped file.
 
     Raises:
         InputError: a value outside its range, or a size that the network does not have.
@@ -122,6 +124,8 @@ class Network:
     padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     features: Features | None = None
     adapter: Adapter | None = None
+    cache_features: bool = False
+    cache_megabytes: Positive = 2000
 
     def __post_init__(self) -> None:
         _require_key(self.name, "norm", chosen=self.norm != "batch", exists=self.name.startswith("vgg"))
@@ -158,7 +162,8 @@ class Network:
 
     def adapted(self, build: Callable[[], nn.Module]) -> Model:
         """The model of what ``build`` makes, with the adapter."""
-        return Model(build if self.adapter is None else partial(self.adapter.network, build))
+        build = build if self.adapter is None else partial(self.adapter.network, build)
+        return Model(build, cache_features=self.cache_features, cache_megabytes=self.cache_megabytes)
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:
         """The builder of the network, which is one of images."""

@@ -203,7 +203,7 @@ class Run:
     @cached_property
     def _mapped(self) -> Simulation:
         """The simulation with its features, which take a while to compute."""
-        return with_features(self.simulation)
+        return with_features(self.simulation, self.engine.threads)
 
     def _finished(self, out: Path, settings: EngineSettings) -> Result:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""

@@ -27,7 +27,9 @@ from shoal.defenses import TrainingSetup, defended
 from shoal.deployment.client.kept_features import kept_features
 from shoal.deployment.flower_config import NodeSettings
 from shoal.models import Shape, VectorShape
+from shoal.models.cached_features import frozen_prefix
 from shoal.simulation.checks import check_coordinator
+from shoal.simulation.simulation import examples_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +99,18 @@ def open_client(
         threshold if settings.threshold is None else torch.full_like(threshold, settings.threshold),
         beta if settings.risk_weight is None else torch.full_like(beta, settings.risk_weight),
     )
-    federation = replace(client.federation, preferences=preferences)
+    federation, setup = replace(client.federation, preferences=preferences), client.setup
+    whole = setup.model if setup.model.cache_features else setup.model.whole
+    if whole is not None:
+        prefix = frozen_prefix(whole, federation.clients.x)
+        setup, mapped = replace(setup, model=prefix.rest(whole)), prefix.mapped
     if mapped is not None:
         # The client's own examples alone; the server has others.
         own = {name: getattr(federation, name) for name in ("clients", "holdout")}
         federation = replace(
             federation, **{name: replace(part, x=mapped(part.x), mapped=False) for name, part in own.items()}
         )
-    return replace(client, federation=federation)
+    return replace(client, federation=federation, setup=setup)
 
 
 def _simulated_client(config: Config, settings: NodeSettings) -> Client:
@@ -164,11 +170,12 @@ def _client_with_data(
     else:
         _, channels, height, width = data.x.shape
         shape = Shape(channels, height, width, network.classes)
-    kind = data.kind
     if network.features is not None:
         inputs = (shape.inputs,) if isinstance(shape, VectorShape) else data.x.shape[1:]
-        shape, kind = VectorShape(network.features.width(inputs), network.classes), "features"
-    setup = defended(TrainingSetup(network.model(shape), config.local, kind=kind), config.defenses.all())
+        shape = VectorShape(network.features.width(inputs), network.classes)
+    model = network.model(shape)
+    kind = examples_kind(data.kind, model, fixed=network.features is not None)
+    setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
     algorithm, every = config.algorithm.value, config.red_team.every
     algorithm.check(setup.first_local(), every)

@@ -90,7 +90,7 @@ def audit_run(
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
     require_same_examples(run, fingerprint(simulation.federation))
-    simulation = with_features(simulation)
+    simulation = with_features(simulation, config.engine.threads)
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
     title = f"Audit of {RunDescription.of(config).title}"
