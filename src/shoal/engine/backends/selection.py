@@ -49,8 +49,8 @@ def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
 
 def backend_reason(backend: Backend, model: Model, local: LocalSGD) -> str:
     """How ``backend`` trains ``model`` by ``local``, and why, in words that follow its name."""
-    network, reason, rule = model.structure(), _loop_reason(model, local), "at most 500,000 parameters, all in linear layers"
-    preferred, alone = prefers_vmap(model.layout, network), "clients one after another"
+    network, reason, alone = model.structure(), _loop_reason(model, local), "clients one after another"
+    preferred, rule = prefers_vmap(model.layout, network), "at most 500,000 parameters, all in linear layers"
     if reason is not None:
         return f"{alone}, since vmap {reason}"
     if backend == "vmap":
