@@ -180,10 +180,15 @@ def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:
     return changing
 
 
+def _numpy_state() -> object:
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 (whether others use it)
+    return state["state"].pop("key").tobytes(), state
+
+
 _GENERATORS: dict[str, Callable[[], object]] = {
     "PyTorch's global generator": lambda: torch.get_rng_state().numpy().tobytes(),
     "Python's random": random.getstate,
-    "NumPy's global generator": lambda: repr(np.random.get_state()),  # noqa: NPY002 (whether others use it)
+    "NumPy's global generator": _numpy_state,
 }
 
 
