@@ -4,13 +4,11 @@ import importlib
 import re
 import runpy
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import shoal
-from shoal.config.schema import read_config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
