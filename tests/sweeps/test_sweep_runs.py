@@ -17,6 +17,7 @@ import run_files
 from shoal.core import processes
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
+from shoal.reports import plotting
 from shoal.reports.sweep import sweep_page
 from shoal.reports.sweep.report_spec import read_report_spec
 from shoal.reports.sweep.sweep_metrics import require_shown
@@ -26,7 +27,7 @@ from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, 
 from shoal.sweeps.plan import progress_of
 from shoal.sweeps.results_table import by_size
 from shoal.sweeps.sweep_file import Run
-from unrendered import unrendered_figures
+from unrendered import RENDER
 
 SWEEP = """
 title = "A try"
@@ -99,7 +100,7 @@ def empty_page(out: Path, **_: object) -> None:
 
 
 @pytest.fixture
-def _no_run_pages(monkeypatch, _unrendered_figures):
+def _no_run_pages(monkeypatch):
     """The pages of single runs and the sweep's figures are empty, which saves most of a toy sweep's time."""
     monkeypatch.setattr(workers, "report_of", empty_page)
 
@@ -108,7 +109,7 @@ def _no_run_pages(monkeypatch, _unrendered_figures):
 def finished(written, tmp_path_factory):
     """The directory of the sweep of four runs, done one after the other; its figures and the runs' pages are empty."""
     out = tmp_path_factory.mktemp("out") / "whole"
-    with pytest.MonkeyPatch.context() as patched, unrendered_figures():
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(workers, "report_of", empty_page)
         outcome = run_sweep(read_sweep(written), out)
     assert (outcome.finished, outcome.failed) == (4, {})
@@ -221,7 +222,6 @@ def test_what_is_finished_is_not_done_again(written, finished, tmp_path, monkeyp
     assert all(now[copy / path.relative_to(finished)] == time for path, time in done.items())
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_a_page_that_is_missing_is_written_and_its_run_is_not_done_again(written, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / "copy")
     page = next(copy.glob("runs/*/report.html"))
@@ -451,7 +451,6 @@ def test_a_sweep_killed_before_its_first_run_goes_on(two_runs, finished, tmp_pat
     )
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_of_two_sweeps_at_once_the_last_to_write_is_shown(written, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / "copy")
     fewer = read_sweep(change(written, tmp_path, "seeds = [0, 1]", "seeds = [1]"))
@@ -487,6 +486,7 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
 def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch):
     """With its figures, which the other tests leave empty."""
     monkeypatch.setattr("shoal.config.build.load_dataset", None)
+    monkeypatch.setattr(plotting, "_render", RENDER)
     shown = []
     for name in ("one", "other"):
         copy = shutil.copytree(finished, tmp_path / name)
