@@ -17,15 +17,7 @@ NAMES = [entry.name or entry.callback.__name__ for entry in app.registered_comma
 
 
 @pytest.fixture(scope="module")
-def _figures():
-    from unrendered import unrendered_figures  # noqa: PLC0415 - loads matplotlib
-
-    with unrendered_figures():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(toy_config, tmp_path_factory, _figures):
+def folder(toy_config, tmp_path_factory):
     """Two finished runs, their configuration, and a sweep of one run."""
     folder = tmp_path_factory.mktemp("answers")
     small = toy_config(data__clients=6, algorithm__rounds=2, red_team__every=1)
@@ -51,15 +43,16 @@ def asked(name, folder, tmp_path):
         "data": [],
         "run": [runs[0].replace("ifca", "small.toml"), *out],
         "report": [runs[0]],
+        "card": [runs[0], *out],
         "compare": runs,
         "audit": [runs[0], "--references", "1", *gate, *out],
         "preflight": [str(folder / "plain.toml"), "--gate", "auc <= 1"],
+        "profile": [str(folder / "small.toml"), "--rounds", "1"],
         "sweep": [str(folder / "sweep.toml"), *out],
         "protect": [str(folder / "plain.toml"), *seeds, *out, quiet],
     }[name]
 
 
-@pytest.mark.usefixtures("_figures")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Ladder, "rungs", (Rung("one epoch", "one epoch", {"local.epochs": 1}),))
@@ -73,6 +66,9 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
         case "run":
             figures = json.loads((out / "summary.json").read_text())
             assert document == {**figures, "directory": str(out), "report": str(out / "report.html")}
+        case "card":
+            card = json.loads((out / "card.json").read_text())
+            assert document == {**card, "file": str(out / "card.json"), "page": str(out / "card.html")}
         case "audit":
             figures = json.loads((out / "audit.json").read_text())
             gates = {"accuracy <= 1": True}
@@ -95,6 +91,8 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
             assert document == {"configuration": str(tmp_path / "new.toml")}
         case "data":
             assert {"name", "path", "size", "instructions"} == {*document["data_sets"][0]}
+        case "profile":
+            assert document["rounds"] == 1
         case "preflight":
             assert document["gates"] == {"auc <= 1": True}
 

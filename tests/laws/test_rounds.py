@@ -15,8 +15,10 @@ from shoal.algorithms import (
     IFCAMIR,
     MRMTL,
     PACFL,
+    PINA,
     Ditto,
     FedAvg,
+    FedBN,
     FedEM,
     FedRC,
     FedRep,
@@ -165,7 +167,7 @@ def test_interrupted_rounds_are_uninterrupted_rounds(network, build, algorithm):
     assert torch.equal(state.risks, whole.risks)
 
 
-PERSONAL = (Scaffold, Ditto, LocalOnly, MRMTL, FedSoft, FedRep, APFL)
+PERSONAL = (Scaffold, Ditto, LocalOnly, MRMTL, FedSoft, FedRep, FedBN, APFL)
 """Algorithms that keep a vector as long as a model, or nearly, for each client."""
 
 
@@ -293,7 +295,9 @@ def test_every_algorithm_is_a_value(algorithm, mlp, build):
     with Engine(mlp) as engine:
         first, second = (algorithm.init(engine, build(), LOCAL, Stream(3)) for _ in range(2))
     assert same(first, second)
-    if not isinstance(algorithm, PACFL | PrivateMeans):  # Clusters that models do not choose start from one model.
+    if not isinstance(
+        algorithm, PACFL | PINA | PrivateMeans
+    ):  # Clusters that models do not choose start from one model.
         assert len(torch.unique(first.models, dim=0)) == len(first.models), "models must start apart"
     assert (first.round, first.assignment.tolist()) == (0, [-1] * 6)
     assert all(len(own) == 6 for own in first.clients.values())
