@@ -403,6 +403,24 @@ def report(
     return Answer({"report": page}, f"Report: {page}")
 
 
+@command(app, "card runs/mir")
+def card(
+    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write; into the run's directory by default.")
+    ] = None,
+    allow_code: AllowCode = False,
+) -> Answer:
+    """Write a privacy card, to go beside released models: what was asked and found, what is promised, and what not."""
+    from shoal.runs.audits.card import write_card
+
+    end_soon_after_interrupt()
+    card = write_card(run, out, allow_code=allow_code)
+    missing = [question["question"] for question in card.document["questions"] if not question["covered"]]
+    shown = f"Not covered: {'; '.join(missing)}\nCard: {card.page}"
+    return Answer({**card.document, "file": card.file, "page": card.page}, shown)
+
+
 @command(app, "data experiments/demo/digits.toml")
 def data(
     config: Annotated[
