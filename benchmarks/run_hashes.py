@@ -38,7 +38,7 @@ SETTINGS = {
     "histogram": ["data.holdout_examples=5", "red_team.estimator=histogram", "red_team.attack=loss-threshold"],
     "cnn": ["model.name=digits-cnn"],
     "dp-sgd": ["defenses.dp_sgd.noise_multiplier=1.0"],
-    "augmentation": ["defenses.augmentation.rotation=10.0", "engine.backend=loop"],
+    "augmentation": ["defenses.augmentation.rotation=10.0"],
     "relaxloss": ["defenses.relaxloss.alpha=1.0", "engine.backend=loop"],
     "laplace": ["defenses.laplace_noise.noise_multiplier=0.1"],
     "clipping": ["defenses.max_update_norm=0.1"],

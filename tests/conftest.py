@@ -67,10 +67,28 @@ def toy_table(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def _unrendered_figures() -> Iterator[None]:
-    """Pages and sweeps have empty figures: for tests that read no figure."""
+    """Of modules whose other tests use `_rendered_figures`: pages have empty figures."""
     from unrendered import unrendered_figures  # noqa: PLC0415 - loads matplotlib
 
     with unrendered_figures():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_figures() -> Iterator[None]:
+    """Pages and sweeps have empty figures but in modules that use `_rendered_figures`: they take most of the time."""
+    from unrendered import unrendered_figures  # noqa: PLC0415 - loads matplotlib
+
+    with unrendered_figures():
+        yield
+
+
+@pytest.fixture(scope="module")
+def _rendered_figures() -> Iterator[None]:
+    """Figures are rendered, for tests that read them or compare the bytes of files: those of a whole module."""
+    from unrendered import rendered_figures  # noqa: PLC0415 - loads matplotlib
+
+    with rendered_figures():
         yield
 
 

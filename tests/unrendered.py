@@ -36,3 +36,10 @@ def figures_without_pdf() -> Iterator[None]:
     """Inside it a figure's PDF is empty, which has the fonts' outlines and takes longer than its SVG."""
     with patch.object(plotting, "_render", _without_pdf):
         yield
+
+
+@contextmanager
+def rendered_figures() -> Iterator[None]:
+    """Inside it figures are as users have them."""
+    with patch.object(plotting, "_render", RENDER):
+        yield

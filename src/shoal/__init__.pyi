@@ -7,6 +7,7 @@ from .algorithms import (
     IFCAMIR as IFCAMIR,
     MRMTL as MRMTL,
     PACFL as PACFL,
+    PINA as PINA,
     RDPCFL as RDPCFL,
     CoordinateMedian as CoordinateMedian,
     Ditto as Ditto,
@@ -22,6 +23,7 @@ from .algorithms import (
     FeSEM as FeSEM,
     FineTuning as FineTuning,
     GroupPrivacy as GroupPrivacy,
+    HiLoRA as HiLoRA,
     HypCluster as HypCluster,
     IFCAWithinLimit as IFCAWithinLimit,
     LocalOnly as LocalOnly,
@@ -127,6 +129,10 @@ from .property import (
     PropertySchedule as PropertySchedule,
     active_property_attacker as active_property_attacker,
     partition_by_property as partition_by_property,
+)
+from .runs.audits.app_trace import (
+    AppRecorder as AppRecorder,
+    app_trace as app_trace,
 )
 from .runs.audits.audit_members import (
     audit_scores as audit_scores,

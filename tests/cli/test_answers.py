@@ -17,15 +17,7 @@ NAMES = [entry.name or entry.callback.__name__ for entry in app.registered_comma
 
 
 @pytest.fixture(scope="module")
-def _figures():
-    from unrendered import unrendered_figures  # noqa: PLC0415 - loads matplotlib
-
-    with unrendered_figures():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(toy_config, tmp_path_factory, _figures):
+def folder(toy_config, tmp_path_factory):
     """Two finished runs, their configuration, and a sweep of one run."""
     folder = tmp_path_factory.mktemp("answers")
     small = toy_config(data__clients=6, algorithm__rounds=2, red_team__every=1)
@@ -59,7 +51,6 @@ def asked(name, folder, tmp_path):
     }[name]
 
 
-@pytest.mark.usefixtures("_figures")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Ladder, "rungs", (Rung("one epoch", "one epoch", {"local.epochs": 1}),))

@@ -29,7 +29,6 @@ def _logging_is_left_as_it_was():
     logging.getLogger().handlers[:] = handlers
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_run_compare_report(config, tmp_path, capsys):
     for name in ("ifca", "ifca-mir"):
         assert main(["run", str(config), "--out", str(tmp_path / name), "--set", f"algorithm.name={name}"]) == 0

@@ -139,6 +139,7 @@ CANDIDATES: list[Any] = [
     {"name": "Adam"},
     [0.5],
     [0, 1],
+    [2, 3],
     "Adam",
     {"momentum": 0.5},
 ]

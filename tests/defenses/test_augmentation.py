@@ -119,12 +119,12 @@ def test_each_pass_of_each_client_has_its_own_draws(mlp, build, batch_size):
     seen = []
 
     class Recorded(Augmentation):
-        def augmented(self, images, generator):
-            seen.append(super().augmented(images, generator))
+        def transformed(self, images, draws):
+            seen.append(super().transformed(images, draws))
             return seen[-1]
 
     local = replace(LOCAL, batch_size=batch_size, epochs=2, augmentation=Recorded())
-    ends_of(mlp, build(), local, threads=1)
+    ends_of(mlp, build(), local, threads=1, backend="loop")
     assert len(seen) == 6 * 2
     sums = [sorted(each.sum(dim=(1, 2, 3)).tolist()) for each in seen]
     assert sums[0] != pytest.approx(sums[1])
@@ -132,7 +132,8 @@ def test_each_pass_of_each_client_has_its_own_draws(mlp, build, batch_size):
 
 def test_how_images_are_stored_changes_nothing(cnn, build):
     given = images_of(9)
-    last, first = (augmented(Augmentation(), drawn(7), each) for each in (given, given.contiguous()))
+    draws = torch.rand(9, 7, generator=drawn(7))
+    last, first = (augmented(Augmentation(), each, draws) for each in (given, given.contiguous()))
     local = replace(LOCAL, augmentation=Augmentation())
     assert given.stride() != given.contiguous().stride()
     assert torch.equal(last, first)
@@ -151,12 +152,15 @@ def test_many_images_are_transformed_in_parts_and_all_of_them(mlp, build):
     counts = []
 
     class Counted(Augmentation):
-        def augmented(self, images, generator):
+        def transformed(self, images, draws):
             counts.append(len(images))
-            return super().augmented(images, generator)
+            return super().transformed(images, draws)
 
-    ends_of(mlp, build((2100, 3, 3)), LocalSGD(epochs=1, batch_size=700, augmentation=Counted()), threads=1)
-    assert counts == [1024, 1024, 52, 3, 3]
+    local = LocalSGD(epochs=1, batch_size=700, augmentation=Counted())
+    for backend, parts in (("loop", [1024, 1024, 52, 3, 3]), ("vmap", [706, 700, 700])):
+        counts.clear()
+        ends_of(mlp, build((2100, 3, 3)), local, threads=1, backend=backend)
+        assert counts == parts
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "poisson"])

@@ -56,8 +56,7 @@ def test_all_configured_defences_reach_the_simulation(config_of, tmp_path):
 
 LOOPED = [
     {"dropout": 0.1},
-    {"dp_sgd": {"noise_multiplier": 0.5}},
-    {"augmentation": {}},
+    {"dp_sgd": {"noise_multiplier": 0.5, "sampling": "poisson"}},
     {"mixup": 0.4},
     {"flooding": 0.5},
     {"relaxloss": {"alpha": 0.5}},
@@ -72,7 +71,17 @@ def test_loss_defences_choose_the_loop_backend(config_of, defenses):
         build(config_of(defenses, engine={"backend": "vmap"}))
 
 
-@pytest.mark.parametrize("defenses", [*LOOPED, {"share_of_steps": 0.5, "augmentation": {"rotation": 5}}], ids=str)
+BATCHED = [
+    {"dp_sgd": {"noise_multiplier": 0.5}, "augmentation": {"multiplicity": 2}},
+    {"share_of_steps": 0.5, "augmentation": {"rotation": 5}},
+]
+
+
+def test_augmentation_and_private_steps_of_small_networks_keep_the_vmap_backend(config_of):
+    assert {build(config_of(defenses))[0].engine.backend for defenses in BATCHED} == {"vmap"}
+
+
+@pytest.mark.parametrize("defenses", [*LOOPED, *BATCHED], ids=str)
 def test_each_defence_survives_a_file(config_of, tmp_path, defenses):
     config, simulation = build(config_of(defenses))
     (tmp_path / "config.toml").write_text(config.toml())

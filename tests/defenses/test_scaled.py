@@ -62,7 +62,7 @@ def test_strength_1_is_the_defence_itself_and_strength_0_is_none(model, build, d
 
 def test_defences_scaled_to_0_do_not_change_the_backend(mlp, defense):
     at, none = ClusterRound(1, 0), defense.scaled(0)
-    assert loop_reason(none.local(LOCAL, at)) is None
+    assert loop_reason(none.local(LOCAL, at), dense=False) is None
     assert none.scaled(1) == none
     assert resolve_backend(mlp, none.local(LOCAL, at)) == "vmap"
     # Nor does it take from local training what that has already.
@@ -93,7 +93,7 @@ def test_clusters_that_vmap_cannot_train_are_looped_bit_for_bit(mlp, build):
                 ends[owners] = rows
         return ends
 
-    for defense in (Augmentation(), Mixup(0.4)):
+    for defense in (DPSGD(0.5, 0.3), Mixup(0.4)):
         local = defense.local(LOCAL, ClusterRound(1, 0))
         assert torch.equal(ends_of(local, "vmap"), ends_of(local, "loop"))
 
@@ -101,7 +101,10 @@ def test_clusters_that_vmap_cannot_train_are_looped_bit_for_bit(mlp, build):
 @pytest.mark.parametrize(
     ("defense", "sentence"),
     [
-        (Augmentation(), "backend 'vmap' cannot augment images; use 'loop'"),
+        (
+            DPSGD(0.5, 0.3),
+            "backend 'vmap' cannot clip the gradients of examples of this network, as DP-SGD needs; use 'loop'",
+        ),
         *[
             (each, "backend 'vmap' cannot minimise another objective than the mean loss; use 'loop'")
             for each in (Mixup(0.4), Flooding(0.5), RelaxLoss(0.5), CCL())

@@ -8,8 +8,9 @@ import pytest
 pytest.importorskip("flwr", reason="Flower's programs need the extra: pip install 'shoal[flower]'")
 
 from certificates import make_certificates
-from processes import NGINX, Loopback, Programs, status, wait_until
+from processes import NGINX, Loopback, status, wait_until
 
+from forked_programs import ForkedPrograms
 from shoal.core.errors import ShoalError
 
 pytestmark = pytest.mark.skipif(
@@ -83,7 +84,7 @@ BEHIND_OTHER_DOORS = [
 ]
 
 
-def test_a_stranger_is_refused_and_a_pinned_node_runs_no_code_of_the_servers(tmp_path):
+def test_a_stranger_is_refused_and_a_pinned_node_runs_no_code_of_the_servers(tmp_path, forks):
     keys, app, where = tmp_path / "keys", tmp_path / "app", tmp_path / "where"
     for folder in (app, where):
         folder.mkdir()
@@ -91,7 +92,7 @@ def test_a_stranger_is_refused_and_a_pinned_node_runs_no_code_of_the_servers(tmp
     (app / "foreign.py").write_text(CODE)
     make_certificates(keys, nodes=3)
     authority = keys / "ca.crt"
-    with Programs(tmp_path) as programs:
+    with ForkedPrograms(tmp_path, forks) as programs:
         loopback = Loopback(programs, keys)
         loopback.start_server()
         loopback.start_front()

@@ -5,11 +5,9 @@ import csv
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,9 @@ pytest.importorskip("flwr", reason="Flower's programs need the extra: pip instal
 
 from certificates import make_certificates
 from on_loopback import models_in, simulated
-from processes import APP, Loopback, Programs, descendants, environment, wait_until
+from processes import APP, Loopback, descendants, wait_until
 
+from forked_programs import TASK_WORKER, ForkedPrograms
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.defenses import accounting
@@ -88,44 +87,6 @@ def train(message, context):
 """
 
 
-FORKS = """
-import os, runpy, sys
-from shoal.deployment.client import client_app, task_worker
-task_worker._POLL = 0.5  # Asking a SuperNode ten times a second costs it more than the rounds of this test.
-for line in sys.stdin:
-    address, *code = line.split()
-    worker = os.fork()
-    if worker == 0:
-        os.setsid()
-        os.dup2(2, 1)  # What Flower prints is not for whoever reads the processes' numbers.
-        task_worker.work(address, runpy.run_path(code[0])["app"] if code else client_app.app)
-    print(worker, flush=True)
-"""
-
-
-@dataclass
-class Forks:
-    """Task workers that are forks of one program, which loads PyTorch and Flower once for all of them.
-
-    Otherwise each is what `Loopback` starts: a process group of its own, which works for one SuperNode.
-    """
-
-    program: subprocess.Popen[str]
-
-    def start(self, address: str, code: Path | str = "") -> int:
-        """A worker for the SuperNode whose Runtime API is at ``address``; returns its process.
-
-        Args:
-            address: of the SuperNode's Runtime API.
-            code: a file whose ``app`` answers, as a node may that its owner has changed; "": Shoal's.
-        """
-        assert self.program.stdin is not None
-        assert self.program.stdout is not None
-        self.program.stdin.write(f"{address} {code}\n")
-        self.program.stdin.flush()
-        return int(self.program.stdout.readline())
-
-
 @contextlib.contextmanager
 def logs_on_failure(folder: Path) -> Iterator[None]:
     """Print how the programs' logs end if the block fails."""
@@ -135,24 +96,6 @@ def logs_on_failure(folder: Path) -> Iterator[None]:
         for path in sorted(folder.rglob("*.log")):
             sys.stderr.write(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}\n")
         raise
-
-
-def kill(worker: int) -> None:
-    """End a worker and the forks of its messages, as `Programs.kill` does."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(worker, signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    home = tmp_path_factory.mktemp("forks")
-    command = [sys.executable, "-c", FORKS]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(home)
-    ) as program:
-        yield Forks(program)
-        for worker in descendants({program.pid}):
-            kill(worker)
 
 
 def a_config(path: Path, **values: object) -> Path:
@@ -168,17 +111,14 @@ def finished(out: Path) -> bool:
 def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path, forks):
     path, out, keys = a_config(tmp_path / "run.toml"), tmp_path / "run", tmp_path / "keys"
     make_certificates(keys, nodes=4)
-    with logs_on_failure(tmp_path), Programs(tmp_path) as programs:
+    with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks) as programs:
         loopback = Loopback(programs, keys)
         loopback.start_server()
         for i in range(3):
             loopback.register(keys / f"node-{i}.pub")
             node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}"}
-            # One as Flower itself runs a ClientApp, in a program for each message, one as `make federation` does.
-            apps = ("programs", "forks", "none")[i]
-            address = loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", apps=apps)
-            if apps == "none":
-                forks.start(address)
+            # One as Flower itself runs a ClientApp, a program for each message, the others as `make federation` does.
+            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", apps="forks" if i else "programs")
         stranger = {"partition-id": 0, "client": "stranger", "state-dir": tmp_path / "stranger"}
         loopback.start_node("unregistered", stranger, key=keys / "node-3", apps="none")
         loopback.start_node("without-tls", stranger, apps="none", plain=True)
@@ -222,7 +162,7 @@ def has_returned(out: Path, client: str) -> bool:
     return any((row["client"], row["kind"]) == (client, "returned") for row in events_of(out))
 
 
-def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path, forks):
+def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path, forks):  # noqa: PLR0915
     noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
     path, out = tmp_path / "run.toml", tmp_path / "run"
     # Enough training and test examples that it hardly matters who misses which rounds, which hangs on the machine: the
@@ -236,21 +176,22 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0, "names": "nodes"}
     faulty = tmp_path / "faulty_client.py"
     faulty.write_text(FAULTY)
-    with logs_on_failure(tmp_path), Programs(tmp_path) as programs:
+    with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks) as programs:
         loopback = Loopback(programs)
 
-        def start(i: int) -> int:
-            return forks.start(loopback.start_node(f"node-{i}", nodes[i], apps="none"), faulty)
+        def start(i: int) -> None:
+            address = loopback.start_node(f"node-{i}", nodes[i], apps="none")
+            programs.start(f"node-{i}-worker", [*TASK_WORKER, address, str(faulty)])
 
         def wait_for(number: int) -> None:
             wait_until(lambda: rounds_done(out) >= number, SECONDS, f"round {number}")
 
         loopback.start_server()
-        workers = [start(i) for i in range(4)]
+        for i in range(4):
+            start(i)
         loopback.run(APP, config)
         wait_for(1)
         loopback.kill_node("node-0")
-        kill(workers[0])
         spent = Ledger.load(states[0] / "ledger.json")
         # One round waits for it until the deadline, and one does not.
         wait_for(3)
@@ -296,13 +237,13 @@ def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_roun
     make_certificates(keys, nodes=4)
     names = [(keys / f"node-{i}.pub").read_text().split()[:2] for i in range(4)]
     (tmp_path / "peers").write_text("".join(f"partition-{i} {' '.join(key)}\n" for i, key in enumerate(names)))
-    with logs_on_failure(tmp_path), Programs(tmp_path) as programs:
+    with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks) as programs:
         loopback = Loopback(programs)
         loopback.start_server()
         for i in range(4):
             known = {"node-key": keys / f"node-{i}", "peer-keys": tmp_path / "peers"}
             node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}", **known}
-            forks.start(loopback.start_node(f"node-{i}", node, apps="none"))
+            loopback.start_node(f"node-{i}", node)
         loopback.run(APP, {"config": path, "out": out, "min-nodes": 4})
         wait_until(lambda: finished(out), SECONDS, "2 rounds")
     sums = list(csv.DictReader((out / "sums.csv").read_text().splitlines()))

@@ -45,7 +45,6 @@ def test_each_is_one_file_of_at_most_60_lines_that_the_page_links(path):
     assert not own & set(imported), "an example must stand alone"
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_all_of_them_run_from_a_configuration(examples, tmp_path):
     config = read_config(EXAMPLES / "own.toml")
     out = run(config, tmp_path / "run")
@@ -115,7 +114,6 @@ def load(path, task):
 ONE_SET = {"clients": 5, "examples_per_client": 20, "test_examples": 50, "shadow_examples": 20}
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 @pytest.mark.parametrize(
     ("source", "keys", "groups"),
     [
@@ -156,7 +154,6 @@ def test_keys_that_do_not_fit_a_source_are_one_sentence(examples, monkeypatch, t
         run(parse_config(table, "a test"), tmp_path / "run")
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_own_attacks_enter_the_audit_of_a_run(examples, tmp_path, capsys):
     """Those of the configuration, and one more that the command names; from Python the same."""
     config = read_config(EXAMPLES / "own.toml", ["algorithm.rounds=2", "evaluation.attacks=['step_attack:StepAttack']"])

@@ -8,7 +8,6 @@ import pytest
 PAGE = (Path(__file__).parents[2] / "docs" / "use.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 @pytest.mark.filterwarnings("ignore")
 def test_the_programs_of_the_page_run_in_turn(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

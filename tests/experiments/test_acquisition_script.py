@@ -6,6 +6,8 @@ import pytest
 from experiment_scripts import experiment_script
 from shoal.core.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("_rendered_figures")
+
 
 @pytest.fixture(scope="module")
 def script():

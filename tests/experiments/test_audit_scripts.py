@@ -12,6 +12,8 @@ from shoal.runs.audits.audit_run import audit_run
 from shoal.sweeps import Workers, read_sweep, run_sweep
 from unrendered import unrendered_figures
 
+pytestmark = pytest.mark.usefixtures("_rendered_figures")
+
 
 def script(name):
     return experiment_script(f"audit/{name}")

@@ -13,6 +13,8 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import State
 
+pytestmark = pytest.mark.usefixtures("_rendered_figures")
+
 FOLDER = EXPERIMENTS / "control"
 SETTLING = experiment_script("control/settling")
 

@@ -8,7 +8,6 @@ import pytest
 from experiment_scripts import experiment_script
 from shoal.core.formats import DASH
 from shoal.sweeps import Workers, read_sweep, run_sweep
-from unrendered import unrendered_figures
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +18,7 @@ def script():
 def test_every_attack_audits_the_runs_of_a_sweep_and_writes_both_files(script, toy_sweep, tmp_path, monkeypatch):
     grid = 'base = "base.toml"\nseeds = [0, 1]\n[grid.setting]\n"IFCA" = { "algorithm.name" = "ifca" }\n'
     sweep = toy_sweep(tmp_path, grid, algorithm__rounds=2, record={"updates": 1})
-    with unrendered_figures():
-        run_sweep(read_sweep(sweep), tmp_path / "runs", workers=Workers(1))
+    run_sweep(read_sweep(sweep), tmp_path / "runs", workers=Workers(1))
     monkeypatch.setattr(
         sys, "argv", ["every_attack.py", str(tmp_path / "runs"), str(tmp_path / "out"), "--references", "1"]
     )

@@ -32,6 +32,8 @@ from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, State, Training
 from shoal.models import Model
 
+pytestmark = pytest.mark.usefixtures("_rendered_figures")
+
 
 def by_hand(mixture: Mixture, models: Tensor, rate: float, rounds: int) -> np.ndarray:
     """IFCA with gradient averaging as it is written down: client by client, from models (p, d)."""

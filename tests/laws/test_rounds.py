@@ -15,6 +15,7 @@ from shoal.algorithms import (
     IFCAMIR,
     MRMTL,
     PACFL,
+    PINA,
     Ditto,
     FedAvg,
     FedEM,
@@ -293,7 +294,9 @@ def test_every_algorithm_is_a_value(algorithm, mlp, build):
     with Engine(mlp) as engine:
         first, second = (algorithm.init(engine, build(), LOCAL, Stream(3)) for _ in range(2))
     assert same(first, second)
-    if not isinstance(algorithm, PACFL | PrivateMeans):  # Clusters that models do not choose start from one model.
+    if not isinstance(
+        algorithm, PACFL | PINA | PrivateMeans
+    ):  # Clusters that models do not choose start from one model.
         assert len(torch.unique(first.models, dim=0)) == len(first.models), "models must start apart"
     assert (first.round, first.assignment.tolist()) == (0, [-1] * 6)
     assert all(len(own) == 6 for own in first.clients.values())

@@ -60,6 +60,13 @@ def test_a_feature_depends_on_its_example_alone():
     assert fitted.mapped(x[:0]).shape == (0, 4)
 
 
+@pytest.mark.parametrize("maps", [("scattering",), ("pca",), ("scattering", "pca")])
+def test_features_are_the_same_with_more_threads_and_of_the_public_examples_once_computed(maps):
+    many = images(600)
+    fitted, of_public = Features(maps, dimension=5 if "pca" in maps else None).fit_and_map(many, threads=3)
+    assert fitted.mapped(many).equal(of_public)
+
+
 @pytest.mark.parametrize(
     ("maps", "dimension", "width"),
     [(("scattering",), None, 81 * 16), (("pca",), 5, 5), (("scattering", "pca"), 6, 6), (("own:Flatten", "pca"), 3, 3)],

@@ -246,7 +246,7 @@ REFUSED = {
     "complex parameters": (Complex, "parameter 'weight' is complex64, but models are vectors of float32"),
     "double parameters": (lambda: Net().double(), "parameter 'output.weight' is float64, but models are vectors of"),
     "TorchScript": (scripted, "the network is compiled by torch.jit"),
-    "two inputs": (Two, "several inputs are packed into one tensor, which forward takes apart"),
+    "two inputs": (Two, "several inputs are packed into one tensor, which forward or a Model's 'inputs' takes apart"),
     "a tuple": (lambda: nn.LSTM(4, 3), "got tuple; say which tensor of it the outputs are, such as Model(MyNetwork,"),
 }
 

@@ -58,6 +58,8 @@ from shoal.reports.run.run_verdict import verdict
 from shoal.reports.run.time_section import seconds
 from shoal.runs.result import report_of
 
+pytestmark = pytest.mark.usefixtures("_rendered_figures")
+
 GROUPS = ["a", "b"]
 
 

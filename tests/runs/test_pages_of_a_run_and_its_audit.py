@@ -14,7 +14,6 @@ from shoal.reports.run.description import RunDescription
 from shoal.runs.audits.audit_files import AboutAudited, write_audit
 from shoal.runs.result import report_of
 
-pytestmark = pytest.mark.usefixtures("_unrendered_figures")
 WARNING = "the shadow set is too small for cluster 1"
 
 

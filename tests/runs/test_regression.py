@@ -236,7 +236,6 @@ def test_regressions_are_compared_by_their_metric(result, tmp_path):
         compare([first, metric])
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_a_metric_of_a_classification_keeps_fairness_and_loses_the_gap(tmp_path):
     draw = torch.Generator().manual_seed(0)
     data = [(torch.randn(12, 2, generator=draw), torch.arange(12) % 3) for _ in range(4)]

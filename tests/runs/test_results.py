@@ -19,6 +19,7 @@ from html_page import Page, page_of
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.cli.app import main
 from shoal.data.content import fingerprint
+from unrendered import rendered_figures
 
 IMAGES = torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (IMAGES[:, 0, 0, 0] > 0.5).long()
@@ -108,7 +109,8 @@ def test_a_page_says_what_the_examples_are(tmp_path):
     rows = federation(IMAGES.flatten(1))
     model = shoal.Model(lambda: nn.Linear(16, 2))
     out = simulated(federation=rows, model=model, rounds=1).save(tmp_path / "run")
-    page = shoal.load(out).report(tmp_path / "page.html")
+    with rendered_figures():
+        page = shoal.load(out).report(tmp_path / "page.html")
     assert "accuracy on held-out rows" in page_of(page.read_text()).text
 
 
@@ -128,7 +130,6 @@ def test_a_result_that_came_back_is_saved_as_the_same_files(saved, tmp_path):
     assert all((again / path.name).read_bytes() == path.read_bytes() for path in saved.iterdir())
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_the_commands_take_a_saved_result(saved, tmp_path, capsys):
     copy = shutil.copytree(saved, tmp_path / "copy")
     assert main(["report", str(copy)]) == 0
@@ -178,7 +179,6 @@ class Mine(FedAvg):
     __module__ = "__main__"
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_an_algorithm_of_a_notebook_is_named_and_reported(tmp_path):
     saved = simulated(algorithm=Mine(), rounds=1).save(tmp_path / "mine")
     back = shoal.load(saved)
@@ -186,7 +186,6 @@ def test_an_algorithm_of_a_notebook_is_named_and_reported(tmp_path):
     assert "Mine on memory-" in page_of(back.report(tmp_path / "page.html").read_text()).text
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_the_page_is_that_of_the_command_line(result, saved, tmp_path):
     page = result.report(tmp_path / "page.html")
     copy = shutil.copytree(saved, tmp_path / "copy")

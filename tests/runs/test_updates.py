@@ -67,7 +67,6 @@ def test_every_second_round_has_its_file_with_what_was_promised(watched):
     assert "updates: 0.1 MB in updates/ at the end" in (watched / "run.log").read_text()
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_the_page_of_the_run_says_which_rounds_are_recorded_and_how_large_they_are(plain, watched):
     known = load(watched).recorded
     assert known is not None

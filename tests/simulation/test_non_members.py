@@ -20,6 +20,8 @@ from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import initial_state, measure_final, run_rounds
 
+pytestmark = pytest.mark.usefixtures("_rendered_figures")
+
 GROUPS = {
     "few": {"share": 0.2, "rotation": [0, 20]},
     "some": {"share": 0.3, "brightness": [0.3, 0.6]},
@@ -194,7 +196,6 @@ def test_runs_with_and_without_it_compare(outsiders, without):
     assert "nobody" not in " ".join([*map(str, comparison.metrics.index), *comparison.sentences])
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_one_group_with_clients_and_one_without(tmp_path):
     groups = {"all": {"share": 1.0}, "turned": {"share": 0, "rotation": [90, 90]}}
     local = {"epochs": 10, "batch_size": 10, "learning_rate": 0.3}

@@ -17,15 +17,17 @@ import run_files
 from shoal.core import processes
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
+from shoal.reports import plotting
 from shoal.reports.sweep import sweep_page
 from shoal.reports.sweep.report_spec import read_report_spec
 from shoal.reports.sweep.sweep_metrics import require_shown
+from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, workers
 from shoal.sweeps.plan import progress_of
 from shoal.sweeps.results_table import by_size
 from shoal.sweeps.sweep_file import Run
-from unrendered import unrendered_figures
+from unrendered import RENDER
 
 SWEEP = """
 title = "A try"
@@ -98,7 +100,7 @@ def empty_page(out: Path, **_: object) -> None:
 
 
 @pytest.fixture
-def _no_run_pages(monkeypatch, _unrendered_figures):
+def _no_run_pages(monkeypatch):
     """The pages of single runs and the sweep's figures are empty, which saves most of a toy sweep's time."""
     monkeypatch.setattr(workers, "report_of", empty_page)
 
@@ -107,7 +109,7 @@ def _no_run_pages(monkeypatch, _unrendered_figures):
 def finished(written, tmp_path_factory):
     """The directory of the sweep of four runs, done one after the other; its figures and the runs' pages are empty."""
     out = tmp_path_factory.mktemp("out") / "whole"
-    with pytest.MonkeyPatch.context() as patched, unrendered_figures():
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(workers, "report_of", empty_page)
         outcome = run_sweep(read_sweep(written), out)
     assert (outcome.finished, outcome.failed) == (4, {})
@@ -115,12 +117,18 @@ def finished(written, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("_no_run_pages")
-def test_one_run_with_several_jobs_is_done_here(two_runs, tmp_path):
-    """joblib runs a single job in this process, whose parent is not the sweep."""
-    left = plan.plan_runs(read_sweep(two_runs))[:1]
+def test_one_run_with_several_jobs_is_done_here_and_these_train_its_references(two_runs, tmp_path, monkeypatch):
+    left, given, do = plan.plan_runs(read_sweep(two_runs))[:1], [], workers.run
     (tmp_path / "runs").mkdir()
+
+    def seen(*arguments, **others):
+        given.append(others["workers"])
+        return do(*arguments, **others)
+
+    monkeypatch.setattr(workers, "run", seen)
     assert [*workers.run_all(left, tmp_path / "runs", Workers(jobs=2))] == [(left[0].digest, None)]
     assert (tmp_path / "runs" / left[0].digest / "report.html").exists()
+    assert given == [Workers(jobs=2)]
     assert [*workers.run_all(left[:0], tmp_path / "runs", Workers(jobs=1))] == []
 
 
@@ -214,7 +222,6 @@ def test_what_is_finished_is_not_done_again(written, finished, tmp_path, monkeyp
     assert all(now[copy / path.relative_to(finished)] == time for path, time in done.items())
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_a_page_that_is_missing_is_written_and_its_run_is_not_done_again(written, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / "copy")
     page = next(copy.glob("runs/*/report.html"))
@@ -444,7 +451,6 @@ def test_a_sweep_killed_before_its_first_run_goes_on(two_runs, finished, tmp_pat
     )
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
 def test_of_two_sweeps_at_once_the_last_to_write_is_shown(written, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / "copy")
     fewer = read_sweep(change(written, tmp_path, "seeds = [0, 1]", "seeds = [1]"))
@@ -480,6 +486,7 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
 def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch):
     """With its figures, which the other tests leave empty."""
     monkeypatch.setattr("shoal.config.build.load_dataset", None)
+    monkeypatch.setattr(plotting, "_render", RENDER)
     shown = []
     for name in ("one", "other"):
         copy = shutil.copytree(finished, tmp_path / name)
@@ -516,18 +523,23 @@ RAY = """
 import os, pathlib, sys
 os.environ["RAY_AUTH_MODE"] = "disabled"
 import ray
+from shoal.runs.audits.audit_run import audit_run
 from shoal.sweeps import Workers, read_sweep, run_sweep
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+import shoal
+audited = shoal.audit_run(sys.argv[2], references=2, jobs=2, cluster="auto")
 print(run_sweep(read_sweep(pathlib.Path(sys.argv[1])), pathlib.Path("swept"), workers=Workers(2, "auto")).finished)
 """
 
 
 def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(two_runs, finished, tmp_path):
+    run = shutil.copytree(sorted(finished.glob("runs/*/"))[0], tmp_path / "audited")
+    here = audit_run(shutil.copytree(run, tmp_path / "here"), references=2)
     # A process of its own, since a cluster's threads and warnings outlive it. Its directory is relative, and the
     # workers are elsewhere.
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RAY, str(two_runs)], cwd=tmp_path, capture_output=True, text=True,
-        check=False, timeout=300, env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+        [sys.executable, "-W", "ignore", "-c", RAY, str(two_runs), str(run)], cwd=tmp_path, capture_output=True,
+        text=True, check=False, timeout=300, env=os.environ | {"RAY_AUTH_MODE": "disabled"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2"]
@@ -538,6 +550,10 @@ def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(two_runs, finis
         assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
     whole, part = (pd.read_csv(out / "results.csv", dtype=str) for out in (finished, tmp_path / "swept"))
     pd.testing.assert_frame_equal(part, whole[whole["seed"] == "0"].reset_index(drop=True))
+    flat = json.loads((run / "audit.json").read_text())
+    assert {key: flat[key] for key in flat if not key.startswith("seconds.")} == {
+        key: value for key, value in here.flat.items() if not key.startswith("seconds.")
+    }
     assert len(workers_of(tmp_path / "swept")) == 2
     assert os.getpid() not in workers_of(tmp_path / "swept")
 

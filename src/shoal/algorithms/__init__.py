@@ -9,6 +9,7 @@ from shoal.algorithms.clusters.fedem import FedEM
 from shoal.algorithms.clusters.fedrc import FedRC
 from shoal.algorithms.clusters.fedsoft import FedSoft
 from shoal.algorithms.clusters.fesem import FeSEM
+from shoal.algorithms.clusters.hilora import HiLoRA
 from shoal.algorithms.clusters.hypcluster import HypCluster
 from shoal.algorithms.clusters.ifca import IFCA, Redraw
 from shoal.algorithms.clusters.one_shot import OneShotClustering
@@ -27,6 +28,7 @@ from shoal.algorithms.personal.mr_mtl import MRMTL
 from shoal.algorithms.personal.per_fedavg import PerFedAvg
 from shoal.algorithms.private.group_privacy import GroupPrivacy
 from shoal.algorithms.private.metric_privacy import MetricPrivacy
+from shoal.algorithms.private.pina import PINA
 from shoal.algorithms.private.private_means import PrivateMeans
 from shoal.algorithms.private.r_dpcfl import RDPCFL
 from shoal.algorithms.private.rr_cluster import RRCluster
@@ -44,14 +46,15 @@ Algorithms = (
     | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
     | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
     | FedRep | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
-    | MultiKrum
+    | MultiKrum | HiLoRA | PINA
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
 __all__ = [
-    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "CoordinateMedian", "Derived", "Ditto",
-    "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft",
-    "FineTuning", "GroupPrivacy", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "MultiKrum",
-    "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw",
-    "RiskAwareChoice", "Scaffold", "ServerOnly", "ServerStart", "SharedBody", "TrimmedMean", "Wrapper",
+    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "PINA", "RDPCFL", "Algorithms", "CoordinateMedian", "Derived",
+    "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep",
+    "FedSoft", "FineTuning", "GroupPrivacy", "HiLoRA", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy",
+    "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans",
+    "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold", "ServerOnly", "ServerStart", "SharedBody", "TrimmedMean",
+    "Wrapper",
 ]  # fmt: skip

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
@@ -210,18 +212,34 @@ def _mu(noise: float, rounds: int, chosen: float) -> float:
 
 
 @lru_cache(maxsize=4096)
+def _rdp_of_step(rate: float, noise: float) -> NDArray[np.float64]:
+    """The Renyi divergences of one subsampled Gaussian mechanism, at Opacus' default orders."""
+    from opacus.accountants import RDPAccountant  # noqa: PLC0415
+    from opacus.accountants.analysis.rdp import compute_rdp  # noqa: PLC0415
+
+    return compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS)
+
+
+@lru_cache(maxsize=4096)
 def _epsilon_of_history(used: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
     with warnings.catch_warnings():
         # Opacus warns of orders at the end of its list, where its value is still a bound.
         warnings.simplefilter("ignore")
         # Imported here because it takes seconds.
         from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: PLC0415
+        from opacus.accountants.analysis.rdp import get_privacy_spent  # noqa: PLC0415
 
-        counting = RDPAccountant() if accountant == "rdp" else PRVAccountant()
-        counting.history = list(used)
         try:
+            if accountant == "rdp":
+                # `RDPAccountant.get_epsilon`, whose divergence of a step is computed once for any number of steps.
+                rdp = sum(_rdp_of_step(rate, noise) * steps for noise, rate, steps in used)
+                spent, _ = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=rdp, delta=delta)
+            else:
+                counting = PRVAccountant()
+                counting.history = list(used)
+                spent = counting.get_epsilon(delta)
             # The conversion from Renyi divergence is below 0 where delta is large.
-            value = max(0.0, float(counting.get_epsilon(delta)))
+            value = max(0.0, float(spent))
         except (RuntimeError, ValueError, MemoryError, OverflowError) as error:
             raise InputError(_TOO_MUCH) from error
     require(math.isfinite(value), _TOO_MUCH)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import field, replace
-from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import torch
@@ -21,7 +20,7 @@ class Augmentation(Scaled):
     """Random rotations, shifts, flips and crops of the images in every batch, bilinear, 0 outside the image.
 
     Each image is transformed on its own and anew in every pass, so DP-SGD bounds what it can change as before. Of
-    images alone, and in the ``loop`` backend only.
+    images alone.
 
     Args:
         rotation: largest angle in degrees, in either direction; angles are uniform.
@@ -77,6 +76,12 @@ class Augmentation(Scaled):
             return local
         return replace(local, augmentation=self, multiplicity=self.multiplicity)
 
+    def draws(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws (count, 7) from the uniform distribution on [0, 1], as many whatever is set, so that one setting does
+        not change what another draws.
+        """
+        return torch.rand(count, 7, generator=generator)
+
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transformed copies of images (B, C, H, W), each by draws of its own.
 
@@ -84,8 +89,7 @@ class Augmentation(Scaled):
         >>> Augmentation().augmented(images, torch.Generator().manual_seed(0)).shape
         torch.Size([2, 1, 4, 4])
         """
-        # As many draws whatever is set, so that one setting does not change what another draws.
-        return self.transformed(images, torch.rand(len(images), 7, generator=generator))
+        return self.transformed(images, self.draws(len(images), generator))
 
     @property
     def varied(self) -> tuple[int, ...]:
@@ -111,21 +115,14 @@ class Augmentation(Scaled):
         theta[:, 1, 0], theta[:, 1, 1] = sin * across * (width / height), cos * kept
         theta[:, :, 2] = signed[:, 3:5] * torch.tensor([2 * self.shift / width, 2 * self.shift / height])
         theta[:, :, 2] += (1 - kept)[:, None] * (2 * uniform[:, 5:7] - 1)
-        # One product for the batch; `torch.nn.functional.affine_grid` makes one an image and takes ten times as long.
-        grid = (
-            (theta.view(2 * len(images), 3) @ _pixels(height, width))
-            .view(len(images), 2, height, width)
-            .permute(0, 2, 3, 1)
-        )
-        moved = functional.grid_sample(images.float(), grid.to(images.device), align_corners=False)
+        theta = theta.to(images.device)
+        # A sum of what columns and what rows add; `torch.nn.functional.affine_grid` takes ten times as long.
+        across, down = _centres(width).to(theta.device), _centres(height).to(theta.device)[:, None]
+        grid = (theta[:, :, 0, None, None] * across + theta[:, :, 2, None, None]) + theta[:, :, 1, None, None] * down
+        moved = functional.grid_sample(images.float(), grid.permute(0, 2, 3, 1), align_corners=False)
         return moved.to(images.dtype)
 
 
-@lru_cache(maxsize=8)
-def _pixels(height: int, width: int) -> Tensor:
-    """(3, H * W): the centre of each pixel from -1 to 1, across and down, and 1."""
-    down = (2 * torch.arange(height) + 1) / height - 1
-    across = (2 * torch.arange(width) + 1) / width - 1
-    grid = torch.ones(3, height, width)
-    grid[0], grid[1] = across, down[:, None]
-    return grid.view(3, -1)
+def _centres(pixels: int) -> Tensor:
+    """(pixels,), the centre of each from -1 to 1."""
+    return (2 * torch.arange(pixels) + 1) / pixels - 1

@@ -97,6 +97,15 @@ def gather_params(params: Tensor, index: Tensor) -> Tensor:
     return params[index] if index.dim() == 1 else index.to(params) @ params
 
 
+def _rows_of_four(params: Tensor, index: Tensor) -> Tensor:
+    """The rows of `gather_params`, each beginning at a multiple of four numbers (`dense_network._fours` says why)."""
+    rows = params.new_empty(len(index), -(-params.shape[1] // 4) * 4)[:, : params.shape[1]]
+    if index.dim() == 1:
+        # In a third of the time of indexing.
+        return torch.index_select(params, 0, index, out=rows)
+    return rows.copy_(gather_params(params, index))
+
+
 class Engine:
     """Trains and evaluates rows of one model on one device, over several threads.
 
@@ -277,7 +286,7 @@ class Engine:
 
         def work(owners: Tensor) -> _Result:
             with clock.part("local_training"):
-                ends = gather_params(starts, index[owners]).to(self.device)
+                ends = _rows_of_four(starts, index[owners]).to(self.device)
                 for drawn, phase in ((randomness, local), *then):
                     trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
                 self.model.require_frozen()
@@ -300,7 +309,7 @@ class Engine:
         """The backend for ``local``: the loop where vmap cannot do it, since directives may ask for it in one cluster
         and round alone, and all other trainings must stay the same, bit for bit.
         """
-        if isinstance(self._trainer, LoopBackend) or loop_reason(local) is None:
+        if isinstance(self._trainer, LoopBackend) or loop_reason(local, dense=self._trainer.dense is not None) is None:
             return self._trainer
         if local.optimizer is not None:  # No directive asks for one.
             check_backend(self._settings["backend"], self.model, local)

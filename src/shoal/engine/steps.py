@@ -111,12 +111,22 @@ class StepRule(Protocol):
 class Augmentation(Protocol):
     """Random transformations of the images that a client trains on, drawn anew in every pass."""
 
-    def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Images of the same shape; each depends on its own original alone, so that DP-SGD bounds its influence.
+    def draws(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws (count, d) for as many images; those for two counts, one after the other, are those for their sum.
 
         Args:
-            images: (B, C, H, W) float, B at least 1; not changed.
+            count: at least 0.
             generator: the client's, on the CPU; the source of all randomness.
+        """
+        ...
+
+    def transformed(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Images of the same shape; each depends on its own original alone, so that DP-SGD bounds its influence, and
+        not on the others that are transformed with it.
+
+        Args:
+            images: (B, C, H, W) float, of one client or of many, B at least 1; not changed.
+            draws: (B, d), of each image, on the CPU.
         """
         ...
 

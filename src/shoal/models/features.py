@@ -94,7 +94,8 @@ class PrincipalComponents(nn.Module):
             f"'dimension' must be at most {most}, with {len(flat)} public examples (the shadow set) of "
             f"{flat.shape[1]} inputs; got {dimension}",
         )
-        fitted = PCA(dimension, random_state=0).fit(flat.numpy())
+        with threadpool_limits(1):
+            fitted = PCA(dimension, random_state=0).fit(flat.numpy())
         scale = torch.from_numpy(fitted.explained_variance_).float().pow(0.25).clamp(min=1e-6)
         module = PrincipalComponents(flat.shape[1], dimension)
         module.mean.copy_(torch.from_numpy(fitted.mean_))
@@ -233,20 +234,24 @@ class Features:
         Raises:
             InputError: inputs that a map cannot take, or too few.
         """
+        return self.fit_and_map(public)[0]
+
+    def fit_and_map(self, public: Tensor, threads: int = 1) -> tuple[FeatureMap, Tensor]:
+        """The map, as of `fit`, and its features of ``public``, computed once; ``threads`` change no bit."""
         require(public.is_floating_point() or public.dtype == torch.uint8, "features are of numbers, not of texts")
-        modules: list[nn.Module] = []
-        with threadpool_limits(1):
-            for name in self.maps:
-                if name == "scattering":
-                    _require_images(public.shape[1:])
-                    modules.append(NormalizedScattering(*public.shape[2:]))
-                elif name == "pca":
-                    assert self.dimension is not None
-                    before = FeatureMap(*modules).mapped(public) if modules else public
-                    modules.append(PrincipalComponents.fit(before, self.dimension))
-                else:
-                    modules.append(self._module(name))
-        return FeatureMap(*modules)
+        modules, done, before = list[nn.Module](), 0, public
+        for name in self.maps:
+            if name == "scattering":
+                _require_images(public.shape[1:])
+                modules.append(NormalizedScattering(*public.shape[2:]))
+            elif name == "pca":
+                assert self.dimension is not None
+                done = len(modules)
+                before = FeatureMap(*modules).mapped(public, threads=threads) if modules else public
+                modules.append(PrincipalComponents.fit(before, self.dimension))
+            else:
+                modules.append(self._module(name))
+        return FeatureMap(*modules), FeatureMap(*modules[done:]).mapped(before, threads=threads)
 
     def width(self, inputs: Sequence[int]) -> int:
         """The number of features of inputs of a shape, for the model: ``features.width((1, 28, 28))``."""

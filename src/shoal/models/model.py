@@ -85,6 +85,10 @@ class Model:
             labels are classes, minus the loss in a regression.
         outputs: a function that takes the tensor of outputs out of the network's result, such as
             ``lambda result: result.logits`` or ``operator.itemgetter("logits")``. None: the result is that tensor.
+        inputs: a function of a batch of inputs (B, ...) that gives what the network takes: its keyword arguments as a
+            dict, its positional ones as a tuple, or a tensor. A text's padding becomes a mask by ``lambda words:
+            {"input_ids": words, "attention_mask": words != 0}``; several inputs of an example that are stored in one
+            tensor are taken apart. None: the batch itself.
         cache_features: whether a simulation computes once what the network's frozen first layers make of each input,
             and trains the others on that. The layers are the first ones of a
             `torch.nn.Sequential`, or the module ``body`` of a network that computes ``head(body(x))``, without dropout
@@ -108,6 +112,7 @@ class Model:
     loss: Loss = cross_entropy
     metric: Metric | None = None
     outputs: Callable[[Any], Tensor] | None = None
+    inputs: Callable[[Tensor], Any] | None = None
     cache_features: bool = False
     cache_megabytes: int = 2000
     whole: "Model | None" = field(default=None, repr=False)
@@ -131,6 +136,15 @@ class Model:
             self.outputs is None or callable(self.outputs),
             "a Model's outputs must be a function of the network's result, such as lambda result: result.logits; got "
             f"{described(self.outputs)}",
+        )
+        require(
+            self.inputs is None or callable(self.inputs),
+            "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words}; got "
+            f"{described(self.inputs)}",
+        )
+        require(
+            self.inputs is None or not self.cache_features,
+            "'cache_features' is of layers that take the stored inputs, so a Model has no 'inputs' beside it",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,6 +193,8 @@ class Model:
         if self.outputs is not None:
             # A hook, and not a network around it, so that tensors keep their names.
             network.register_forward_hook(partial(_extract, self.outputs))
+        if self.inputs is not None:
+            network.register_forward_pre_hook(partial(_arranged, self.inputs), with_kwargs=True)
         return _with_seeded_dropout(network)
 
     def _require_unchanged(self, network: nn.Module) -> None:
@@ -354,6 +370,16 @@ def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple
         raise InputError(
             f"the model's outputs cannot be taken out of the {type(result).__name__} that its network gives: {error}"
         ) from error
+
+
+def _arranged(
+    inputs: Callable[[Tensor], Any], network: nn.Module, given: tuple[Tensor], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    del network
+    taken = inputs(*given, **named)
+    if isinstance(taken, Mapping):
+        return (), dict(taken)
+    return (taken if isinstance(taken, tuple) else (taken,)), {}
 
 
 def _arguments_without_default(build: Callable[[], nn.Module]) -> list[str]:

@@ -58,7 +58,11 @@ def _outputs(network: nn.Module, x: Tensor) -> Tensor:
         raise
     except Exception as error:
         several = isinstance(error, TypeError) and "required positional argument" in str(error)
-        advice = "; several inputs are packed into one tensor, which forward takes apart" if several else ""
+        advice = (
+            "; several inputs are packed into one tensor, which forward or a Model's 'inputs' takes apart"
+            if several
+            else ""
+        )
         raise InputError(
             f"the model cannot take examples of shape {tuple(x.shape[1:])} in a batch of {len(x)}: "
             f"{_first_line(error)}{advice}"
@@ -123,7 +127,8 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
         require(
             not drawing,
             f"{''.join(drawing[:1])} draws from {name} in training, so results would depend on the number of threads; "
-            "use torch.nn.Dropout, which Shoal seeds, or no random numbers",
+            "use torch.nn.Dropout, which Shoal seeds, or no random numbers (in attention, a dropout of 0, as "
+            "attention_probs_dropout_prob=0 of transformers)",
         )
     require(
         outputs.requires_grad,
@@ -175,10 +180,15 @@ def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:
     return changing
 
 
+def _numpy_state() -> object:
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 (whether others use it)
+    return state["state"].pop("key").tobytes(), state
+
+
 _GENERATORS: dict[str, Callable[[], object]] = {
     "PyTorch's global generator": lambda: torch.get_rng_state().numpy().tobytes(),
     "Python's random": random.getstate,
-    "NumPy's global generator": lambda: repr(np.random.get_state()),  # noqa: NPY002 (whether others use it)
+    "NumPy's global generator": _numpy_state,
 }
 
 

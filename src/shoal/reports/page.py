@@ -50,6 +50,13 @@ class Section:
     note: str = ""
 
 
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("shoal.reports", "templates"), autoescape=True, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
+"""Of all pages: it compiles a template once."""
+
+
 def section_of(id: str, table: Table | None, **parts: Any) -> Section | None:  # noqa: A002, ANN401
     """The section of a table, under its title; None without a table."""
     return None if table is None else Section(id, table.title, table=table, **parts)
@@ -73,10 +80,6 @@ def render(
         sections: in order; None is left out.
         values: what the template needs beside these.
     """
-    environment = Environment(
-        loader=PackageLoader("shoal.reports", "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
     shown = [section for section in sections if section is not None]
     page = {"title": title, "lead": lead, "key_metrics": key_metrics, "sections": shown, **values}
-    return environment.get_template(template).render(page)
+    return _ENVIRONMENT.get_template(template).render(page)

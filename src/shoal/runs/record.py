@@ -65,7 +65,13 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         "evaluation": {"every": simulation.evaluate_every} | {name: getattr(simulation, name) for name in evaluation},
         "engine": table_of(engine),
     }
-    for name, function in (("loss", model.loss), ("measured_by", model.metric), ("outputs", model.outputs)):
+    functions = (
+        ("loss", model.loss),
+        ("measured_by", model.metric),
+        ("outputs", model.outputs),
+        ("inputs", model.inputs),
+    )
+    for name, function in functions:
         table[SIMULATION] |= {} if function is None else {name: _written(function)}
     if model.cache_features:
         table[SIMULATION]["cache_features"] = True

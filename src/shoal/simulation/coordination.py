@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
 import torch
 
@@ -113,7 +113,8 @@ class PrivacyBudget:
         finished.clients["epsilon"] = spent.numpy()
         largest = {"epsilon": float(spent.max())}
         largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
-        largest |= {} if choice is None else {"epsilon.choice": accounting.gaussian_epsilon(1 / choice, rule.delta)}
+        if choice is not None:
+            largest["epsilon.choice"] = accounting.gaussian_epsilon(1 / choice if choice else inf, rule.delta)
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         finite = {key: value if isfinite(value) else nan for key, value in largest.items()}
         return Summary(overall={**finite, "delta": rule.delta})

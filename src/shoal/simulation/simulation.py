@@ -20,6 +20,7 @@ from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
 from shoal.core.errors import described, integer, require, require_instance
+from shoal.core.machine import cores
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
@@ -359,15 +360,16 @@ def examples_kind(kind: str, model: Model, *, fixed: bool) -> str:
     return "cached features" if model.cache_features else "features" if fixed else kind
 
 
-def with_features(simulation: Simulation, threads: int = 1) -> Simulation:
+def with_features(simulation: Simulation, threads: int | None = 1) -> Simulation:
     """The simulation with the features of all inputs in their place; itself without features, or with them already.
 
-    ``threads`` compute them, and change no bit.
+    ``threads`` compute them, None: one for each core, and change no bit.
 
     Raises:
         InputError: no shadow set for features that are fitted on one, or inputs that these cannot take.
     """
     features, federation, canaries = simulation.features, simulation.federation, simulation.canaries
+    threads = threads or cores()
     whole = simulation.setup.model.whole
     if features is None and simulation.model.cache_features and whole is not None:
         prefix = frozen_prefix(whole, federation.clients.x)
@@ -387,11 +389,12 @@ def with_features(simulation: Simulation, threads: int = 1) -> Simulation:
         len(public) > 0 or not features.needs_public_examples,
         "'pca' of the features needs a shadow set, public examples without labels; give shadow examples",
     )
-    fitted = features.fit(public if len(public) else federation.clients.x[:1])
+    fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1], threads)
+    mapped = partial(fitted.mapped, threads=threads)
     return replace(
         simulation,
-        federation=federation.mapped(fitted.mapped),
-        canaries=None if canaries is None else replace(canaries, x=fitted.mapped(canaries.x)),
+        federation=federation.mapped(lambda x: of_public if x is public and len(x) else mapped(x)),
+        canaries=None if canaries is None else replace(canaries, x=mapped(canaries.x)),
         features=fitted,
     )
 

@@ -10,7 +10,7 @@ from filelock import FileLock
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
-from shoal.core.processes import Workers
+from shoal.core.processes import IN_TURN, Workers
 from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import Watch
@@ -25,29 +25,33 @@ class _Place:
         runs: the folder of their directories.
         data_dir: where to look for data first.
         pages: whether each run gets its page, which takes a second.
+        references: what trains a run's reference federations: all workers, where there is one run for them.
     """
 
     runs: Path
     data_dir: Path | None
     pages: bool
+    references: Workers = IN_TURN
 
 
 def run_all(
     planned: Sequence[PlannedRun], runs: Path, workers: Workers, data_dir: Path | None = None, *, pages: bool = True
 ) -> Iterator[tuple[str, str | None]]:
     """Do the runs in the folder ``runs``; yields each one's digest as it ends, and the reason if it failed."""
-    workers, place = workers.at_most(len(planned)), _Place(runs, data_dir, pages)
+    asked, workers, place = workers, workers.at_most(len(planned)), _Place(runs, data_dir, pages)
     items = [(job.config, job.digest) for job in planned]
     if not workers.here:
         # The workers load their own.
         forget_datasets()
         place = _Place(runs.resolve(), None if data_dir is None else data_dir.resolve(), pages)
         items = [(_threads(config, workers.threads), digest) for config, digest in items]
+    elif len(planned) == 1:
+        place = replace(place, references=asked)
     yield from workers.unordered(_run_of, place, items)
 
 
 def _run_of(place: _Place, item: tuple[Config, str]) -> tuple[str, str | None]:
-    return run_one(*item, place.runs, place.data_dir, pages=place.pages)
+    return run_one(*item, place.runs, place.data_dir, pages=place.pages, references=place.references)
 
 
 def run_one(
@@ -58,6 +62,7 @@ def run_one(
     watch: Watch | None = None,
     *,
     pages: bool = True,
+    references: Workers = IN_TURN,
 ) -> tuple[str, str | None]:
     """Do or finish one run in ``runs``/``digest``, and its page; returns the digest, and the reason if it failed.
 
@@ -72,6 +77,7 @@ def run_one(
                 resume=out.exists(),
                 dataset=dataset_of(config, data_dir),
                 watch=watch,
+                workers=references,
             )
             if pages:
                 report_of(out, allow_code=True)

@@ -31,8 +31,8 @@ class PrivateMeans(FixedClusters):
         max_norm: C, to which longer inputs are scaled.
         noise_multiplier: sigma; 0: no noise, and no guarantee.
 
-    Of ours; relatives are R-DPCFL (`RDPCFL`, clusters from noisy updates) and PINA (arXiv:2604.20596, from noisy
-    sketches of adapters).
+    Of ours; relatives are R-DPCFL (`RDPCFL`, clusters from noisy updates) and `PINA` (from noisy sketches of
+    adapters).
 
     Example:
         >>> import shoal

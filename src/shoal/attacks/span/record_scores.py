@@ -199,18 +199,21 @@ class _Seen:
         other = ~np.isin(of_known, kinds[asked.numpy()]).all(axis=1)
         return places[np.argsort(other, kind="stable")[:_SEARCHED]]
 
-    def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Residuals, their floors, and soft ones or under noise leverages: of candidates and of known non-members."""
+    def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals and their floors: of candidates and of known non-members."""
         if self.family is not None:
             images = torch.cat([self.candidates.x.cpu()[asked], self.known[self.judged_by(asked)].cpu()])
-            outside, floor = searched_residuals(
+            return searched_residuals(
                 part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
             )[:2]
-            return outside, floor, outside
         inputs, known, *_ = self.of(part.move.start)
-        chosen = inputs[torch.cat([asked, known])]
+        return part.space.residuals(inputs[torch.cat([asked, known])])
+
+    def weighted(self, part: LayerMove, asked: Tensor) -> Tensor:
+        """Soft residuals, or under noise leverages, of the same records."""
+        inputs, known, *_ = self.of(part.move.start)
         weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
-        return *part.space.residuals(chosen), weighted(chosen)
+        return weighted(inputs[torch.cat([asked, known])])
 
     def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> NDArray[np.float64] | None:
         """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
@@ -243,10 +246,16 @@ def _judged(
     """
     count, judged = len(asked), seen.judged_by(asked)
     columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
-    residual, floor, weighted = (torch.stack(column).mean(dim=0).numpy() for column in columns)
+    residual, floor = (torch.stack(column).mean(dim=0).numpy() for column in columns)
+
+    def weighted() -> NDArray[np.float64]:
+        if seen.family is not None:
+            return residual
+        return torch.stack([seen.weighted(part, asked) for part in used]).mean(dim=0).numpy()
+
     if seen.knowledge.noisy:
         filtered = seen.filtered(own, asked)
-        score = weighted if filtered is None else filtered
+        score = weighted() if filtered is None else filtered
     else:
         # Without known non-members, all records stand for them.
         ordinary = residual[count:] if len(residual) > count else residual
@@ -260,7 +269,7 @@ def _judged(
         if _complete(seen, own, used) and most and level > 3 * _FLOORS * float(np.median(floor)):
             # Half way, in digits, from rounding to the residuals of others.
             return -residual, judged, -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
-        filtered, digits = seen.filtered(own, asked), np.log10(weighted.clip(min=1e-8))
+        filtered, digits = seen.filtered(own, asked), np.log10(weighted().clip(min=1e-8))
         if filtered is not None:
             # Two kinds of evidence, each in standard units of known non-members.
             filtered = np.r_[filtered[:count], filtered[count:][judged.numpy()]]

@@ -2,7 +2,7 @@
 
 Flower's own `Grid.pull_messages` takes whatever a node has pushed, joins a chunk as often as its array names it, waits
 two hours for an object that is never uploaded, and ends at the first reply that it cannot read, with all others of the
-call lost. So this reads the same objects by the same interface (flwr 1.41, `HttpGrid`) with a bound on each.
+call lost. So this reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`) with a bound on each.
 """
 
 import json

@@ -85,7 +85,7 @@ class PerExampleClipper:
         if parts is None:
             self._layers = None
             return self._by_example(forward, x, y, bound)
-        factors = _factors(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
+        factors = clip_factors(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
         return {name: part.weighted(factors) for name, part in zip(self._named, parts, strict=True)}
 
     def _parts(
@@ -145,7 +145,7 @@ class PerExampleClipper:
             losses = (self._loss(forward(one), label).mean() for one, label in zip(*copies, strict=True))
             gradients = gradients_one_by_one(losses, self._named)
         flat = {name: gradient.float().reshape(len(gradient), -1) for name, gradient in gradients.items()}
-        factors = _factors(torch.stack([rows.square().sum(dim=1) for rows in flat.values()]).sum(dim=0), bound)
+        factors = clip_factors(torch.stack([rows.square().sum(dim=1) for rows in flat.values()]).sum(dim=0), bound)
         return {name: (factors @ rows).view(self._named[name].shape) for name, rows in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
@@ -182,8 +182,8 @@ def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Mod
     return layers if is_unshared and all(formula(layer) is not None for layer in layers) else None
 
 
-def _factors(squares: Tensor, bound: float) -> Tensor:
-    """The factors (B,) that bring gradients with these squared norms to at most ``bound``."""
+def clip_factors(squares: Tensor, bound: float) -> Tensor:
+    """The factors (...) that bring gradients with these squared norms (...) to at most ``bound``."""
     return (bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
 
 

@@ -15,7 +15,7 @@ from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
 from shoal.engine.steps import Augmentation, Forward, LinearTerm, StepRule, in_groups
 
-_AUGMENTED = 1024
+AUGMENTED = 1024
 """Images augmented at a time, so that the memory needed stays in tens of megabytes."""
 
 _Batch = tuple[Tensor, Tensor, Tensor | None, int]
@@ -148,7 +148,8 @@ class _Batches:
         """The transformation of the owner's images; the identity without augmentation."""
         if self.local.augmentation is None:
             return lambda x: x
-        return partial(augmented, self.local.augmentation, self.generator("augmentation"))
+        augmentation, generator = self.local.augmentation, self.generator("augmentation")
+        return lambda x: augmented(augmentation, x, augmentation.draws(len(x), generator))
 
 
 def _steps(batches: _Batches) -> Iterator[_Step]:
@@ -191,13 +192,14 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
         batches.bound.private_step(x, y, expected, rule, noise, batches.local.multiplicity)
 
 
-def augmented(augmentation: Augmentation, generator: torch.Generator, x: Tensor) -> Tensor:
-    """The augmented images of x (B, C, H, W), in PyTorch's channels-last memory format."""
+def augmented(augmentation: Augmentation, x: Tensor, draws: Tensor) -> Tensor:
+    """The images of x (B, C, H, W) as their draws (B, d) say, in PyTorch's channels-last memory format."""
     require(
         x.dim() == 4 and x.is_floating_point(),
         f"augmentation is of images (channels, height, width); got inputs of shape {tuple(x.shape[1:])}",
     )
-    parts = [to_channels_last(augmentation.augmented(part, generator)) for part in x.split(_AUGMENTED)]
+    pairs = zip(x.split(AUGMENTED), draws.split(AUGMENTED), strict=True)
+    parts = [to_channels_last(augmentation.transformed(*pair)) for pair in pairs]
     return to_channels_first(torch.cat(parts) if len(parts) > 1 else parts[0].contiguous())
 
 

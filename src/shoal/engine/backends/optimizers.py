@@ -162,19 +162,19 @@ class BatchedStep:
         self._velocities = [] if velocity is None else [velocity[:, piece] for piece in slices]
         self._velocity_views = {} if velocity is None else self.layout.views(velocity)
 
-    def __call__(self, gradients: dict[str, Tensor], share: Tensor) -> None:
-        """One step by ``gradients`` (n, ...), by name; ``share`` (n, B) is 0 throughout for owners that are done."""
+    def __call__(self, gradients: dict[str, Tensor], active: Tensor) -> None:
+        """One step by ``gradients`` (n, ...), by name; ``active`` (n, 1) is 0 for owners that are done, else 1."""
         rate = self.local.learning_rate
         if self.local.clip_norm is not None:
             self._clip(gradients, self.local.clip_norm)
         if self._velocities:
-            self._step_with_momentum(gradients, is_active(share))
+            self._step_with_momentum(gradients, active)
             return
         if self._constants or self.local.weight_decay:
             for trained in self._trained:
-                trained.mul_(1 - rate * self._shrink * is_active(share))
+                trained.mul_(1 - rate * self._shrink * active)
         for trained, constant in zip(self._trained, self._constants, strict=False):
-            trained.add_(constant * is_active(share), alpha=rate)
+            trained.add_(constant * active, alpha=rate)
         for name, view in self.weights.items():
             view.sub_(gradients[name], alpha=rate)
 
@@ -196,8 +196,3 @@ class BatchedStep:
         factors = (bound / (squares.sqrt() + _CLIP_EPSILON)).clamp(max=1)
         for name in self.weights:
             gradients[name] = gradients[name] * factors.view(-1, *[1] * (gradients[name].dim() - 1))
-
-
-def is_active(share: Tensor) -> Tensor:
-    """(n, 1), 1 for owners that take part in a step, from the shares (n, B) of its examples; otherwise 0."""
-    return (share > 0).any(dim=1).float()[:, None]

@@ -16,6 +16,7 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_channels_first, to_channels_last
+from shoal.engine.backends.dense_network import dense_network
 from shoal.engine.backends.vmap_gradients import VmapGradients
 from shoal.engine.local_sgd import LocalSGD
 from shoal.models.layers import seeded_dropouts
@@ -32,15 +33,22 @@ _TOLERANCE = 1e-3
 """Relative to the largest gradient's norm; float32 in another order of summation differs by 1e-6."""
 
 
-def loop_reason(local: LocalSGD) -> str | None:
-    """The reason why only the loop backend can train by ``local``; None: there is none."""
-    if local.private:
-        return "cannot clip the gradients of examples, as DP-SGD needs"
+def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
+    """The reason why only the loop backend can train by ``local``; None: there is none.
+
+    ``dense`` says whether the model's gradients are written out (`dense_network.py`).
+    """
+    if local.private and not dense:
+        return "cannot clip the gradients of examples of this network, as DP-SGD needs"
+    if local.gradient_privacy is not None and local.private and local.gradient_privacy.poisson:
+        return "cannot train on Poisson subsamples"
     if local.optimizer is not None:
         return "trains by SGD alone, not by torch.optim"
-    if local.augmentation is not None:
-        return "cannot augment images"
     return None if local.objective is None else "cannot minimise another objective than the mean loss"
+
+
+def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
+    return None if local is None else loop_reason(local, dense=dense_network(model) is not None)
 
 
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
@@ -71,7 +79,7 @@ def resolve_backend(
         InputError: neither backend can train the model on the examples.
     """
     network = model.structure()
-    only_loop = bool(seeded_dropouts(network)) or (local is not None and loop_reason(local) is not None)
+    only_loop = bool(seeded_dropouts(network)) or _loop_reason(model, local) is not None
     if only_loop or not prefers_vmap(model.layout, network):
         return "loop"
     obstacle = None if examples is None else vmap_obstacle(model, *examples)
@@ -109,7 +117,7 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
         present = any(isinstance(module, kind) for module in network.modules())
         require(not present, f"backend 'vmap' cannot train {name}; use 'loop'")
     require(not seeded_dropouts(network), "backend 'vmap' cannot train dropout; use 'loop'")
-    reason = None if local is None else loop_reason(local)
+    reason = _loop_reason(model, local)
     require(reason is None, f"backend 'vmap' {reason}; use 'loop'")
 
 

@@ -134,7 +134,7 @@ def audit_scores(
 
 
 def audit_trace(
-    trace: str | Path,
+    trace: str | Path | Trace,
     *,
     out: str | Path | None = None,
     data_dir: Path | None = None,
@@ -145,7 +145,7 @@ def audit_trace(
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
+        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md; or of a Flower app, as of `app_trace`.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
         gates, attacks: as of `audit_run`.
@@ -170,13 +170,14 @@ def audit_trace(
         >>> files.flat["attacks.grad-cosine.all.auc"] > 0.7
         True
     """
-    trace = path_of("trace", trace)
     limits = parse_gates(gates)
-    folder = trace if out is None else path_of("out", out)
-    recorded = read_trace(trace, data_dir, allow_code=allow_code)
+    known = isinstance(trace, Trace)
+    home = trace.files[0].parent if known else path_of("trace", trace)
+    folder = home if out is None else path_of("out", out)
+    recorded = trace if known else read_trace(home, data_dir, allow_code=allow_code)
     with Engine(recorded.model) as engine:
         audit = _audited_trace(recorded, engine, all_attacks(attacks)[1])
-    return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))
+    return write_audit(folder, audit, AboutAudited(home.name, gates=limits, run=home))
 
 
 def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:

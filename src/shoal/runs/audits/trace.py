@@ -213,7 +213,7 @@ class TraceSettings:
 
 def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords:
     """The records in records.npz; `InputError` where it is missing or damaged, or does not fit the model."""
-    arrays = _arrays(path, ("x", "y", "client"), "x, y, client and may have group")
+    arrays = parse_arrays(path, ("x", "y", "client"), "x, y, client and may have group")
     x, y = tensors_of(str(path), (arrays["x"], arrays["y"]))
     require(len(y) > 0, f"{path}: has no records")
     require_finite(str(path), x)
@@ -237,18 +237,18 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
 
 def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
     """The updates in a round's file: numbers in the order of the state_dict of ``network``, which is the model's."""
-    arrays = _arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
+    arrays = parse_arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
     clients = _integers(path, "clients", arrays["clients"], arrays["clients"].size)
     assignment = _integers(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))
-    models = _vectors(path, "models", np.atleast_2d(arrays["models"]), model, network)
-    ends = _vectors(path, "parameters", arrays["parameters"], model, network)
+    models = vectors_of(path, "models", np.atleast_2d(arrays["models"]), model, network)
+    ends = vectors_of(path, "parameters", arrays["parameters"], model, network)
     require(len(ends) == len(clients), f"{path}: has {len(clients)} clients, but 'parameters' of {len(ends)}")
     inside = bool(((assignment >= 0) & (assignment < len(models))).all())
     require(inside, f"{path}: 'assignment' must be numbers of the {len(models)} models, from 0")
     return RoundUpdates(round_of(path), clients, assignment, models, ends - models[assignment])
 
 
-def _vectors(path: Path, name: str, rows: NDArray[Any], model: Model, network: nn.Module) -> Tensor:
+def vectors_of(path: Path, name: str, rows: NDArray[Any], model: Model, network: nn.Module) -> Tensor:
     """Rows (n, S) of a state_dict's numbers as rows (n, P) of the model's layout."""
     tensors = network.state_dict()
     size = sum(tensor.numel() for tensor in tensors.values())
@@ -279,7 +279,7 @@ def _kind(array: NDArray[Any]) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 
-def _arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str, NDArray[Any]]:
+def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str, NDArray[Any]]:
     """The arrays in a file, by name.
 
     Raises:

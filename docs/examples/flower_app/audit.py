@@ -1,0 +1,11 @@
+"""The audit of the app: what its server recognises of its clients' examples."""
+
+from task import CLIENTS, Net, load_data
+
+import shoal
+
+members = [load_data(client) for client in range(CLIENTS)]
+trace = shoal.app_trace("/tmp/shoal-trace", Net(), members, others=load_data(CLIENTS))
+files = shoal.audit_trace(trace)
+found = files.audit.attacks.query("scope == 'all'").set_index("attack")
+print(found[["members", "non_members", "auc", "accuracy", "tpr_at_fpr_0.01"]].round(3), files.page, sep="\n")

@@ -1,0 +1,287 @@
+"""Gradients of many owners' linear models and networks of one hidden layer by written-out batched products.
+
+With inputs X (B, I), Z = XW' + b, H = relu(Z), outputs O = HV' + c and E the gradient of the loss by O, the gradients
+are E'H and E's sum for the output layer, and D'X and D's sum for the hidden one, with D = EV where H is above 0. In a
+plain step a product is added to its weights at once, so that no gradient is kept; of private steps an example's norm
+follows from norms of rows (as in `ghost_norms.py`), and its clipping factor scales its rows of E and D.
+
+Where all steps have the same X, the first layer's weight only ever moves by multiples of its rows: W = W0 + A'X, where
+A (B, H) adds up D, and Z = Z0 + KA with K = XX' (B, B). A step costs B*B*H multiplications there instead of 2*B*I*H;
+Z0, K and the last W cost 2*B*I*H + B*B*I, once. It is the same gradient descent, in another order of summation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.layout import Layout
+from shoal.engine.backends.gradient_clipping import clip_factors
+from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
+from shoal.models.model import Loss, Model, cross_entropy, squared_error
+from shoal.models.networks import MLP, Logistic
+
+_Tensors = dict[str, Tensor]
+
+_LARGE = 2**14
+"""Elements of a weight to which products are added in place, one owner after another; smaller ones take less time by
+two batched operations."""
+
+_Products = list[tuple[Tensor, Tensor]]
+"""A layer's inputs a (n, B, I) and the gradients g (n, B, O) of its outputs, for each layer; its gradient is g'a."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseNetwork:
+    """The batched gradients of a model that is Linear or Linear-ReLU-Linear on flattened inputs, in float32.
+
+    Args:
+        layers: the names of the weight and of the bias (None: there is none) of each layer.
+        loss: `cross_entropy` or `squared_error`.
+        layout: of the model.
+    """
+
+    layers: tuple[tuple[str, str | None], ...]
+    loss: Loss
+    layout: Layout
+
+    def gradients(self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor) -> _Tensors:
+        """The gradients (n, ...) by ``weights``, as `VmapGradients.__call__`."""
+        gradients: _Tensors = {}
+        products = self._products(weights | rest, _flat(x), y, share)
+        for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
+            if weight in weights:
+                gradients[weight] = _cut(torch.bmm(g.transpose(1, 2), a), weights[weight])
+            if bias in weights:
+                gradients[bias] = _cut(g.sum(dim=1), weights[bias])
+        return gradients
+
+    def step(
+        self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor, active: Tensor, local: LocalSGD
+    ) -> None:
+        """A plain step of SGD with weight decay, into ``weights`` (n, ...); ``active`` (n, 1) as `BatchedStep`'s."""
+        products = self._products(weights | rest, _flat(x), y, share)
+        if local.weight_decay:
+            shrink = 1 - local.learning_rate * local.weight_decay * active
+            for view in weights.values():
+                view.mul_(shrink.view(-1, *[1] * (view.dim() - 1)))
+        self._add(weights, products, -local.learning_rate)
+
+    def private_gradients(
+        self,
+        weights: _Tensors,
+        rest: _Tensors,
+        x: Tensor,
+        y: Tensor,
+        local: LocalSGD,
+        expected: Tensor,
+        noise: Sequence[torch.Generator | None],
+    ) -> _Tensors:
+        """The sums of clipped gradients and noise over ``expected`` examples, by ``weights``.
+
+        Args:
+            weights: the trained tensors, each (n, ...).
+            rest: the network's other tensors.
+            x: stored inputs (n, B * M, ...), an example's M copies one after another.
+            y: labels (n, B * M); those of padded rows count nothing.
+            local: bound, noise and M.
+            expected: (n, B * M), 0 for padded rows, otherwise the owner's divisor.
+            noise: each owner's generator; None: the owner's steps are done.
+        """
+        rule, copies = local.gradient_privacy, local.multiplicity
+        assert isinstance(rule, GradientPrivacy)
+        used = expected > 0
+        products = self._products(weights | rest, _flat(x), y, used / copies)
+        squares = torch.zeros(len(x), x.shape[1] // copies, device=x.device)
+        for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
+            squares += _squares(a, g, copies, weight=weight in weights, bias=bias in weights)
+        # Each gradient is divided as it is clipped, which takes no pass over the sums.
+        factors = clip_factors(squares, rule.max_grad_norm).repeat_interleave(copies, dim=1)
+        factors = torch.where(used, factors / expected.clamp(min=1), 0)
+        total = x.new_zeros(len(x), -(-self.layout.size // 4) * 4)[:, : self.layout.size]
+        if rule.noise_multiplier:
+            scale = rule.noise_multiplier * rule.max_grad_norm / expected.amax(dim=1)
+            for i, generator in enumerate(noise):
+                if generator is not None:
+                    drawn = torch.randn(self.layout.trainable, generator=generator)
+                    total[i, : self.layout.trainable] = drawn.to(total.device).mul_(scale[i])
+        views = self.layout.views(total)
+        gradients = {name: views[name] for name in weights}
+        self._add(gradients, [(a, g * factors[..., None]) for a, g in products], 1.0)
+        return gradients
+
+    def is_cheaper_in_span(self, examples: int, steps: int) -> bool:
+        """Whether ``steps`` on the same ``examples`` take fewer multiplications by `train_in_span`."""
+        slot = self.layout.slots[[slot.name for slot in self.layout.slots].index(self.layers[0][0])]
+        outputs, inputs = slot.shape
+        once = 2 * inputs * outputs + examples * inputs
+        return once + steps * examples * outputs < 2 * steps * inputs * outputs
+
+    def train_in_span(
+        self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, steps: int, local: LocalSGD
+    ) -> None:
+        """Plain steps on the same batch, in the span of its inputs; ``tensors`` (n, ...) change in place.
+
+        Args:
+            tensors: all of the network's.
+            x: stored inputs (n, B, ...).
+            y: labels (n, B).
+            share: (n, B), of each example in its owner's mean loss.
+            steps: their number, at least 1, the same for all owners.
+            local: learning rate and weight decay.
+        """
+        (first, bias), *_ = self.layers
+        x, start, rate = _flat(x), tensors[first], local.learning_rate
+        z0 = torch.bmm(x, _fours(start).transpose(1, 2))
+        kernel = torch.bmm(x, _fours(x).transpose(1, 2))
+        moved = z0.new_zeros(len(x), kernel.shape[2], z0.shape[2])
+        later = {name: view for name, view in tensors.items() if name != first}
+        scale, shrink = 1.0, 1 - rate * local.weight_decay
+        for _ in range(steps):
+            z = torch.baddbmm(z0, kernel, moved, beta=scale)
+            products = self._products(tensors, x, y, share, _with_bias(z, tensors.get(bias or "")))
+            if local.weight_decay:
+                scale *= shrink
+                for view in (moved, *later.values()):
+                    view.mul_(shrink)
+            moved[:, : x.shape[1]].sub_(products[0][1], alpha=rate)
+            self._add(later, products, -rate)
+        if scale != 1:
+            start.mul_(scale)
+        _add_product(start, moved[:, : x.shape[1]], x, 1.0)
+
+    def _products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
+        """The factors of the gradients of ``sum_b share[i, b] * loss_ib``; z: the first layer's outputs, if known."""
+        (first, bias), *later = self.layers
+        outputs, inputs, weights = z, [x], [_fours(tensors[weight]) for weight, _ in later]
+        if outputs is None:
+            outputs = _linear(x, _fours(tensors[first]), tensors.get(bias or ""))
+        for (_, bias), weight in zip(later, weights, strict=True):
+            inputs.append(outputs.relu_())
+            outputs = _linear(inputs[-1], weight, tensors.get(bias or ""))
+        errors = [torch.zeros_like(outputs)]
+        used = outputs.narrow(2, 0, tensors[self.layers[-1][0]].shape[1])
+        if self.loss is cross_entropy:
+            error = used.softmax(dim=2)
+            error.scatter_add_(2, y[..., None], error.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+        else:
+            error = (used - y.reshape(used.shape)).mul_(2 / used.shape[2])
+        torch.mul(error, share[..., None], out=_cut(errors[0], error))
+        for weight, hidden in zip(reversed(weights), reversed(inputs[1:]), strict=True):
+            back = torch.bmm(errors[0], weight)
+            errors.insert(0, torch.ops.aten.threshold_backward(back, hidden, 0))
+        return list(zip(inputs, errors, strict=True))
+
+    def _add(self, into: _Tensors, products: _Products, factor: float) -> None:
+        """Add ``factor`` times the gradients to those of the tensors that ``into`` has."""
+        for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
+            if weight in into:
+                _add_product(into[weight], g, a, factor)
+            if bias in into:
+                into[bias].add_(_cut(g.sum(dim=1), into[bias]), alpha=factor)
+
+
+def dense_network(model: Model) -> DenseNetwork | None:
+    """The written-out gradients of ``model``; None: it has none.
+
+    They are of `MLP`, `Logistic`, `torch.nn.Linear`, and a `torch.nn.Sequential` of an optional Flatten, Linear, and
+    perhaps ReLU and Linear, by `cross_entropy` or `squared_error`, all of whose tensors are trained.
+    """
+    network = model.structure()
+    modules = [network] if isinstance(network, nn.Linear) else [*network.children()]
+    kinds = [type(module) for module in modules]
+    if type(network) is MLP:
+        kinds.insert(1, nn.ReLU)
+    elif type(network) is nn.Sequential:
+        flattens = kinds[:1] == [nn.Flatten] and (modules[0].start_dim, modules[0].end_dim) == (1, -1)
+        kinds = kinds[flattens:]
+    elif type(network) not in {Logistic, nn.Linear}:
+        return None
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    if kinds not in ([nn.Linear], [nn.Linear, nn.ReLU, nn.Linear]) or hooked:
+        return None
+    names = [name for name, module in network.named_modules(remove_duplicate=False) if isinstance(module, nn.Linear)]
+    linears = [network.get_submodule(name) for name in names]
+    named = dict(network.named_parameters())
+    layers = tuple(
+        (f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".") if linear.bias is not None else None)
+        for name, linear in zip(names, linears, strict=True)
+    )
+    unshared = {name for layer in layers for name in layer if name is not None} == set(model.layout.trainable_names)
+    whole = len(named) == len(model.layout.slots) and model.layout.trainable == model.layout.size
+    known = model.loss in (cross_entropy, squared_error)
+    return DenseNetwork(layers, model.loss, model.layout) if unshared and whole and known else None
+
+
+def row_class(examples: Tensor) -> Tensor:
+    """The rows, at least as many as ``examples`` (n,), that owners have in a batched product, so that only owners of a
+    class share one: a product's last bits may depend on its shape. All up to 32, then at most a sixteenth more.
+
+    >>> row_class(torch.tensor([1, 25, 33, 100, 129])).tolist()
+    [1, 25, 34, 100, 136]
+    """
+    unit = torch.pow(2, ((examples - 1).clamp(min=1).double().log2().floor().long() - 4).clamp(min=0))
+    return (examples + unit - 1) // unit * unit
+
+
+def _flat(stored: Tensor) -> Tensor:
+    """Stored inputs (n, B, ...) as (n, B, I), images in the order of a network's inputs: channels, height, width."""
+    flat = (stored.movedim(-1, 2) if stored.dim() == 5 else stored).flatten(2)
+    return flat if flat.shape[2] % 4 == 0 else _fours(flat)[:, : flat.shape[1]]
+
+
+def _fours(matrices: Tensor) -> Tensor:
+    """Matrices (n, A, B), with zeros below and on the right where A or B is no multiple of four.
+
+    So all matrices of a batched product, its result's too, begin at multiples of 16 bytes. Where they do not, the
+    product's last bits depend on the place of a matrix in the batch (measured: MKL 2024.2).
+    """
+    n, height, width = matrices.shape
+    if _begins_at_fours(matrices):
+        return matrices
+    padded = matrices.new_zeros(n, -(-height // 4) * 4, -(-width // 4) * 4)
+    _cut(padded, matrices).copy_(matrices)
+    return padded
+
+
+def _begins_at_fours(matrices: Tensor) -> bool:
+    """Whether all matrices, of sides that are multiples of four, begin at multiples of four numbers."""
+    numbers = *matrices.shape[1:], *matrices.stride()[:2], matrices.storage_offset()
+    return all(number % 4 == 0 for number in numbers)
+
+
+def _cut(padded: Tensor, like: Tensor) -> Tensor:
+    """The part of ``padded`` that has the shape of ``like`` after the first axis."""
+    for axis in range(1, like.dim()):
+        padded = padded.narrow(axis, 0, like.shape[axis])
+    return padded
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _with_bias(torch.bmm(x, weight.transpose(1, 2)), bias)
+
+
+def _with_bias(z: Tensor, bias: Tensor | None) -> Tensor:
+    """``z`` (n, B, O), to which ``bias`` (n, at most O) is added in place."""
+    if bias is not None:
+        z.narrow(2, 0, bias.shape[1]).add_(bias[:, None])
+    return z
+
+
+def _add_product(weight: Tensor, g: Tensor, a: Tensor, factor: float) -> None:
+    """Add ``factor * g'a`` to ``weight`` (n, O, I)."""
+    if weight[0].numel() >= _LARGE and _begins_at_fours(weight):
+        weight.baddbmm_(g.transpose(1, 2), a, alpha=factor)
+    else:
+        weight.add_(_cut(torch.bmm(g.transpose(1, 2), a), weight), alpha=factor)
+
+
+def _squares(a: Tensor, g: Tensor, copies: int, *, weight: bool, bias: bool) -> Tensor:
+    """The squared norms (n, B) of each example's gradient by a layer's parameters, the sum over its ``copies``."""
+    if copies == 1:
+        of_weight, of_bias = a.square().sum(dim=2) * g.square().sum(dim=2), g.square().sum(dim=2)
+    else:
+        grams = [torch.matmul(rows, rows.transpose(2, 3)) for rows in (t.unflatten(1, (-1, copies)) for t in (a, g))]
+        of_weight, of_bias = (grams[0] * grams[1]).sum(dim=(2, 3)), grams[1].sum(dim=(2, 3))
+    return weight * of_weight.clamp(min=0) + bias * of_bias.clamp(min=0)

@@ -1,0 +1,180 @@
+"""Transformers of PyTorch and of `transformers`, from configurations: padded words, pictures, tied weights, bf16."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+
+import shoal
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.engine import resolve_backend
+from shoal.models import cross_entropy
+
+WORDS = 12
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def bert(attention_dropout: float = 0.0, **settings: Any) -> nn.Module:
+    config = BertConfig(
+        **SMALL, vocab_size=WORDS, num_labels=3, max_position_embeddings=8, initializer_range=0.3,
+        attention_probs_dropout_prob=attention_dropout, **settings,
+    )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def vit() -> nn.Module:
+    config = ViTConfig(**SMALL, image_size=6, patch_size=3, num_channels=1, num_labels=3, hidden_dropout_prob=0.1)
+    return ViTForImageClassification(config)
+
+
+class Encoder(nn.Module):
+    """PyTorch's own, whose words without padding are averaged; its output layer's weights are those of the words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        layer.self_attn.dropout = 0.0
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.output = nn.Linear(8, WORDS, bias=False)
+        self.output.weight = self.words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        padding = words == 0
+        states = self.encoder(self.words(words), src_key_padding_mask=padding)
+        kept = (~padding)[..., None].to(states.dtype)
+        return self.output((states * kept).sum(dim=1) / kept.sum(dim=1))
+
+
+def logits(result: Any) -> Tensor:
+    return result.logits
+
+
+def masked(words: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": words, "attention_mask": words != 0}
+
+
+MODELS = {
+    "bert": shoal.Model(bert, outputs=logits, inputs=masked),
+    "vit": shoal.Model(vit, outputs=logits),
+    "encoder": shoal.Model(Encoder),
+}
+
+
+def federation(case: str, extra_padding: int = 0) -> shoal.Federation:
+    draw, clients = torch.Generator().manual_seed(0), []
+    for _ in range(4):
+        y = torch.randint(0, 3, (8,), generator=draw)
+        if case == "vit":
+            x = torch.randn(8, 1, 6, 6, generator=draw)
+        else:
+            x = torch.randint(4, WORDS, (8, 4), generator=draw)
+            x[:, 0] = y + 1
+            x[::2, 3] = 0
+            x = nn.functional.pad(x, (0, extra_padding))
+        clients.append((x, y))
+    return shoal.Federation.from_tensors(clients, test=clients[0], classes=3)
+
+
+def trained(case: str, model: shoal.Model | None = None, extra_padding: int = 0, **engine: Any) -> Tensor:
+    settings = shoal.EngineSettings(**{"threads": 1} | engine)
+    local = shoal.LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
+    of = federation(case, extra_padding)
+    return shoal.simulate(
+        of, model or MODELS[case], shoal.IFCA(clusters=2), local, rounds=2, engine=settings
+    ).state.models
+
+
+@pytest.mark.parametrize("case", list(MODELS))
+def test_a_transformer_trains_the_same_with_any_number_of_threads(case):
+    assert torch.equal(trained(case), trained(case, threads=3))
+
+
+@pytest.mark.parametrize("case", list(MODELS))
+def test_bf16_is_near_float32(case):
+    """No further from it than a tenth of what training moves."""
+    exact, rounded = trained(case), trained(case, precision="bf16")
+    start = torch.stack([MODELS[case].init(Stream(0)("init")("model", k)) for k in range(2)])
+    assert float((rounded - exact).norm()) < 0.1 * float((exact - start).norm())
+    assert not torch.equal(rounded, exact)
+
+
+def test_a_client_s_step_is_that_of_the_network_on_its_masked_words():
+    model = shoal.Model(lambda: bert(hidden_dropout_prob=0.0), outputs=logits, inputs=masked)
+    of, local = federation("bert"), shoal.LocalSGD(steps=1, batch_size="all", learning_rate=0.1)
+    found = shoal.simulate(of, model, shoal.FedAvg(), local, rounds=1, seed=5).state.models[0]
+    start = model.init(Stream(5)("init")("model", 0))
+    network = bert(hidden_dropout_prob=0.0)
+    network.load_state_dict(model.state_dict(start))
+    for i in range(4):
+        x, y = of.clients.x[of.clients.owned(i)], of.clients.y[of.clients.owned(i)]
+        (cross_entropy(network(**masked(x)).logits, y).mean() / 4).backward()
+    with torch.no_grad():
+        for tensor in network.parameters():
+            tensor.sub_(0.1 * (tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)))
+    assert torch.allclose(found, model.layout.pack(dict(network.named_parameters())), atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["bert", "encoder"])
+def test_padding_changes_nothing(case):
+    """The columns of padding alone that a batch of longer texts would add."""
+    short, model = federation(case).test.x, MODELS[case]
+    network = model.network().eval()
+    long = nn.functional.pad(short, (0, 3))
+    assert torch.allclose(network(long), network(short), atol=1e-6)
+    if case == "bert":
+        unmasked = shoal.Model(bert, outputs=logits).network().eval()
+        assert not torch.allclose(unmasked(long), unmasked(short), atol=1e-3)
+
+
+def test_tied_weights_are_one_tensor_that_learns():
+    model = MODELS["encoder"]
+    names = [slot.name for slot in model.layout.slots]
+    assert "words.weight" in names
+    assert "output.weight" not in names
+    whole = model.state_dict(trained("encoder")[0])
+    assert torch.equal(whole["output.weight"], whole["words.weight"])
+
+
+def test_inputs_may_be_a_tuple_or_a_tensor_and_several_in_one():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return self.layer(first * second)
+
+    x = torch.randn(4, 2, 2)
+    model = shoal.Model(Two, inputs=lambda both: (both[:, 0], both[:, 1]))
+    expected = model.network().layer(x[:, 0] * x[:, 1])
+    assert torch.equal(model.network()(x), expected)
+    scaled = shoal.Model(lambda: nn.Linear(2, 3), inputs=lambda x: 2 * x)
+    assert torch.equal(scaled.network()(x[0]), scaled.network().forward(2 * x[0]))
+
+
+def test_lora_of_a_transformer_trains_its_adapters_and_head_alone():
+    def build() -> nn.Module:
+        return shoal.lora(bert(), rank=2, targets=["query", "value"], train=["classifier"])
+
+    model = shoal.Model(build, outputs=logits, inputs=masked)
+    assert model.parameters == 2 * (2 * 8 + 8 * 2) + 8 * 3 + 3
+    assert torch.isfinite(trained("bert", model)).all()
+
+
+def test_attention_s_own_dropout_is_refused_with_what_to_set():
+    model = shoal.Model(lambda: bert(0.1), outputs=logits, inputs=masked)
+    with pytest.raises(InputError, match=r"BertSelfAttention\) draws from .*attention_probs_dropout_prob=0"):
+        trained("bert", model)
+    with pytest.raises(InputError, match=r"a Model's inputs must be a function of a batch, .*got 3"):
+        shoal.Model(bert, inputs=3)
+    with pytest.raises(InputError, match=r"so a Model has no 'inputs' beside it"):
+        shoal.Model(bert, inputs=masked, cache_features=True)
+
+
+def test_transformers_train_in_the_loop():
+    """By the static rule: vmap is for networks of linear layers alone."""
+    assert {resolve_backend(model) for model in MODELS.values()} == {"loop"}
