@@ -10,10 +10,10 @@ import statistics
 import time
 
 import torch
-from machine import product
 
 from shoal import Engine, FedAvg, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
 from shoal.engine import Backend, resolve_backend
+from shoal.engine.machine_speed import product_rate
 
 _FASHION = Shape(1, 28, 28, 10)
 
@@ -59,7 +59,7 @@ def main() -> None:
             label = f"**{backend}**" if backend == resolve_backend(model) else backend
             print(f"| {title} | {label} | {rates[0]} | {rates[1]} |", flush=True)
     torch.set_num_threads(1)
-    print(f"\na 1024 x 1024 matrix product in float32 on one thread: {product(torch.float32):.0f} GFLOP/s")
+    print(f"\na 1024 x 1024 matrix product in float32 on one thread: {product_rate(torch.float32):.0f} GFLOP/s")
 
 
 if __name__ == "__main__":

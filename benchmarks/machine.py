@@ -4,24 +4,16 @@ Run as a script it prints, as JSON, what only PyTorch can tell; the conductor of
 """
 
 import json
-import os
 import platform
-import statistics
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Barrier
+
+from shoal.core.machine import cores, processor_model
 
 ROOT = Path(__file__).resolve().parents[1]
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "bf16")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> tuple[str, list[str]]:
@@ -29,10 +21,10 @@ def processor() -> tuple[str, list[str]]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() or platform.machine(), []
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = (facts.get("flags") or facts.get("Features") or "").split()
-    return facts.get("model name", platform.machine()), [flag for flag in _FLAGS if flag in flags]
+    return processor_model(), [flag for flag in _FLAGS if flag in flags]
 
 
 def commit() -> str:
@@ -81,28 +73,10 @@ def header(before: dict, after: dict, threads: int, settings: str) -> str:
     )
 
 
-def product(dtype: object, threads: int = 1) -> float:
-    """GFLOP/s of 1024 x 1024 matrix products, one on each of ``threads`` threads at the same time."""
-    import torch  # noqa: PLC0415
-
-    together = Barrier(threads)
-
-    def one(_: int) -> float:
-        a = torch.rand(1024, 1024).to(dtype)
-        times = []
-        for _ in range(8):
-            together.wait()
-            began = time.perf_counter()
-            a @ a
-            times.append(time.perf_counter() - began)
-        return 2 * 1024**3 / statistics.median(times[1:]) / 1e9
-
-    with ThreadPoolExecutor(threads) as pool:
-        return sum(pool.map(one, range(threads)))
-
-
 def _main() -> None:
     import torch  # noqa: PLC0415
+
+    from shoal.engine.machine_speed import product_rate  # noqa: PLC0415 (loads PyTorch)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -110,8 +84,8 @@ def _main() -> None:
         "torch": torch.__version__,
         "threads": threads,
         "cuda": torch.cuda.is_available(),
-        "fp32": product(torch.float32, cores()),
-        "bf16": product(torch.bfloat16, cores()),
+        "fp32": product_rate(torch.float32, cores()),
+        "bf16": product_rate(torch.bfloat16, cores()),
     }
     json.dump(facts, sys.stdout)
 

@@ -12,11 +12,11 @@ import sys
 import time
 
 import torch
-from machine import product
 from torch.profiler import ProfilerActivity, profile
 
 from shoal import LocalSGD, Shape, Stream, create_model
 from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.machine_speed import product_rate
 from shoal.engine.worker_pool import keep_freed_memory
 
 MFLOP = 23.1
@@ -46,7 +46,7 @@ def main() -> None:
     operations = sorted(profiled.key_averages(), key=lambda each: -each.self_cpu_time_total)
     total = sum(each.self_cpu_time_total for each in operations)
     print(f"{precision}, batch {batch}: {1000 * step:.2f} ms a step, {batch / step:,.0f} images/s")
-    print(f"{MFLOP * batch / step / 1000:.0f} GFLOP/s, of {product(dtype):.0f} in a 1024 x 1024 matrix product")
+    print(f"{MFLOP * batch / step / 1000:.0f} GFLOP/s, of {product_rate(dtype):.0f} in a 1024 x 1024 matrix product")
     alone = step * sum(each.self_cpu_time_total for each in operations if "convolution" in each.key) / total
     print(f"convolutions alone: {1000 * alone:.2f} ms a step, so at most {batch / alone:,.0f} images/s\n")
     print("| operation | share of the step |\n|---|---:|")

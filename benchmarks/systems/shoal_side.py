@@ -1,6 +1,6 @@
 """Shoal: any of the works, through its public interface.
 
-Of "ifca-mir" all rounds are counted, from the first; "parts" in the JSON are `RoundReport.seconds`, summed over them.
+Of "ifca-mir" all rounds are counted, from the first; "parts" in the JSON are their choosing, training and red team.
 
     python benchmarks/systems/shoal_side.py fedavg-cnn --random-data --precision bf16
 """
@@ -151,7 +151,8 @@ def measure(arguments: argparse.Namespace, work: Work, folder: Path) -> None:
                 torch.cuda.synchronize()
             clock.lap()
             if state.round > warm_up:
-                parts = {part: parts.get(part, 0.0) + spent for part, spent in report.seconds.items()}
+                of_round = {part: report.seconds[part] for part in ("choose", "train", "red_team")}
+                parts = {part: parts.get(part, 0.0) + spent for part, spent in of_round.items()}
     more = {"peak_gpu_mib": torch.cuda.max_memory_allocated() / 2**20} if cuda else {}
     tell(
         "shoal",

@@ -43,9 +43,11 @@ def asked(name, folder, tmp_path):
         "data": [],
         "run": [runs[0].replace("ifca", "small.toml"), *out],
         "report": [runs[0]],
+        "card": [runs[0], *out],
         "compare": runs,
         "audit": [runs[0], "--references", "1", *gate, *out],
         "preflight": [str(folder / "plain.toml"), "--gate", "auc <= 1"],
+        "profile": [str(folder / "small.toml"), "--rounds", "1"],
         "sweep": [str(folder / "sweep.toml"), *out],
         "protect": [str(folder / "plain.toml"), *seeds, *out, quiet],
     }[name]
@@ -64,6 +66,9 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
         case "run":
             figures = json.loads((out / "summary.json").read_text())
             assert document == {**figures, "directory": str(out), "report": str(out / "report.html")}
+        case "card":
+            card = json.loads((out / "card.json").read_text())
+            assert document == {**card, "file": str(out / "card.json"), "page": str(out / "card.html")}
         case "audit":
             figures = json.loads((out / "audit.json").read_text())
             gates = {"accuracy <= 1": True}
@@ -86,6 +91,8 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
             assert document == {"configuration": str(tmp_path / "new.toml")}
         case "data":
             assert {"name", "path", "size", "instructions"} == {*document["data_sets"][0]}
+        case "profile":
+            assert document["rounds"] == 1
         case "preflight":
             assert document["gates"] == {"auc <= 1": True}
 

@@ -352,6 +352,29 @@ def preflight(
     return Answer(report.flat(), said, gates)
 
 
+@command(app, "profile experiments/demo/digits.toml --rounds 3")
+def profile(
+    config: Annotated[Path, typer.Argument(help="The TOML file of a run.")],
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Rounds to measure, after one to warm up.")] = 5,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+    ] = None,
+    device: Device = None,
+    data_dir: DataDir = None,
+    allow_code: AllowCode = False,
+) -> Answer:
+    """Train a few rounds, and say where their time goes and what this machine would allow; writes nothing."""
+    from shoal.config.build import build
+    from shoal.config.schema import read_config
+    from shoal.simulation.profile import profile as profile_of
+
+    end_soon_after_interrupt()
+    settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
+    _, simulation = build(settings, data_dir)
+    found = profile_of(simulation, settings.engine, rounds=rounds)
+    return Answer(found.flat(), str(found))
+
+
 @command(app, "compare runs/ifca runs/mir")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")], allow_code: AllowCode = False
@@ -378,6 +401,24 @@ def report(
     end_soon_after_interrupt()
     page = (report_of_sweep if is_sweep(directory) else report_of)(directory, allow_code=allow_code)
     return Answer({"report": page}, f"Report: {page}")
+
+
+@command(app, "card runs/mir")
+def card(
+    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write; into the run's directory by default.")
+    ] = None,
+    allow_code: AllowCode = False,
+) -> Answer:
+    """Write a privacy card, to go beside released models: what was asked and found, what is promised, and what not."""
+    from shoal.runs.audits.card import write_card
+
+    end_soon_after_interrupt()
+    card = write_card(run, out, allow_code=allow_code)
+    missing = [question["question"] for question in card.document["questions"] if not question["covered"]]
+    shown = f"Not covered: {'; '.join(missing)}\nCard: {card.page}"
+    return Answer({**card.document, "file": card.file, "page": card.page}, shown)
 
 
 @command(app, "data experiments/demo/digits.toml")

@@ -45,10 +45,16 @@ def side_by_side(work: Callable[[], object], threads: int, turns: int = 7) -> fl
         torch.set_num_threads(before)
 
 
-def product_rate(dtype: torch.dtype, threads: int = 1, size: int = 1024) -> float:
+def product_rate(dtype: torch.dtype, threads: int = 1, size: int = 1024, device: str | torch.device = "cpu") -> float:
     """GFLOP/s of ``size`` x ``size`` matrix products, one on each of so many threads at the same time."""
-    a = torch.full((size, size), 0.5, dtype=dtype)
-    return threads * 2 * size**3 / side_by_side(lambda: a @ a, threads) / 1e9
+    a = torch.full((size, size), 0.5, dtype=dtype, device=device)
+
+    def product() -> None:
+        a @ a
+        if a.is_cuda:
+            torch.cuda.synchronize(device)
+
+    return threads * 2 * size**3 / side_by_side(product, threads) / 1e9
 
 
 @dataclass(frozen=True)

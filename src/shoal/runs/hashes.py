@@ -18,7 +18,17 @@ from shoal.runs.updates import FOLDER
 
 NAME = "hashes.json"
 
-_LATER = ("report.html", "run.log", "audit.json", "audit.csv", "audit.html", "scores.csv", NAME)
+_LATER = (
+    "report.html",
+    "run.log",
+    "audit.json",
+    "audit.csv",
+    "audit.html",
+    "scores.csv",
+    "card.json",
+    "card.html",
+    NAME,
+)
 """Files that are written or grow after a run, or that no later step reads."""
 
 
@@ -36,6 +46,11 @@ def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
 def stored_examples(out: Path) -> str:
     """The hash of the examples that the run in ``out`` was begun with; "" where it has none."""
     return _read(out).get("examples", "") if (out / NAME).exists() else ""
+
+
+def stored_files(out: Path) -> Mapping[str, str]:
+    """The hashes of the files of the finished run in ``out``, by path; none where it has no hashes."""
+    return _read(out).get("files", {}) if (out / NAME).exists() else {}
 
 
 def require_same_examples(out: Path, examples: str) -> None:

@@ -1,0 +1,99 @@
+"""The page of a privacy card: what attacks found, what is promised, what is not covered, and of what models."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.core.formats import DASH, capitalized, count, decimal, number
+from shoal.reports.attack_titles import attack_title
+from shoal.reports.page import Section, render
+from shoal.reports.table import Cell, Row, Table, heads, row
+
+_EXPOSURE = heads(["whose records, to whom", "outcome"], ["right answers", "records"])
+
+
+def card_page(card: Mapping[str, Any]) -> str:
+    """The page of a card's document, `shoal.runs.audits.card.card`."""
+    sections = (_exposure(card["exposure"]), _questions(card), _run(card))
+    lead = [("verdict", f"{_found(card['exposure'])} {_promised(card['promise'])}")]
+    return render("page.html.j2", f"Privacy card: {card['run']['title']}", lead, (), sections, style="run")
+
+
+def _found(exposure: Mapping[str, Any]) -> str:
+    """Who is exposed to whom, in a sentence."""
+    if not exposure["asked"]:
+        return "Nobody asked how exposed these models' examples are."
+    parts: list[str] = []
+    for outcome, words in (("exposed", "exposed"), ("open", "open, not told from chance")):
+        by_names: dict[tuple[str, ...], list[str]] = {}
+        for view, by_name in exposure["views"].items():
+            names = tuple(name for name, found in by_name.items() if found["outcome"] == outcome)
+            by_names.setdefault(names, []).append(view)
+        said = [f"{' and '.join(names)} to {', '.join(views)}" for names, views in by_names.items() if names]
+        parts += [f"{words}: {'; '.join(said)}"] if said else []
+    unasked = [view for view, found in exposure["views"].items() if not found]
+    parts += [f"not asked: {', '.join(unasked)}"] if unasked else []
+    return f"{'. '.join(map(capitalized, parts))}."
+
+
+def _promised(promise: Mapping[str, Any] | None) -> str:
+    if promise is None:
+        return "Nothing is promised against attacks that were not asked."
+    by_view = ", ".join(f"{epsilon:.2f} towards {view}" for view, epsilon in promise["epsilon"].items())
+    return f"Promised against every attack on {promise['unit']}: epsilon {by_view} at delta {promise['delta']:g}."
+
+
+def _exposure(exposure: Mapping[str, Any]) -> Section:
+    title = "What attacks found"
+    if not exposure["asked"]:
+        return Section("exposure", title, ["This asks:"], code=exposure["command"])
+    rows: list[Row] = []
+    for view, by_name in exposure["views"].items():
+        rows += [_line(view, name, found) for name, found in by_name.items()]
+        rows += [] if by_name else [row(f"all, to {view}", Cell("not asked", exposure["command"]), DASH, DASH)]
+    rows += [
+        _line("whoever sees most", f"members of model {name}", found) for name, found in exposure["models"].items()
+    ]
+    power = (
+        f"{count(exposure['references'])} reference federations, {count(exposure['members'])} members and "
+        f"{count(exposure['non_members'])} non-members. Right answers are balanced accuracy: 0.5 is a coin's. "
+        "Intervals are of 95 %. Exposed: 0.5 is below. Open: 0.5 is within; neither exposure nor protection is shown."
+    )
+    return Section("exposure", title, table=Table(_EXPOSURE, tuple(rows), note=power))
+
+
+def _line(view: str, name: str, found: Mapping[str, Any]) -> Row:
+    interval = f"{decimal(found['low'])} to {decimal(found['high'])}" if "low" in found else ""
+    accuracy = Cell(decimal(found["accuracy"]) if "accuracy" in found else DASH, interval)
+    records = Cell(count(found["members"]), f"{count(found['non_members'])} others")
+    style = "over" if found["outcome"] == "exposed" else ""
+    outcome = Cell(found["outcome"], f"by {attack_title(found['attack'])}")
+    return row(f"{name}, to {view}", outcome, accuracy, records, style=style)
+
+
+def _questions(card: Mapping[str, Any]) -> Section:
+    missing = sum(not question["covered"] for question in card["questions"])
+    rows = (
+        row(question["question"], question["answer"], style="" if question["covered"] else "over")
+        for question in card["questions"]
+    )
+    table = Table(heads(["question", "answer"]), tuple(rows), note="The questions are those of NIST SP 800-226.")
+    return Section("questions", f"{missing} of {len(card['questions'])} questions are not covered", table=table)
+
+
+def _run(card: Mapping[str, Any]) -> Section:
+    run = card["run"]
+    clients = ", ".join(f"{clients} of {name}" for name, clients in run["clients"].items())
+    said = {name: run[name] for name in ("algorithm", "dataset", "seed", "rounds", "training_examples")}
+    said |= {"clients": clients} | {f"accuracy, {name}": value for name, value in run["accuracy"].items()}
+    said |= {f"SHA-256, {name}": value for name, value in run["sha256"].items()} | {"shoal": card["shoal"]}
+    return Section("run", "Of what models", table=_pairs("of the run", said))
+
+
+def _pairs(head: str, said: Mapping[str, Any]) -> Table:
+    """Names and values."""
+    rows = (row(name.replace("_", " "), _text(value)) for name, value in said.items() if value is not None)
+    return Table(heads([head, "value"]), tuple(rows))
+
+
+def _text(value: object) -> str:
+    return number(value) if isinstance(value, float) else str(value)
