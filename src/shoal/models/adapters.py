@@ -156,7 +156,7 @@ def lora(
         if isinstance(layer, nn.MultiheadAttention):
             for weight in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
                 if getattr(layer, weight) is not None:
-                    # The same numbers in a tensor of its own: registering writes them to itself, which counts as a write.
+                    # In a tensor of its own: registering writes the numbers to itself, which counts as a write.
                     setattr(layer, weight, nn.Parameter(getattr(layer, weight).data, requires_grad=False))
                     part = LoRAWeight(getattr(layer, weight), rank, alpha)
                     parametrize.register_parametrization(layer, weight, part)
