@@ -18,6 +18,7 @@ from shoal.algorithms import (
     PINA,
     Ditto,
     FedAvg,
+    FedBN,
     FedEM,
     FedRC,
     FedRep,
@@ -166,7 +167,7 @@ def test_interrupted_rounds_are_uninterrupted_rounds(network, build, algorithm):
     assert torch.equal(state.risks, whole.risks)
 
 
-PERSONAL = (Scaffold, Ditto, LocalOnly, MRMTL, FedSoft, FedRep, APFL)
+PERSONAL = (Scaffold, Ditto, LocalOnly, MRMTL, FedSoft, FedRep, FedBN, APFL)
 """Algorithms that keep a vector as long as a model, or nearly, for each client."""
 
 
