@@ -276,7 +276,7 @@ class Model:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.frozen.items()):
             digest.update(f"{name} {tuple(tensor.shape)} ".encode())
-            digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest() if self.frozen else ""
 
     def require_same_frozen(self, tensors: Mapping[str, Tensor], where: str) -> None:
