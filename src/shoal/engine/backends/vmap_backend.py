@@ -178,7 +178,9 @@ class VmapBackend:
 
     def _batch(self, shards: Shards, entries: Tensor, share: Tensor, active: Tensor) -> _Batch:
         stored, indices = to_channels_last(shards.x), shards.indices[entries].to(shards.y.device)
-        x, share = to_compute_dtype(stored[indices], self._dtype, self._device), share.to(self._device)
+        # In a quarter of the time of indexing.
+        x = stored.index_select(0, indices.flatten()).unflatten(0, indices.shape)
+        x, share = to_compute_dtype(x, self._dtype, self._device), share.to(self._device)
         weight = share if shards.weights is None else share * shards.weights[entries].to(share)
         return x, shards.y[indices].to(self._device), weight, active.to(self._device)
 
