@@ -217,7 +217,7 @@ def _rdp_of_step(rate: float, noise: float) -> NDArray[np.float64]:
     from opacus.accountants import RDPAccountant  # noqa: PLC0415
     from opacus.accountants.analysis.rdp import compute_rdp  # noqa: PLC0415
 
-    return np.asarray(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS))
+    return compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS)
 
 
 @lru_cache(maxsize=4096)
@@ -232,8 +232,9 @@ def _epsilon_of_history(used: tuple[tuple[float, float, int], ...], delta: float
         try:
             if accountant == "rdp":
                 # `RDPAccountant.get_epsilon`, whose divergence of a step is computed once for any number of steps.
-                rdp: Any = sum(_rdp_of_step(rate, noise) * steps for noise, rate, steps in used)
-                spent, _ = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=rdp, delta=delta)
+                orders = RDPAccountant.DEFAULT_ALPHAS
+                rdp = sum((_rdp_of_step(rate, noise) * steps for noise, rate, steps in used), np.zeros(len(orders)))
+                spent, _ = get_privacy_spent(orders=orders, rdp=rdp.tolist(), delta=delta)
             else:
                 counting = PRVAccountant()
                 counting.history = list(used)
