@@ -345,7 +345,7 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} ".encode())
-        digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest() if tensors else ""
 
 
