@@ -217,7 +217,7 @@ def _rdp_of_step(rate: float, noise: float) -> NDArray[np.float64]:
     from opacus.accountants import RDPAccountant  # noqa: PLC0415
     from opacus.accountants.analysis.rdp import compute_rdp  # noqa: PLC0415
 
-    return compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS)
+    return np.asarray(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=RDPAccountant.DEFAULT_ALPHAS))
 
 
 @lru_cache(maxsize=4096)
