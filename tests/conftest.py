@@ -1,8 +1,10 @@
 """Toy federations that train in milliseconds, and toy runs and sweeps that take less than a second."""
 
+import _posixsubprocess
 import copy
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,35 @@ machine_speed.measured_bf16_speed = lambda device: machine_speed.Bf16Speed(2.0, 
 machine_speed._cache_file = lambda: Path(os.devnull) / "bf16.json"
 
 Build = Callable[..., Federation]
+
+STARTS = {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
+"""Audit events of new processes."""
+_running: list[pytest.Item] = []
+
+
+def _audit(event: str, _: object) -> None:
+    if event in STARTS and _running:
+        raise AssertionError(f"{_running[0].nodeid} starts a process ({event}): mark it `processes`")
+
+
+def _fork_exec(*arguments: Any) -> int:
+    sys.audit("subprocess.Popen")  # By which joblib and multiprocessing go past Popen.
+    return FORK_EXEC(*arguments)
+
+
+FORK_EXEC = _posixsubprocess.fork_exec
+_posixsubprocess.fork_exec = _fork_exec
+sys.addaudithook(_audit)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Where tests that start processes are left out (`make check`), none of the others may start one."""
+    _running[:] = [item] if item.config.getoption("markexpr") == "not processes" else []
+    try:
+        return (yield)
+    finally:
+        _running.clear()
 
 
 TOY = {

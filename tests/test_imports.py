@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import shoal
 from shoal.config.schema import Config
 
@@ -19,10 +21,12 @@ def loaded(statements: str, names: tuple[str, ...]) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.processes
 def test_the_bare_package_and_the_options_of_the_command_line_load_next_to_nothing():
     assert loaded("import shoal, shoal.cli.app", (*HEAVY, "torch", "pandas", "numpy", "pydantic")) == []
 
 
+@pytest.mark.processes
 def test_neither_all_public_names_nor_a_run_load_what_they_may_not_need(
     tmp_path: Path, toy_config: Callable[..., Config]
 ):

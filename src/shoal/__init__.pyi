@@ -14,6 +14,7 @@ from .algorithms import (
     EarlyStopping as EarlyStopping,
     FedAvg as FedAvg,
     FedAvgStart as FedAvgStart,
+    FedBN as FedBN,
     FedEM as FedEM,
     FedOpt as FedOpt,
     FedProx as FedProx,

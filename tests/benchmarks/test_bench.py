@@ -35,6 +35,7 @@ def compared(goal: Goal, *names: str) -> Row:
 LAYOUT = "onednn" if torch.backends.mkldnn.is_available() else "pooled"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("script", "words", "images", "in_process"),
     [

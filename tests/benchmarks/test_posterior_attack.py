@@ -111,6 +111,7 @@ def test_both_sides_get_the_same_outputs_and_a_seed_is_trained_once(tmp_path, mo
     assert len(pd.read_csv(tmp_path / "posterior_attack.csv")) == 4
 
 
+@pytest.mark.processes
 def test_what_the_other_side_says_is_in_its_error_and_no_scores_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "python_of", lambda _: Path(sys.executable))
     monkeypatch.setattr(posterior_attack, "SIDE", tmp_path / "side.py")

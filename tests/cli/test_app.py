@@ -197,6 +197,7 @@ runpy.run_module("shoal", run_name="__main__")
 """
 
 
+@pytest.mark.processes
 def test_interrupted_is_130_and_can_be_resumed(config, tmp_path):
     out = tmp_path / "out"
     arguments = ["run", str(config), "--out", str(out), "--set", "algorithm.rounds=4000"]
@@ -226,6 +227,7 @@ shoal.runs.measuring.measure_final = fit
 """
 
 
+@pytest.mark.processes
 def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_path):
     out = tmp_path / "out"
     arguments = ["run", str(config), "--quiet", "--out", str(out), "--set", "red_team.attack=gap"]
@@ -242,6 +244,7 @@ def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_pa
     assert (out / "summary.json").exists()
 
 
+@pytest.mark.processes
 def test_interrupted_while_it_loads_is_130_without_a_traceback(tmp_path):
     """The moment is that at which Typer is imported, long before any command is known."""
     loading = "import sys\nprint('loading', flush=True)\nimport time\ntime.sleep(60)\n"
@@ -281,6 +284,7 @@ def test_every_help_has_an_example_and_the_exit_codes(command, capsys, monkeypat
     assert "0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted" in short
 
 
+@pytest.mark.processes
 def test_the_shell_completes_commands_and_options():
     typed = {"COMP_WORDS": "shoal re", "COMP_CWORD": "1", "_SHOAL_COMPLETE": "complete_bash"}
     command = [sys.executable, "-m", "shoal"]

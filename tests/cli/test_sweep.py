@@ -120,6 +120,7 @@ runpy.run_module("shoal", run_name="__main__")
 """
 
 
+@pytest.mark.processes
 def test_interrupted_with_two_jobs_it_ends_its_workers(sweep, tmp_path):
     base, out = tmp_path / "base.toml", tmp_path / "out"
     base.write_text(base.read_text().replace("rounds = 2", "rounds = 4000"))

@@ -11,6 +11,8 @@ from shoal.core import processes
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.processes import Workers
 
+pytestmark = pytest.mark.processes
+
 
 class Shared:
     """Something that is sent to processes, and counts there how often."""

@@ -35,6 +35,9 @@ class Speaks(Protocol):
 
 
 class Dog:
+    def __repr__(self) -> str:
+        return "Dog()"  # Without its address, which is another one in each process.
+
     def speak(self) -> str:
         return "wuff"
 

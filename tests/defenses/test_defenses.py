@@ -88,14 +88,14 @@ class TrainedError(Exception):
 
 
 def trained(model, federation, algorithm, *defenses, **settings):
-    """The state that `played` ends with, whose attacks and figures would take as long as the rounds."""
+    """The state after two rounds and their estimate of risk; attacks and figures would take as long as the rounds."""
 
     def watch(simulation, progress, report):
         if progress.state.round == simulation.rounds:
             raise TrainedError(progress.state)
 
     with pytest.raises(TrainedError) as ended:
-        played(model, federation, algorithm, *defenses, watch=watch, **settings)
+        played(model, federation, algorithm, *defenses, **{"rounds": 2, "watch": watch} | settings)
     return ended.value.args[0]
 
 

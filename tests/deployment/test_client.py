@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from shoal.attacks.queries.loss_histograms import own_risks
@@ -21,11 +21,12 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
+from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client, run_config
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import pack_offer, pack_reply
-from shoal.deployment.messages import NotAllowedError, Offer
+from shoal.deployment.messages import FROZEN, NotAllowedError, Offer
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
 from shoal.simulation.coordination import accountable_trainings
@@ -315,6 +316,19 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
     assert max(sizes) < 3000 < 100 * 3000 < 4 * simulation.setup.model.frozen["1.weight"].numel()
     seeds.append(2)
     open_client.cache_clear()
-    with pytest.raises(NotAllowedError, match="both must be built with the same body"):
-        training_reply(replace(offer, round=2), node)
+    frozen, later = simulation.setup.model.frozen, replace(offer, round=2)
+    with pytest.raises(NotAllowedError, match="the frozen tensors of the server's models are not there"):
+        training_reply(later, node)
+    for content, digest, sentence in (
+        (b"nonsense", offer.frozen, "cannot be read"),
+        (save({"x": torch.zeros(1)}), offer.frozen, "have the hash"),
+        (save(dict(frozen)), "../x", "is no hash"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            keep_features(node.folder, FROZEN + digest, content)
+    assert keep_features(node.folder, FROZEN + offer.frozen, save(dict(frozen))) == FROZEN + offer.frozen
+    training_reply(later, node)
+    sent = open_client(offer.config, node, (), None, "", offer.frozen).setup.model
+    assert torch.equal(sent.structure()[1].weight, frozen["1.weight"])
+    assert not torch.equal(Pretrained(None)[1].weight, frozen["1.weight"])
     open_client.cache_clear()

@@ -67,6 +67,7 @@ def test_what_is_installed_is_what_the_project_has():
     ]  # fmt: skip
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(NGINX is None and "CI" not in os.environ, reason="needs nginx: apt-get install nginx-light")
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 def test_the_commands_make_a_federation_whose_budget_is_enough(tmp_path, monkeypatch):  # noqa: PLR0915
@@ -176,6 +177,7 @@ def test_a_service_runs_a_program_of_the_page_as_a_user_without_rights(path):
         assert "--isolation process" in service["ExecStart"]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_takes_the_services(tmp_path):
     for path in UNITS:

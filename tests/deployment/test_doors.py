@@ -84,6 +84,7 @@ BEHIND_OTHER_DOORS = [
 ]
 
 
+@pytest.mark.processes
 def test_a_stranger_is_refused_and_a_pinned_node_runs_no_code_of_the_servers(tmp_path, forks):
     keys, app, where = tmp_path / "keys", tmp_path / "app", tmp_path / "where"
     for folder in (app, where):

@@ -108,6 +108,7 @@ def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
+@pytest.mark.processes
 def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path, forks):
     path, out, keys = a_config(tmp_path / "run.toml"), tmp_path / "run", tmp_path / "keys"
     make_certificates(keys, nodes=4)
@@ -162,6 +163,7 @@ def has_returned(out: Path, client: str) -> bool:
     return any((row["client"], row["kind"]) == (client, "returned") for row in events_of(out))
 
 
+@pytest.mark.processes
 def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path, forks):  # noqa: PLR0915
     noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
     path, out = tmp_path / "run.toml", tmp_path / "run"
@@ -229,6 +231,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     assert client_accuracy(path, disturbed) >= client_accuracy(path, undisturbed) - 0.02
 
 
+@pytest.mark.processes
 def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_rounding(tmp_path, forks):
     secure = "[secure_aggregation]\nmin_clients = 2\nthreshold = 0.5"
     path, out, keys = tmp_path / "run.toml", tmp_path / "run", tmp_path / "keys"

@@ -19,6 +19,7 @@ def alive(process: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc, to see processes")
 @pytest.mark.parametrize("killed", [False, True])
 def test_children_of_programs_end_with_them_also_in_a_group_of_their_own(tmp_path, killed):
@@ -46,6 +47,7 @@ def test_no_program_sends_telemetry_or_looks_for_updates_or_installs(tmp_path):
     assert expected.items() <= environment(tmp_path).items()
 
 
+@pytest.mark.processes
 def test_a_program_that_fails_says_so(tmp_path):
     with Programs(tmp_path) as programs:
         assert programs.call([sys.executable, "-c", "print(6 * 7)"], tmp_path) == "42\n"

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -622,3 +623,40 @@ def test_progress_names_few_of_many_clients(tmp_path):
         patch.setattr(Server, "members", members)
         server._show(1, 5000, set(range(5000)), {})
     assert (seen[-1].asked, len(seen[-1].waiting)) == (5000, 100)
+
+
+def test_a_node_with_another_frozen_body_is_sent_the_servers_once(tmp_path, monkeypatch):
+    seeds, reply = [1], training_reply
+
+    class Pretrained(torch.nn.Sequential):
+        def __init__(self, _: object) -> None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seeds[-1])
+                body = torch.nn.Linear(64, 20).requires_grad_(False)
+            super().__init__(torch.nn.Flatten(), body, torch.nn.Linear(20, 10))
+
+    class OtherBodies(Nodes):
+        def settings_of(self, partition: int) -> NodeSettings:
+            seeds[:] = [1 if partition == 0 else 2]
+            return replace(super().settings_of(partition), allow_code="bodies:Pretrained")
+
+    def answered(offer: Offer, settings: NodeSettings) -> object:
+        try:
+            return reply(offer, settings)
+        except NotAllowedError as error:
+            return Refusal(error.reason)
+
+    monkeypatch.setattr(sys.modules[__name__], "training_reply", answered)
+    monkeypatch.setitem(sys.modules, "bodies", module := types.ModuleType("bodies"))
+    module.Pretrained = Pretrained
+    table = {**TABLE, "model": {"name": "bodies:Pretrained"}, "engine": {"backend": "loop"}}
+    nodes = OtherBodies(tmp_path)
+    serve(nodes, settings(tmp_path, table))
+    refused = [(event["round"], event["client"]) for event in events_of(tmp_path) if event["kind"] == "refused"]
+    assert len(refused) == 2
+    assert {number for number, _ in refused} == {"1"}
+    assert sorted(partition for question, partition in nodes.asked if question == "features") == [1, 2]
+    assert state_of(tmp_path).models.shape == (2, 210)
+    (digest,) = {offer.frozen for offer in nodes.offers}
+    assert (tmp_path / "1" / "frozen" / f"{digest}.safetensors").exists()
+    open_client.cache_clear()

@@ -33,6 +33,7 @@ class Tasks:
         return SimpleNamespace(token=token, HasField=lambda name: name == "task" and bool(token))
 
 
+@pytest.mark.processes
 def test_a_message_whose_contents_never_come_does_not_hold_up_the_next(tmp_path, monkeypatch):
     lost, done = tmp_path / "lost", tmp_path / "done"
 

@@ -254,6 +254,7 @@ def test_the_examples_are_what_the_protocols_ask_for(examples):
     assert isinstance(LowerRate(), ScalableDefense)
 
 
+@pytest.mark.processes
 def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
     done = subprocess.run(
         [

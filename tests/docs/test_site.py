@@ -4,13 +4,11 @@ import importlib
 import re
 import runpy
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import shoal
-from shoal.config.schema import read_config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -131,16 +129,3 @@ def test_the_build_forgives_nothing(links):
 def test_links_that_work_in_the_repository_work_in_the_site(links, page, link, address, expected):
     folder = (DOCS / page).parent
     assert links.LINK.sub(lambda each: links.site_link(each, folder, DOCS, address), link) == expected
-
-
-def test_the_files_of_the_first_five_minutes_are_valid(tmp_path):
-    text = (DOCS / "start.md").read_text()
-    files = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    assert len(files) == 2
-    for content in files:
-        (tmp_path / "file.toml").write_text(content)
-        assert (
-            read_config(tmp_path / "file.toml").algorithm.name == tomllib.loads(content)["algorithm"]["name"] == "ifca"
-        )
-    for script in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        compile(script, "start.md", "exec")

@@ -269,6 +269,19 @@ def test_a_configuration_names_an_adapter() -> None:
     assert Network("logistic", adapter=Adapter("bitfit")).model(Shape(1, 2, 2, 3)).parameters == 3
 
 
+def test_copies_share_a_pretrained_network_that_is_loaded_once_and_leave_it_as_it_is() -> None:
+    body, x = Attention(), words()
+    before = body(x)
+    model = shoal.Model(lambda: shoal.lora(body, 2, targets=["attention", "words"], train=["head"]))
+    one, other = (shoal.lora(body, 2, targets=["words"], train=["head"]) for _ in range(2))
+    assert one.get_parameter("words.base_layer.weight") is other.get_parameter("words.base_layer.weight")
+    assert one.get_parameter("head.weight") is not body.head.weight
+    assert model.frozen["words.base_layer.weight"].data_ptr() == body.words.weight.data_ptr()
+    federation = shoal.Federation.from_tensors([(x, torch.arange(5) % 3)] * 2, test=(x, torch.arange(5) % 3))
+    shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(learning_rate=1.0), rounds=1)
+    assert torch.equal(body(x), before)
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "rank": (lambda: shoal.lora(Attention(), 0), "LoRA's 'rank' must be at least 1; got 0"),
     "alpha": (lambda: shoal.lora(Attention(), alpha=0.0), "LoRA's 'alpha' must be above 0; got 0.0"),

@@ -34,6 +34,7 @@ def holder(tmp_path):
         process.kill()
 
 
+@pytest.mark.processes
 def test_a_run_beside_a_living_one_is_refused_and_a_killed_one_blocks_nobody(toy_config, tmp_path, holder):
     config, out = toy_config(algorithm__rounds=1), tmp_path / "out"
     with pytest.raises(InputError, match="out: another run is going on in it"):

@@ -155,6 +155,7 @@ def until_killed(arguments: list[str], when) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.processes
 def test_killed_while_it_writes_a_checkpoint_and_resumed_is_never_killed(finished, tmp_path):
     out = tmp_path / "killed"
 

@@ -259,6 +259,7 @@ def until_ended(processes: set[int]) -> bool:
     return False
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("_no_run_pages")
 def test_two_at_a_time_killed_and_started_again_give_the_same_bytes(written, finished, tmp_path):
     """One run is finished before; two are killed in their first rounds; the fourth has not begun."""
@@ -532,6 +533,7 @@ print(run_sweep(read_sweep(pathlib.Path(sys.argv[1])), pathlib.Path("swept"), wo
 """
 
 
+@pytest.mark.processes
 def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(two_runs, finished, tmp_path):
     run = shutil.copytree(sorted(finished.glob("runs/*/"))[0], tmp_path / "audited")
     here = audit_run(shutil.copytree(run, tmp_path / "here"), references=2)

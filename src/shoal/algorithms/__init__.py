@@ -21,6 +21,7 @@ from shoal.algorithms.one_model.scaffold import Scaffold
 from shoal.algorithms.one_model.server_only import ServerOnly
 from shoal.algorithms.personal.apfl import APFL
 from shoal.algorithms.personal.ditto import Ditto
+from shoal.algorithms.personal.fedbn import FedBN
 from shoal.algorithms.personal.fedrep import FedRep
 from shoal.algorithms.personal.fine_tuning import FineTuning
 from shoal.algorithms.personal.local import LocalOnly
@@ -45,16 +46,16 @@ Algorithms = (
     FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
     | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
     | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
-    | FedRep | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
+    | FedRep | FedBN | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
     | MultiKrum | HiLoRA | PINA
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
 __all__ = [
-    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "PINA", "RDPCFL", "Algorithms", "CoordinateMedian", "Derived",
-    "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep",
-    "FedSoft", "FineTuning", "GroupPrivacy", "HiLoRA", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy",
-    "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans",
-    "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold", "ServerOnly", "ServerStart", "SharedBody", "TrimmedMean",
-    "Wrapper",
+    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "PINA", "RDPCFL", "Algorithms", "CoordinateMedian",
+    "Derived", "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedBN", "FedEM", "FedOpt", "FedProx",
+    "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HiLoRA", "HypCluster", "IFCAWithinLimit",
+    "LocalOnly", "MetricPrivacy", "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling",
+    "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold", "ServerOnly",
+    "ServerStart", "SharedBody", "TrimmedMean", "Wrapper",
 ]  # fmt: skip

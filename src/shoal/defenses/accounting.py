@@ -232,8 +232,9 @@ def _epsilon_of_history(used: tuple[tuple[float, float, int], ...], delta: float
         try:
             if accountant == "rdp":
                 # `RDPAccountant.get_epsilon`, whose divergence of a step is computed once for any number of steps.
-                rdp = sum(_rdp_of_step(rate, noise) * steps for noise, rate, steps in used)
-                spent, _ = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=rdp, delta=delta)
+                orders = RDPAccountant.DEFAULT_ALPHAS
+                rdp = sum((_rdp_of_step(rate, noise) * steps for noise, rate, steps in used), np.zeros(len(orders)))
+                spent, _ = get_privacy_spent(orders=orders, rdp=rdp.tolist(), delta=delta)
             else:
                 counting = PRVAccountant()
                 counting.history = list(used)

@@ -39,6 +39,12 @@ Stamp = tuple[int, str]
 NO_FEATURES = "the client does not have the run's map of features"
 """The reason of a client's refusal, after which the server sends the map again."""
 
+NO_FROZEN = "the client's network has other frozen tensors"
+"""The reason of a client's refusal, after which the server sends its own."""
+
+FROZEN = "frozen:"
+"""Before the hash of frozen tensors that the server sends, as it sends a map of features."""
+
 
 def plain(text: object) -> str:
     r"""At most 200 printable characters of a stranger's text, on one line, and nothing that a spreadsheet calculates.

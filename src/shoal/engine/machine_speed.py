@@ -50,7 +50,7 @@ def product_rate(dtype: torch.dtype, threads: int = 1, size: int = 1024, device:
     a = torch.full((size, size), 0.5, dtype=dtype, device=device)
 
     def product() -> None:
-        a @ a
+        torch.mm(a, a)
         if a.is_cuda:
             torch.cuda.synchronize(device)
 

@@ -26,7 +26,8 @@ class RoundClock:
     """
 
     def __init__(self) -> None:
-        self._lock, self._spent = Lock(), dict.fromkeys(("choose", *TRAIN, "red_team"), 0.0)
+        self._lock = Lock()
+        self._spent: dict[str, float] = dict.fromkeys(("choose", *TRAIN, "red_team"), 0.0)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

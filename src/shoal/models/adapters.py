@@ -5,6 +5,7 @@ come. LoRA's tensors have the names that peft gives them, ``lora_A`` and ``lora_
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -102,9 +103,10 @@ def lora(
     targets: Sequence[Target] | None = None,
     train: Sequence[Target] = (),
 ) -> nn.Module:
-    """``network`` itself, frozen but for low-rank updates of some layers, W + (alpha / rank) B A, and for ``train``.
+    """A copy of a network, frozen but for low-rank updates of some layers, W + (alpha / rank) B A, and for ``train``.
 
-    It computes what it computed before, since B begins at 0 (and A as a layer's weight does). An average over clients
+    Copies share the frozen tensors, so a pretrained network is loaded once, outside a `Model`'s ``build``. A copy
+    computes what the network did, since B begins at 0 (and A as a layer's weight does). An average over clients
     is of A and of B, not of their products. `merged` gives the weights W + (alpha / rank) B A of the plain network.
 
     Args:
@@ -139,7 +141,7 @@ def lora(
     alpha = rank if alpha is None else alpha
     require(not isinstance(targets, str), f"LoRA's targets are a list; got {targets!r}")
     trained = _parts(network, train)
-    inside = {id(part) for module in trained for part in module.modules()}
+    inside = {id(part) for name in trained for part in network.get_submodule(name).modules()}
     layers: dict[str, nn.Module] = {}
     for target in [(nn.Linear, nn.MultiheadAttention)] if targets is None else targets:
         named = {name: layer for name, layer in _layers(network, target) if id(layer) not in inside}
@@ -149,11 +151,13 @@ def lora(
             f"MultiheadAttention that is not trained whole; the network has {_classes(network)}",
         )
         layers |= named
-    network.requires_grad_(False)
-    for name, layer in layers.items():
+    network = _copy(network, [part for name in trained for part in network.get_submodule(name).parameters()])
+    for name, layer in [(name, network.get_submodule(name)) for name in layers]:
         if isinstance(layer, nn.MultiheadAttention):
             for weight in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
                 if getattr(layer, weight) is not None:
+                    # In a tensor of its own: registering writes the numbers to itself, which counts as a write.
+                    setattr(layer, weight, nn.Parameter(getattr(layer, weight).data, requires_grad=False))
                     part = LoRAWeight(getattr(layer, weight), rank, alpha)
                     parametrize.register_parametrization(layer, weight, part)
             if not isinstance(layer.out_proj, LoRALayer):  # which it is where it is a target too
@@ -163,13 +167,11 @@ def lora(
         elif not isinstance(network.get_submodule(name), LoRALayer):
             owner, _, leaf = name.rpartition(".")
             setattr(network.get_submodule(owner), leaf, LoRALayer(layer, rank, alpha))
-    for module in trained:
-        module.requires_grad_(True)
     return network
 
 
 def head(network: nn.Module, *names: Target) -> nn.Module:
-    """``network`` itself, frozen but for the modules called ``names``, as in `lora`.
+    """A copy of a network, frozen but for the modules called ``names``, as in `lora`.
 
     Raises:
         InputError: no name, or one that is not in the network.
@@ -182,15 +184,13 @@ def head(network: nn.Module, *names: Target) -> nn.Module:
         [False, False, True, True]
     """
     require(bool(names), f"a head has at least one module that is trained; the network has {_classes(network)}")
-    trained = _parts(network, names)
-    network.requires_grad_(False)
-    for module in trained:
-        module.requires_grad_(True)
-    return network
+    return _copy(
+        network, [part for name in _parts(network, names) for part in network.get_submodule(name).parameters()]
+    )
 
 
 def bitfit(network: nn.Module, train: Sequence[Target] = ()) -> nn.Module:
-    """``network`` itself, frozen but for its biases and the modules of ``train``, named as in `lora`.
+    """A copy of a network, frozen but for its biases and the modules of ``train``, named as in `lora`.
 
     Raises:
         InputError: the network has no biases, or not what ``train`` names.
@@ -203,13 +203,10 @@ def bitfit(network: nn.Module, train: Sequence[Target] = ()) -> nn.Module:
         >>> {name: tensor.requires_grad for name, tensor in network.named_parameters()}
         {'output.weight': False, 'output.bias': True}
     """
-    trained = _parts(network, train)
+    trained = [part for name in _parts(network, train) for part in network.get_submodule(name).parameters()]
     biases = [tensor for name, tensor in network.named_parameters() if name.rpartition(".")[2].endswith("bias")]
     require(bool(biases), f"the network has no biases for BitFit to train; it has {_classes(network)}")
-    network.requires_grad_(False)
-    for part in (*biases, *trained):
-        part.requires_grad_(True)
-    return network
+    return _copy(network, [*biases, *trained])
 
 
 def merged(model: Model, row: Tensor) -> dict[str, Tensor]:
@@ -310,12 +307,23 @@ def _named(network: nn.Module, target: Target) -> Iterator[tuple[str, nn.Module]
             yield name, module
 
 
-def _parts(network: nn.Module, names: Sequence[Target]) -> list[nn.Module]:
-    """The modules that ``names`` name, each at least one with parameters."""
-    parts: list[nn.Module] = []
+def _copy(network: nn.Module, trained: Sequence[Tensor]) -> nn.Module:
+    """A copy of which the parameters ``trained`` are its own, and the others are shared and frozen."""
+    own = {id(tensor) for tensor in trained}
+    shared = {id(tensor): tensor.requires_grad_(False) for tensor in network.parameters() if id(tensor) not in own}
+    copy = deepcopy(network, shared)
+    frozen = {id(tensor) for tensor in network.parameters()} - own
+    for tensor in copy.parameters():
+        tensor.requires_grad_(id(tensor) not in frozen)
+    return copy
+
+
+def _parts(network: nn.Module, names: Sequence[Target]) -> list[str]:
+    """The names of the modules that ``names`` name, each at least one with parameters."""
+    parts: list[str] = []
     require(not isinstance(names, str), f"modules are named by a list of names; got {names!r}")
     for target in names:
-        some = [module for _, module in _named(network, target) if any(True for _ in module.parameters())]
+        some = [name for name, module in _named(network, target) if any(True for _ in module.parameters())]
         require(
             bool(some),
             f"the network has no module {_spelled(target)} with parameters; it has "

@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -271,13 +271,17 @@ class Model:
     @cached_property
     def frozen_hash(self) -> str:
         """SHA-256 of the whole network's frozen tensors, their names and shapes; "" where there are none."""
-        if self.whole is not None:
-            return self.whole.frozen_hash
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.frozen.items()):
-            digest.update(f"{name} {tuple(tensor.shape)} ".encode())
-            digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
-        return digest.hexdigest() if self.frozen else ""
+        return hash_of((self.whole or self).frozen)
+
+    def with_frozen(self, tensors: Mapping[str, Tensor]) -> "Model":
+        """The model with these numbers in its frozen tensors.
+
+        Raises:
+            InputError: they have other names or shapes.
+        """
+        mine, given = ({name: tuple(one.shape) for name, one in named.items()} for named in (self.frozen, tensors))
+        require(mine == given, "the frozen tensors are of another network: their names or shapes are not this one's")
+        return replace(self, build=partial(_with_tensors, self.build, tensors))
 
     def require_same_frozen(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Raise `InputError` where ``tensors`` have other numbers under the names of frozen ones.
@@ -336,6 +340,15 @@ class Model:
         return {name: names[id(tensor)] for name, tensor in whole.items() if id(tensor) in names}
 
 
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of float32 tensors, their names and shapes; "" without any."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest() if tensors else ""
+
+
 def metric_name(metric: Metric) -> str:
     """The name of a metric in tables: its function's name in words."""
     if isinstance(metric, NegativeLoss):
@@ -360,6 +373,21 @@ def _copied(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"a network with frozen tensors is copied, and this one cannot be: {reason}") from error
+
+
+def _with_tensors(build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """What ``build`` makes, with other tensors under some names."""
+    network = build()
+    named: dict[str, Tensor] = dict(network.named_parameters()) | dict(network.named_buffers())
+    return _copied(
+        network,
+        {
+            id(named[name]): nn.Parameter(tensor, requires_grad=False)
+            if isinstance(named[name], nn.Parameter)
+            else tensor
+            for name, tensor in tensors.items()
+        },
+    )
 
 
 def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple[Any, ...], result: object) -> Tensor:

@@ -82,7 +82,8 @@ def reference_scores(
             watch(len(scores), count)
         missing = [number for number in range(count) if number not in scores]
         if rounds and count and folder is not None and store.read(REPLAY) is None:
-            missing.insert(0, REPLAY)
+            # The last, since it is the shortest.
+            missing.append(REPLAY)
         workers = workers.at_most(len(missing))
         with nullcontext(engine) if workers.here else engine.reopened(workers.threads) as shared:
             for number, trained in workers.unordered(_trained, _Training(attacked, shared, store, rounds), missing):

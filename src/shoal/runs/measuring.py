@@ -74,7 +74,8 @@ def measured(
     """
     began = time.perf_counter()
     progress = replace(progress, state=released(simulation.release, simulation.on(engine), progress.state))
-    spent = dict.fromkeys(("defenses", "train", "total"), time.perf_counter() - began)
+    elapsed = time.perf_counter() - began
+    spent = {"defenses": elapsed, "train": elapsed, "total": elapsed}
     progress = replace(progress, seconds=added(progress.seconds, spent))
     models = named_models(simulation.setup.model, progress.state)
     written = None if out is None else write_models(out, models, simulation.setup.model.frozen_names)

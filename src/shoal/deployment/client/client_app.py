@@ -39,10 +39,10 @@ def identify(message: Message, context: Context) -> Message:
 
 @app.query("features")
 def features(message: Message, context: Context) -> Message:
-    """Keep the map of inputs to features that the server sends."""
+    """Keep the map of inputs to features, or the models' frozen tensors, that the server sends."""
 
     def keep(node: NodeSettings) -> RecordDict:
-        Policy.read(node.policy).check_question("features", "to keep a map of features")
+        Policy.read(node.policy).check_question("features", "to keep a map of features, or frozen tensors")
         return pack_kept_features(keep_features(node.folder, *unpack_features(message.content)))
 
     return _reply(message, context, keep)

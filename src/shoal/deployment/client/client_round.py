@@ -112,7 +112,7 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
         NotAllowedError: as `training_reply`.
         InputError: the run has no coordinator.
     """
-    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features)
+    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
     section = client.config.coordinator
     require(section is not None, "the run has no coordinator, so there is no vote to answer")
     assert section is not None
@@ -180,15 +180,9 @@ def randomised(choice: int, choices: int, epsilon: float, coins: np.random.Gener
 @contextmanager
 def _opened(offer: Offer, settings: NodeSettings, policy: Policy) -> Iterator[tuple[Client, Training]]:
     """The node's client, and its training on an engine that is closed afterwards."""
-    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features)
+    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
     config, setup = client.config, client.setup
     policy.check_run(config, setup.model.parameters, int(client.federation.clients.sizes[0]))
-    if offer.frozen != setup.model.frozen_hash:
-        raise NotAllowedError(
-            f"the server's models have frozen tensors of the hash {offer.frozen[:8] or 'none'}, and this network of "
-            f"{setup.model.frozen_hash[:8] or 'none'}; both must be built with the same body",
-            "the client's network has other frozen tensors",
-        )
     algorithm = parts_of(config.algorithm.value).client
     backend = None if config.engine.backend == "auto" else config.engine.backend
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)

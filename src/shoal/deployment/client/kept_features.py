@@ -1,21 +1,29 @@
-"""The map of inputs to features that the server sent, on a client's own disk: sent once, and known by its hash."""
+"""What the server sent once, on a client's own disk and known by its hash: the map of features, or frozen tensors."""
 
 import hashlib
 import re
+from contextlib import suppress
 from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load as parse, load_file
+from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, require
-from shoal.deployment.messages import NO_FEATURES, NotAllowedError
+from shoal.deployment.messages import FROZEN, NO_FEATURES, NO_FROZEN, NotAllowedError
 from shoal.models import FeatureMap
+from shoal.models.model import hash_of
 
 
 def keep_features(folder: Path, digest: str, content: bytes) -> str:
-    """Keep a map that the server sent in a client's ``folder``; returns its hash.
+    """Keep a map, or frozen tensors, that the server sent in a client's ``folder``; returns the hash.
 
     Raises:
         InputError: it is not what the hash says, or no map; nothing is written then.
     """
+    if digest.startswith(FROZEN):
+        return _keep_frozen(folder, digest, content)
     found = hashlib.sha256(content).hexdigest()
     require(found == digest, f"the server's map of features has the hash {found}, and not {digest} as it says")
     path = _path(folder, digest)
@@ -39,6 +47,38 @@ def kept_features(folder: Path, digest: str) -> FeatureMap:
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise NotAllowedError(f"{path}: the map of features of this run is not there, or damaged", NO_FEATURES)
     return _read(path)
+
+
+def _keep_frozen(folder: Path, digest: str, content: bytes) -> str:
+    path = _frozen_path(folder, digest.removeprefix(FROZEN))
+    try:
+        found = hash_of(parse(content))
+    except SafetensorError as error:
+        raise InputError(f"the server's frozen tensors cannot be read: {error}") from error
+    require(FROZEN + found == digest, f"the server's frozen tensors have the hash {found}, and not {digest}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, content)
+    return digest
+
+
+def kept_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
+    """The frozen tensors of this hash, as the client keeps them.
+
+    Raises:
+        NotAllowedError: it does not have them whole; the server then sends them.
+    """
+    path = _frozen_path(folder, digest)
+    tensors: dict[str, Tensor] = {}
+    with suppress(OSError, SafetensorError):
+        tensors = load_file(path)
+    if hash_of(tensors) != digest:
+        raise NotAllowedError(f"{path}: the frozen tensors of the server's models are not there, or damaged", NO_FROZEN)
+    return tensors
+
+
+def _frozen_path(folder: Path, digest: str) -> Path:
+    require(re.fullmatch("[0-9a-f]{64}", digest) is not None, f"{digest!r:.80} is no hash of frozen tensors")
+    return folder / "frozen" / f"{digest}.safetensors"
 
 
 def _read(path: Path) -> FeatureMap:

@@ -24,7 +24,7 @@ from shoal.data import (
 )
 from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup, defended
-from shoal.deployment.client.kept_features import kept_features
+from shoal.deployment.client.kept_features import kept_features, kept_frozen
 from shoal.deployment.flower_config import NodeSettings
 from shoal.models import Shape, VectorShape
 from shoal.models.cached_features import frozen_prefix
@@ -68,6 +68,7 @@ def open_client(
     classes: tuple[str, ...],
     scale: Standardizer | None = None,
     features: str = "",
+    frozen: str | None = None,
 ) -> Client:
     """The client of a node in the run that ``text`` configures; kept for the next round.
 
@@ -77,10 +78,11 @@ def open_client(
         classes: names by number, as the server has them; none where the data are a named set.
         scale: the standardization of the columns of the node's table; None: the data are no table.
         features: the hash of the map of the examples, which the node keeps; "": there is none.
+        frozen: the hash of the models' frozen tensors, which the node has built or keeps; None: it is not compared.
 
     Raises:
         InputError: data that are missing or do not fit the configuration.
-        NotAllowedError: the node does not have the map.
+        NotAllowedError: the node does not have the map or the frozen tensors.
     """
     config = run_config(text, settings.allow_code)
     require(
@@ -100,10 +102,13 @@ def open_client(
         beta if settings.risk_weight is None else torch.full_like(beta, settings.risk_weight),
     )
     federation, setup = replace(client.federation, preferences=preferences), client.setup
-    whole = setup.model if setup.model.cache_features else setup.model.whole
-    if whole is not None:
-        prefix = frozen_prefix(whole, federation.clients.x)
-        setup, mapped = replace(setup, model=prefix.rest(whole)), prefix.mapped
+    model = setup.model.whole or setup.model
+    if frozen not in (None, model.frozen_hash):
+        model = model.with_frozen(kept_frozen(settings.folder, frozen))
+    if model.cache_features:
+        prefix = frozen_prefix(model, federation.clients.x)
+        model, mapped = prefix.rest(model), prefix.mapped
+    setup = replace(setup, model=model)
     if mapped is not None:
         # The client's own examples alone; the server has others.
         own = {name: getattr(federation, name) for name in ("clients", "holdout")}

@@ -3,21 +3,22 @@
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flwr.app import RecordDict
+from safetensors.torch import save as serialize
 
 from shoal.core.errors import InputError, require
 from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.flower_records import pack_features, unpack_identity, unpack_kept_features
-from shoal.deployment.messages import RejectedReplyError
+from shoal.deployment.messages import FROZEN, RejectedReplyError
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Answer, Exchange, Question, Registration
 from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.roster import Member, Roster
-from shoal.models import FeatureMap
+from shoal.models import FeatureMap, Model
 
 _IDLE = 3
 """Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
@@ -247,20 +248,59 @@ class SentFeatures:
             for i, member in enumerate(members)
             if member.node is not None and member.waits and (member.name, member.node) not in self.has
         ]
-        if not lacking:
-            return
-        # One object, which is hashed and sent once.
-        message = pack_features(self.digest, self.content)
-        for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
-            try:
-                if answer.content is None:
-                    attendance.reject_unread(number, members[i], answer)
-                    continue
-                unpack_kept_features(answer.content, self.digest)
-                self.has.add((members[i].name, members[i].node))
-            except RejectedReplyError as error:
-                attendance.reject(number, members[i], str(error))
+        if lacking:
+            self.has |= _sent(attendance, number, lacking, self.digest, self.content)
 
     def forget(self, member: Member) -> None:
         """Send it to this client again before the next round."""
         self.has.discard((member.name, member.node))
+
+
+@dataclass
+class SentFrozen:
+    """The frozen tensors of a model, and who lacks them: clients build their own, which may be others.
+
+    Args:
+        model: of the run.
+        lacks: name and node of each client that said that its network has others.
+    """
+
+    model: Model
+    lacks: set[tuple[str, int | None]] = field(default_factory=set)
+
+    @property
+    def digest(self) -> str:
+        """Their hash, which every offer names."""
+        return self.model.frozen_hash
+
+    def send(self, attendance: Attendance, number: int) -> None:
+        """Send them, before the round ``number``, to those who are there and lack them."""
+        members = attendance.roster.members
+        lacking = [i for i, member in enumerate(members) if member.waits and (member.name, member.node) in self.lacks]
+        if lacking:
+            frozen = (self.model.whole or self.model).frozen
+            content = serialize({name: tensor.contiguous() for name, tensor in frozen.items()})
+            self.lacks -= _sent(attendance, number, lacking, FROZEN + self.digest, content)
+
+    def forget(self, member: Member) -> None:
+        """Send them to this client before the next round."""
+        self.lacks.add((member.name, member.node))
+
+
+def _sent(
+    attendance: Attendance, number: int, lacking: Sequence[int], digest: str, content: bytes
+) -> set[tuple[str, int | None]]:
+    """Send a file to the members at the positions ``lacking``; name and node of those who say that they have it."""
+    has, members = set[tuple[str, int | None]](), attendance.roster.members
+    # One object, which is hashed and sent once.
+    message = pack_features(digest, content)
+    for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
+        try:
+            if answer.content is None:
+                attendance.reject_unread(number, members[i], answer)
+                continue
+            unpack_kept_features(answer.content, digest)
+            has.add((members[i].name, members[i].node))
+        except RejectedReplyError as error:
+            attendance.reject(number, members[i], str(error))
+    return has

@@ -24,7 +24,7 @@ from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
 from shoal.deployment.secure_sums.contributions import check_summable
 from shoal.deployment.secure_sums.secure_rounds import SecureHistograms, SecureRounds
-from shoal.deployment.server.attendance import Attendance, SentFeatures
+from shoal.deployment.server.attendance import Attendance, SentFeatures, SentFrozen
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
 from shoal.deployment.server.ledger_stamps import LedgerStamps
@@ -113,7 +113,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
         attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
         server = Server(
-            attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch, engine.model.frozen_hash
+            attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch, SentFrozen(engine.model)
         )
         sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
         run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
@@ -151,8 +151,9 @@ class _Run:
         """The run after one round more."""
         number = 1 if progress is None else progress.state.round + 1
         self.server.attendance.gather(number)
-        if self.server.features is not None:
-            self.server.features.send(self.server.attendance, number)
+        for sent in (self.server.features, self.server.frozen):
+            if sent is not None:
+                sent.send(self.server.attendance, number)
         training = self._training(None if progress is None else progress.state)
         if progress is None:
             progress = SimulationState(training.start())

@@ -14,8 +14,8 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.data import Standardizer
 from shoal.deployment.flower_records import pack_models, pack_offer, unpack_reply
-from shoal.deployment.messages import NO_FEATURES, Offer, Refusal, RejectedReplyError, too_long
-from shoal.deployment.server.attendance import Attendance, SentFeatures
+from shoal.deployment.messages import NO_FEATURES, NO_FROZEN, Offer, Refusal, RejectedReplyError, too_long
+from shoal.deployment.server.attendance import Attendance, SentFeatures, SentFrozen
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.update_file import UpdateFile
@@ -69,7 +69,7 @@ class Server:
         scale: the standardization of columns, where clients have tables of their own.
         features: the map of inputs that clients are sent; None: there is none.
         watch: called whenever something changes in a round.
-        frozen: the hash of the models' frozen tensors; "": there are none.
+        frozen: the models' frozen tensors, which clients are sent that have others; None: it is not known.
     """
 
     attendance: Attendance
@@ -79,7 +79,7 @@ class Server:
     scale: Standardizer | None = None
     features: SentFeatures | None = None
     watch: Callable[[Progress], object] = lambda _: None
-    frozen: str = ""
+    frozen: SentFrozen | None = None
 
     @property
     def members(self) -> list[Member]:
@@ -92,7 +92,7 @@ class Server:
         """The offer to a member in the round ``number``."""
         stamp = self.attendance.stamps.of(member.name)
         digest = "" if self.features is None else self.features.digest
-        known = (self.classes, self.scale, stamp, digest, self.frozen)
+        known = (self.classes, self.scale, stamp, digest, "" if self.frozen is None else self.frozen.digest)
         return Offer(number, member.id, self.config, models, risks, directives, *known)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
@@ -188,6 +188,8 @@ class Server:
             attendance.refuse(number, member, reply.reason)
             if self.features is not None and reply.reason == NO_FEATURES:
                 self.features.forget(member)
+            if self.frozen is not None and reply.reason == NO_FROZEN:
+                self.frozen.forget(member)
             return None
         return reply
 

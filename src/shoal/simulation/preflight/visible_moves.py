@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedRep, FedSoft, LocalOnly, MetricPrivacy
+from shoal.algorithms import CFL, PACFL, FedBN, FedEM, FedRC, FedRep, FedSoft, LocalOnly, MetricPrivacy
 from shoal.algorithms.wrapper import with_bases
 from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.audit.preflight import (
@@ -72,8 +72,9 @@ class VisibleMoves:
         # Transformed images have all dimensions, also where those as they are lack some.
         layers = layer_shapes(self.simulation.setup.model, self._examples[0], ranks=self.copies == 1)
         layout = self.simulation.setup.model.layout
-        heads = [head_of(layout, base.head) for base in self.bases if isinstance(base, FedRep)]
-        kept = {slot.name for head in heads for slot in layout.slots if bool(head[slot.start])}
+        own = [head_of(layout, base.head) for base in self.bases if isinstance(base, FedRep)]
+        own += [base.kept(layout) for base in self.bases if isinstance(base, FedBN)]
+        kept = {slot.name for part in own for slot in layout.slots if bool(part[slot.start])}
         return tuple(layer for layer in layers if f"{layer.name}.weight" not in kept)
 
     @cached_property

@@ -1,0 +1,62 @@
+"""The course: its files work, and its commands have the options that the pages give them."""
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from shoal.cli.app import app
+from shoal.config.build import build
+from shoal.config.schema import read_config
+
+LESSONS = Path(__file__).parents[2] / "docs" / "lessons"
+COMMANDS = [
+    (page.stem, command)
+    for page in sorted(LESSONS.glob("*.md"))
+    for command in re.findall(r"^    shoal (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+def test_the_table_and_its_configuration_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(LESSONS / "patients.py"))
+    (tmp_path / "patients.toml").write_text((LESSONS / "patients.toml").read_text(encoding="utf-8"))
+    _, simulation = build(read_config(tmp_path / "patients.toml"))
+    federation = simulation.federation
+    groups = [federation.groups[g] for g in federation.group.tolist()]
+    assert (groups.count("north"), groups.count("south")) == (12, 28)
+    assert len(federation.shadow) == 480
+    assert federation.clients.x.shape == (40 * 30, 20)
+
+
+def test_the_reader_says_open_where_an_interval_holds_chance(tmp_path, monkeypatch, capsys):
+    low = {"outsider": 0.49, "client": 0.51, "server": 0.9}
+    figures = {
+        f"views.{view}.{group}.auc{end}": value
+        for view in low
+        for group in ("north", "south")
+        for end, value in (("", 0.95), (".low", low[view]), (".high", 1.0))
+    }
+    (tmp_path / "audit.json").write_text(json.dumps(figures))
+    monkeypatch.setattr("sys.argv", ["read.py", str(tmp_path)])
+    runpy.run_path(str(LESSONS / "read.py"))
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["open"] * 2 + ["exposed"] * 4
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_the_commands_of_a_page_have_these_options(page, command):
+    name, *words = shlex.split(command)
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    group.commands[name].make_context(name, words, resilient_parsing=False)
+
+
+def test_every_command_of_the_course_is_on_a_page():
+    assert {command.split()[0] for _, command in COMMANDS} == {
+        "data", "run", "compare", "preflight", "audit", "protect", "card",
+    }  # fmt: skip
