@@ -27,7 +27,7 @@ CHECKED := laws algorithms attacks audit config control core data defenses engin
 
 check: install  ## Run ruff and the laws and references of training, attacks, defences and data, without processes
 	$(BIN)/ruff check --quiet
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not processes" $(CHECKED:%=tests/%)
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 -m "not processes" $(CHECKED:%=tests/%)
 
 test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
 	$(BIN)/python -m pytest

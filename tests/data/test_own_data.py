@@ -148,7 +148,10 @@ def test_a_table_may_have_a_column_of_pictures():
         ),
         (lambda t: t.assign(label=[1, 1, 2]), "the test table has the label '0', which no client has"),
         (lambda t: t.assign(how=[1.0, None, 2.0]), r"the table has 1 empty, .* in 'how' \(1\), the first in row 2"),
-        (lambda t: {"who": 1}, "the table must be a pandas DataFrame or a datasets.Dataset; got dict"),
+        (
+            lambda t: {"who": 1},
+            "the table must be a pandas DataFrame, a datasets.Dataset or a partitioner of flwr-datasets; got dict",
+        ),
     ],
 )
 def test_tables_that_cannot_be_used_are_one_sentence(change, words):

@@ -207,9 +207,11 @@ class Federation:
         """A federation of tables: pandas frames, or Hugging Face `datasets.Dataset`, one row per example.
 
         Args:
-            table: the clients' examples; clients are numbered in the order of first appearance and keep their names.
-                As in the source ``table`` of a configuration, classes are numbered in sorted order, inputs standardised
-                by these rows alone, and possible mistakes are warnings in the log.
+            table: the clients' examples; or a partitioner of flwr-datasets, or its `FederatedDataset`, whose partitions
+                are the clients, by their numbers; ``columns.client`` then names a column that it has not. Clients are
+                numbered in the order of first appearance and keep their names. As in the source ``table`` of a
+                configuration, classes are numbered in sorted order, inputs standardised by these rows alone, and
+                possible mistakes are warnings in the log.
             columns: which column names the client, the label, the group, and which are inputs.
             test: held-out examples, a table with the same columns. A row belongs to its client where ``table`` has
                 rows of that client.

@@ -32,8 +32,8 @@ def fields_from_table(
     task: Task,
 ) -> dict[str, Any]:
     """The fields of `Federation` by name; ``limits`` are the thresholds and the betas."""
-    trained = read_rows("the table", frame_of("the table", table), columns, task)
-    scale = None
+    trained = read_rows("the table", frame_of("the table", table, getattr(columns, "client", "")), columns, task)
+    scale, partitioned = None, hasattr(table, "load_partition")
     if trained.inputs:
         scale = Standardizer.fit(trained.inputs, trained.x, trained.words, columns.impute)
         columns = replace(columns, inputs=trained.inputs)
@@ -63,7 +63,10 @@ def fields_from_table(
     position = {key: i for i, key in enumerate(zip(clients, groups or [EVERYBODY] * len(clients), strict=True))}
 
     def examples(name: str, table: Table) -> Examples:
-        rows = read_rows(name, frame_of(name, table), columns, task, of_clients=False)
+        frame = frame_of(name, table)
+        if partitioned and columns.client not in frame:
+            frame = frame.assign(**{columns.client: None})
+        rows = read_rows(name, frame, columns, task, of_clients=False)
         x, y = pair(rows)
         row_groups = [EVERYBODY] * len(y) if rows.groups is None else list(rows.groups)
         owners = [position.get(key, -1) for key in zip(rows.clients, row_groups, strict=True)]

@@ -42,18 +42,40 @@ class TableRows:
 _Kind = Literal["numbers", "words", "numbers and others", "other"]
 
 
-def frame_of(name: str, table: Table) -> pd.DataFrame:
-    """A pandas frame or a Hugging Face `datasets.Dataset` as a frame.
+def frame_of(name: str, table: Table, client: str = "") -> pd.DataFrame:
+    """A pandas frame, a Hugging Face `datasets.Dataset` or a partitioner of flwr-datasets as a frame.
+
+    ``client`` is the column for the numbers of partitions.
 
     Raises:
-        InputError: the table is neither.
+        InputError: the table is none of these, or partitions have that column already.
     """
+    if hasattr(table, "load_partition"):
+        return _of_partitions(name, table, client)
     if isinstance(table, pd.DataFrame):
         return table
     columns = getattr(table, "column_names", None)
     if not isinstance(columns, list):
-        raise InputError(f"{name} must be a pandas DataFrame or a datasets.Dataset; got {described(table)}")
+        kinds = "a pandas DataFrame, a datasets.Dataset or a partitioner of flwr-datasets"
+        raise InputError(f"{name} must be {kinds}; got {described(table)}")
     return pd.DataFrame({column: list(table[column]) for column in columns})
+
+
+def _of_partitions(name: str, table: Any, client: str) -> pd.DataFrame:  # noqa: ANN401 - of a package that may be absent
+    """The rows of all partitions, which are the clients."""
+    by_split = getattr(table, "partitioners", None)
+    if by_split is not None:
+        require(len(by_split) == 1, f"{name} has partitions of {len(by_split)} splits; give the partitioner of one")
+        (split,) = by_split
+        # Until then the partitioner has no data.
+        table.load_partition(0, split)
+        table = by_split[split]
+    frames = [frame_of(name, table.load_partition(number)) for number in range(table.num_partitions)]
+    taken = any(client in frame for frame in frames)
+    require(
+        not taken, f"{name} has a column '{client}', but partitions are its clients; name another 'client' for them"
+    )
+    return pd.concat([frame.assign(**{client: str(i)}) for i, frame in enumerate(frames)], ignore_index=True)
 
 
 def read_rows(
