@@ -14,6 +14,7 @@ from shoal.reports.attack_titles import ATTACKERS, BY, attack_head
 from shoal.reports.audit import audit_epsilon, audit_tables, audit_views
 from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.audit_verdict import verdict
+from shoal.reports.audit.exposure_answer import answers, exposures_in
 from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
@@ -65,9 +66,9 @@ def audit_page(
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
     warning = audit_epsilon.violation_warning(audit, stated)
     shape = Markup("<strong>{}:</strong> {}")
-    lead: list[tuple[str, str]] = [("view", shape.format(*line)) for line in audit_views.lines(by_views, audit.omitted)]
-    lead.append(("verdict", verdict(groups, everything)))
-    lead += [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
+    in_full = [("view", shape.format(*line)) for line in audit_views.lines(by_views, audit.omitted)]
+    in_full.append(("verdict", verdict(groups, everything)))
+    lead: list[tuple[str, str]] = [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
         link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
         lead.append(("", link.format(run)))
@@ -97,7 +98,8 @@ def audit_page(
     attackers = {name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()}
     return render(
         "audit.html.j2", title, lead, _key_metrics(audit, strongest, groups, stated), sections, style="audit",
-        kind=kind_of_data, attackers=attackers,
+        kind=kind_of_data, attackers=attackers, in_full=in_full,
+        answers=answers(exposures_in(audit), run=run is not None),
     )  # fmt: skip
 
 

@@ -9,12 +9,14 @@ import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from shoal.config.schema import SIMULATION
 from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name_examples
 from shoal.data import Group
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Summary
 from shoal.reports.attack_titles import BY
-from shoal.reports.estimate import at_chance
+from shoal.reports.audit.exposure_answer import Answer, answers, exposures_in
+from shoal.reports.estimate import Estimate, at_chance
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.run import run_curves, run_tables
@@ -68,7 +70,7 @@ def run_page(
         roc_curves(roc, groups, configured=bool(strongest_attacks(summary))),
     )
     sentences = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict, run.algorithm_title)
-    lead = [("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())]
+    lead: list[tuple[str, str]] = []
     if audit is not None:
         lead.append(("", Markup(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
@@ -96,8 +98,16 @@ def run_page(
     )  # fmt: skip
     return render(
         "run.html.j2", run.title, lead, _key_metrics(view, audit), sections, style="run", kind=run.kind,
-        attack=_attack(view), viewer=BY.get(summary.view, summary.view),
+        attack=_attack(view), viewer=BY.get(summary.view, summary.view), answers=_answers(run, summary, audit),
+        in_full=[("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())],
     )  # fmt: skip
+
+
+def _answers(run: RunDescription, summary: Summary, audit: RunAudit | None) -> list[Answer]:
+    """By the audit, or without one by the run's own attack, which is one view's."""
+    by_view = {summary.view: {name: Estimate.of(metrics, "mia") for name, metrics in summary.by_group.items()
+                              if "mia" in metrics}} if audit is None else exposures_in(audit)  # fmt: skip
+    return answers(by_view, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings)
 
 
 def _recorded(recorded: RecordedUpdates) -> Section:
