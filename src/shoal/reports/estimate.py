@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import hypot, isnan, nan
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 from shoal.core.formats import DASH, decimal, percent
 from shoal.metrics import clopper_pearson
@@ -34,7 +34,7 @@ class Estimate:
     high: float = nan
 
     @staticmethod
-    def of(metrics: Mapping[str, float], key: str) -> "Estimate":
+    def of(metrics: Mapping[Any, Any], key: str) -> "Estimate":
         """The metric ``key`` with the interval in ``key_low`` and ``key_high``, or ``.low`` and ``.high``."""
         ends = ("", "_low", "_high") if f"{key}_low" in metrics else ("", ".low", ".high")
         return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ends))
