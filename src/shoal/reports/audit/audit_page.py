@@ -66,7 +66,8 @@ def audit_page(
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
     warning = audit_epsilon.violation_warning(audit, stated)
     shape = Markup("<strong>{}:</strong> {}")
-    in_full: list[tuple[str, str]] = [("view", shape.format(*line)) for line in audit_views.lines(by_views, audit.omitted)]
+    lines = audit_views.lines(by_views, audit.omitted)
+    in_full: list[tuple[str, str]] = [("view", shape.format(*line)) for line in lines]
     in_full.append(("verdict", verdict(groups, everything)))
     lead: list[tuple[str, str]] = [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
