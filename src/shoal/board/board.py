@@ -247,7 +247,7 @@ def measure(
     runs = out / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     watched = {"data_dir": data_dir, "on_start": on_start, "on_run_end": on_run_end}
-    ended = finish_runs(planned, runs, replace(workers or Workers(), pages=False), **watched)
+    ended = finish_runs(planned, runs, workers, pages=False, **watched)
     for run, reason in ended.failed.items():
         raise ShoalError(f"{run}: failed: {' '.join(reason.split())}")
     about = [{"defence": defence.name, **job.run.settings, "seed": job.run.seed} for job in planned]

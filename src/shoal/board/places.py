@@ -95,13 +95,17 @@ def markdown(rows: pd.DataFrame, federations: Sequence[str]) -> str:
             "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
         for row in standings(rows, federation).to_dict("records"):
-            measured = [f"{_number(row[c])} ± {_number(row[f'{c}.half'])}" for c in (*UTILITY, *RISK)]
+            measured = [_with_half(row[c], row[f"{c}.half"]) for c in (*UTILITY, *RISK)]
             stated, least = row["epsilon"], row["epsilon_low"]
             epsilon = ("none" if isnan(stated) else f"{stated:.1f}") + ("" if isnan(least) else f" ({least:.1f})")
             cells = [f"{row['place']}", row["defence"], *measured, _number(row["canaries"]), epsilon]
             lines.append("| " + " | ".join([*cells, f"{row['seconds']:.1f}", f"{row['megabytes']:.1f}"]) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def _with_half(mean: float, half: float) -> str:
+    return _number(mean) if isnan(mean) or isnan(half) else f"{mean:.3f} ± {half:.3f}"
 
 
 def _number(value: float) -> str:
