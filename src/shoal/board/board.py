@@ -38,6 +38,9 @@ CHANGEABLE = ("model", "algorithm", "local", "defenses", "coordinator", "release
 
 ENDS = ("", ".low", ".high")
 
+SILENT = ("local", "server-only")
+"""Algorithms in which clients neither receive nor send anything."""
+
 
 @settings
 class BoardFederation:
@@ -284,7 +287,7 @@ def _row(job: PlannedRun, run: Path, board: Board, data_dir: Path | None) -> dic
         "epsilon": summary.get("epsilon.client", summary.get("epsilon")),
         "epsilon_low": audited.get("empirical_epsilon"),
         "seconds": summary["seconds.train"],
-        "megabytes": 2 * 4e-6 * parameters * algorithm.rounds * algorithm.participation,
+        "megabytes": 2 * 4e-6 * parameters * algorithm.rounds * algorithm.participation * (algorithm.name not in SILENT),
     }
     write_text(kept, json.dumps(row, indent=2) + "\n")
     return row
