@@ -281,13 +281,14 @@ def _row(job: PlannedRun, run: Path, board: Board, data_dir: Path | None) -> dic
         most = max(exposures, key=lambda key: audited[key], default="")
         row |= {f"{view}{end}": audited.get(f"{most}{end}") for end in ENDS}
     algorithm = job.config.algorithm
+    rounds = 0 if algorithm.name in SILENT else algorithm.rounds
     parameters = resolve(job.config, dataset_of(job.config, data_dir)).simulation().setup.model.parameters
     row |= {
         "canaries": summary.get("canaries.found"),
         "epsilon": summary.get("epsilon.client", summary.get("epsilon")),
         "epsilon_low": audited.get("empirical_epsilon"),
         "seconds": summary["seconds.train"],
-        "megabytes": 2 * 4e-6 * parameters * algorithm.rounds * algorithm.participation * (algorithm.name not in SILENT),
+        "megabytes": 2 * 4e-6 * parameters * rounds * algorithm.participation,
     }
     write_text(kept, json.dumps(row, indent=2) + "\n")
     return row
