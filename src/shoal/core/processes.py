@@ -55,7 +55,7 @@ class Workers:
 
     @property
     def threads(self) -> int:
-        """The threads of each process: those of several would only wait for each other."""
+        """The threads of each process, since those of several would only wait for each other."""
         return max(1, cores() // self.jobs)
 
     def unordered(
