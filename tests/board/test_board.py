@@ -102,6 +102,13 @@ class TestDefence:
         assert defence.applied({"local": {}}, "f") == {"local": {"epochs": 3}}
         assert defence.applied({"local": {}}, "g") == {"local": {"epochs": 2}}
 
+    def test_a_key_inside_a_table_that_was_set_changes_one_federation_alone(self):
+        defence = Defence("a", "x", {"local": {"epochs": 2}}, {"f": {"local.epochs": 3}})
+        seeds = defence.seeds(1)
+        assert defence.applied({}, "f") == {"local": {"epochs": 3}}
+        assert defence.applied({}, "g") == {"local": {"epochs": 2}}
+        assert defence.seeds(1) == seeds
+
 
 class TestBoard:
     def test_another_federation_is_refused_before_anything_runs(self, folder, tmp_path):

@@ -8,6 +8,7 @@ rows/NAME.csv           the rows of one defence, from `measure`
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,8 +97,9 @@ class Defence:
 
     def applied(self, table: Mapping[str, Any], federation: str) -> dict[str, Any]:
         """The table of a federation's configuration with the changes of this defence."""
-        changed = json.loads(json.dumps(table))
-        for key, value in {**self.changes, **self.federations.get(federation, {})}.items():
+        # Copies, since a later key may lead into a table that an earlier one has set.
+        changed, changes = deepcopy((dict(table), {**self.changes, **self.federations.get(federation, {})}))
+        for key, value in changes.items():
             parts = key_parts(key)
             require(
                 bool(parts) and parts[0] in CHANGEABLE,
