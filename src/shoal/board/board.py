@@ -22,7 +22,7 @@ from shoal.config.kinds import require_data
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change_key, key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import ShoalError, quoted, require
+from shoal.core.errors import quoted, require
 from shoal.core.settings import Count, Positive, settings
 from shoal.data.content import fingerprint
 from shoal.data.preferences import VIEWS
@@ -252,9 +252,7 @@ def measure(
     runs = out / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     watched = {"data_dir": data_dir, "on_start": on_start, "on_run_end": on_run_end}
-    ended = finish_runs(planned, runs, workers, pages=False, **watched)
-    for run, reason in ended.failed.items():
-        raise ShoalError(f"{run}: failed: {' '.join(reason.split())}")
+    finish_runs(planned, runs, workers, pages=False, **watched).require_all()
     about = [{"defence": defence.name, **job.run.settings, "seed": job.run.seed} for job in planned]
     figures = [_row(job, runs / job.digest, board, data_dir) for job in planned]
     return pd.DataFrame([one | row for one, row in zip(about, figures, strict=True)])

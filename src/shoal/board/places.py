@@ -1,6 +1,6 @@
 """The table of a board: means over seeds with intervals, and places that close results share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from math import isnan, sqrt
 
 import numpy as np
@@ -84,17 +84,17 @@ def _quantile(freedom: float) -> float:
     return float(stdtrit(freedom, 0.5 + _CONFIDENCE / 2))
 
 
-def markdown(rows: pd.DataFrame, federations: Sequence[str]) -> str:
-    """The tables of all federations in Markdown."""
+def markdown(tables: Mapping[str, pd.DataFrame]) -> str:
+    """The `standings` of federations, by their names, in Markdown."""
     parts = []
-    for federation in federations:
+    for federation, table in tables.items():
         lines = [
             f"**{federation}**\n",
             "| place | defence | accuracy | minority | worst client | outsider | client | server | canaries | epsilon "
             "(at least) | s | MB |",
             "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
-        for row in standings(rows, federation).to_dict("records"):
+        for row in table.to_dict("records"):
             measured = [_with_half(row[c], row[f"{c}.half"]) for c in (*UTILITY, *RISK)]
             stated, least = row["epsilon"], row["epsilon_low"]
             epsilon = ("none" if isnan(stated) else f"{stated:.1f}") + ("" if isnan(least) else f" ({least:.1f})")

@@ -60,6 +60,13 @@ Cluster = Annotated[
     typer.Option("--cluster", metavar="ADDRESS", help=escape("Do them on a Ray cluster (needs the extra shoal[ray]).")),
 ]
 
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")]
+
+Gates = Annotated[
+    list[str] | None,
+    typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
 
 
@@ -95,9 +102,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="The run's TOML file.")],
     *,
     out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME of the file by default.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
-    ] = None,
+    changes: Changes = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
     jobs: Jobs = 1,
     cluster: Cluster = None,
@@ -205,9 +210,7 @@ def protect(
     ] = None,
     jobs: Jobs = 1,
     cluster: Cluster = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
-    ] = None,
+    changes: Changes = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -252,10 +255,8 @@ def board(
     out: Annotated[Path, typer.Option("--out", help="Directory of the runs and of the rows, NAME.csv.")] = Path(
         "runs/board"
     ),
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="ADDRESS", help=escape("As of sweep (shoal[ray])."))
-    ] = None,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -282,8 +283,9 @@ def board(
         said = f"\nRows: {path}"
         rows = pd.concat([rows[rows["defence"] != settings.name], own], ignore_index=True) if len(rows) else own
     require(len(rows) > 0, f"{folder / 'rows'}: has no rows yet; name a defence's file to measure one")
-    table = {name: standings(rows, name).to_dict("records") for name in asked.tables}
-    return Answer({"standings": table}, markdown(rows, list(asked.tables)) + said)
+    tables = {name: standings(rows, name) for name in asked.tables}
+    document = {"standings": {name: table.to_dict("records") for name, table in tables.items()}}
+    return Answer(document, markdown(tables) + said)
 
 
 @command(app, 'audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"')
@@ -301,10 +303,7 @@ def audit(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="DIR", help="Audit clients' updates of any framework instead.")
     ] = None,
-    gate: Annotated[
-        list[str] | None,
-        typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
-    ] = None,
+    gate: Gates = None,
     attack: Annotated[
         list[str] | None,
         typer.Option("--attack", metavar="MODULE:NAME", help="Also ask an attack of yours; can be repeated."),
@@ -373,13 +372,8 @@ def audit(
 @command(app, 'preflight experiments/control/bar-base.toml --gate "auc <= 0.6"')
 def preflight(
     config: Annotated[Path, typer.Argument(help="The TOML file of a run to be.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
-    ] = None,
-    gate: Annotated[
-        list[str] | None,
-        typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
-    ] = None,
+    changes: Changes = None,
+    gate: Gates = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
 ) -> Answer:
@@ -403,9 +397,7 @@ def preflight(
 def profile(
     config: Annotated[Path, typer.Argument(help="The TOML file of a run.")],
     rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Rounds to measure, after one to warm up.")] = 5,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
-    ] = None,
+    changes: Changes = None,
     device: Device = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
@@ -473,9 +465,7 @@ def data(
     config: Annotated[
         Path | None, typer.Argument(help="A run's TOML file, of whose data to show clients, classes and inputs.")
     ] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
-    ] = None,
+    changes: Changes = None,
     data_dir: DataDir = None,
     wanted: Annotated[
         str | None,

@@ -22,7 +22,7 @@ import tomli_w
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config, parse_config
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, ShoalError, require
+from shoal.core.errors import InputError, require
 from shoal.data import Federation, SourceData
 from shoal.data.preferences import VIEWS
 from shoal.protection.judgement import (
@@ -174,8 +174,7 @@ class _Runs:
         if left:
             watched = {"data_dir": self.data_dir, "on_start": self.on_start, "on_run_end": self.on_run_end}
             ended = finish_runs(left, self.out / "runs", self.workers, pages=False, **watched)
-            for run, reason in ended.failed.items():
-                raise ShoalError(f"{run}: failed: {' '.join(reason.split())}")
+            ended.require_all()
             self.rows |= {str(row["run"]): row for row in ended.rows}
         return pd.DataFrame([{**self.rows[job.digest], **job.run.settings} for job in planned])
 

@@ -22,7 +22,7 @@ from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import title_of
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, ShoalError, require
 from shoal.core.processes import Workers
 from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.sweep_metrics import require_shown
@@ -126,6 +126,11 @@ class FinishedRuns:
     rows: Sequence[Mapping[str, Any]]
     missing: Sequence[tuple[Mapping[str, Any], str]]
     failed: Mapping[str, str]
+
+    def require_all(self) -> None:
+        """Raise `ShoalError` for the first that failed."""
+        for run, reason in self.failed.items():
+            raise ShoalError(f"{run}: failed: {' '.join(reason.split())}")
 
 
 def finish_runs(
