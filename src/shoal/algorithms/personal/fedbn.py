@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.wrapper import Derived
+from shoal.algorithms.personal.own_layers import OwnLayers
 from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import settings
-from shoal.engine import Aggregate, ClientVectors, Cohort, Deployed, PersonalModels, RoundPlan, State
+from shoal.engine import Cohort, RoundPlan, State
 
 BATCH_NORM = "batch-norm"
 """All layers with running statistics."""
@@ -21,7 +21,7 @@ _STATISTICS = "running_mean"
 
 
 @settings
-class FedBN(Derived):
+class FedBN(OwnLayers):
     """Client i trains ``(w, b_i)``, the shared layers and its own batch norms (scale, shift, running mean, running
     variance), and sends w alone: ``w <- sum_i p_i w_i``; b_i stays where it is.
 
@@ -50,6 +50,7 @@ class FedBN(Derived):
     weighting: Literal["examples", "equal"] = "examples"
     name: Literal["fedbn"] = "fedbn"
     title: ClassVar[str] = "FedBN"
+    key: ClassVar[str] = "fedbn"
 
     @property
     def inner(self) -> FedAvg:
@@ -68,15 +69,6 @@ class FedBN(Derived):
             where[piece] = True
         return where
 
-    def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` where a network has no such layer."""
-        self.kept(layout)
-
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model, and its batch norms for each client."""
-        own = state.models[0, self.kept(layout)]
-        return replace(state, personal={"fedbn": ClientVectors.same(own, len(state.assignment))})
-
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains all layers, and sends the shared ones."""
         plan = super().plan(state, cohort)
@@ -84,30 +76,9 @@ class FedBN(Derived):
         (training,) = plan.trainings
         training = replace(
             training,
-            initial_params=self._own(state, cohort, everybody),
+            initial_params=self.own_models(state, cohort, everybody),
             init_index=everybody,
             keep=lambda update: update[:, kept.to(update.device)],
-            shared=frozenset(slot.name for slot in cohort.layout.slots if not kept[slot.start]),
+            shared=self.shared_tensors(cohort.layout),
         )
         return replace(plan, trainings=(training,))
-
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averaged layers; and each client's own ones move."""
-        (update,) = aggregate.kept
-        assert update is not None
-        own = state.personal["fedbn"].moved(cohort.clients, update)
-        # Nobody sent these, so the server's stay to the last bit.
-        models = torch.where(self.kept(cohort.layout), state.models, aggregate.models)
-        return replace(state, models=models, personal={"fedbn": own})
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses the averaged layers with its own ones."""
-        everybody = torch.arange(len(cohort))
-        models = PersonalModels(len(cohort), lambda some: self._own(state, cohort, some))
-        return Deployed(models, everybody, torch.zeros_like(everybody))
-
-    def _own(self, state: State, cohort: Cohort, some: Tensor) -> Tensor:
-        """(u, P), the shared layers with the own ones of each of the cohort's clients at ``some`` (u,)."""
-        rows = state.models[0].repeat(len(some), 1)
-        rows[:, self.kept(cohort.layout)] = state.personal["fedbn"][cohort.clients[some]]
-        return rows

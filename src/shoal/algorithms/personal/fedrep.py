@@ -4,29 +4,19 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.wrapper import Derived
+from shoal.algorithms.personal.own_layers import OwnLayers
 from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import Positive, settings
-from shoal.engine import (
-    Aggregate,
-    ClientVectors,
-    Cohort,
-    Deployed,
-    LocalSGD,
-    LocalTraining,
-    PersonalModels,
-    RoundPlan,
-    State,
-    TrainingPhase,
-)
+from shoal.engine import Cohort, LocalSGD, LocalTraining, RoundPlan, State, TrainingPhase
 
 
 @settings
-class FedRep(Derived):
+class FedRep(OwnLayers):
     """Client i trains its head h_i with a fixed body b, ``h_i <- h_i - eta * grad_h f_i(b, h)``; then b with h_i.
 
     The trained body is sent and averaged; the head stays with the client. Of the local epochs the last ``body_epochs``
@@ -61,6 +51,7 @@ class FedRep(Derived):
     body_epochs: Positive = 1
     name: Literal["fedrep"] = "fedrep"
     title: ClassVar[str] = "FedRep"
+    key: ClassVar[str] = "fedrep"
 
     @property
     def inner(self) -> FedAvg:
@@ -76,60 +67,27 @@ class FedRep(Derived):
         )
         require(local.share == 1, "FedRep needs all local steps, of which shorter training takes a share alone")
 
-    def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` where a network has no such head, or nothing beside it."""
-        head_of(layout, self.head)
-
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model, and its head for each client."""
-        head = state.models[0, head_of(layout, self.head)]
-        return replace(state, personal={"fedrep": ClientVectors.same(head, len(state.assignment))})
+    def kept(self, layout: Layout) -> Tensor:
+        """(P,) bool, the head; `InputError` where a network has no such head, or nothing beside it."""
+        return head_of(layout, self.head)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains its own head, then the body, and sends the body alone."""
         plan = super().plan(state, cohort)
-        head, everybody = head_of(cohort.layout, self.head), torch.arange(len(cohort))
-        theirs, body = _tensors(cohort.layout, self.head)
+        head, everybody = self.kept(cohort.layout), torch.arange(len(cohort))
+        body = self.shared_tensors(cohort.layout)
+        own_tensors = frozenset(slot.name for slot in cohort.layout.slots) - body
         assert cohort.local.epochs is not None
         (training,) = plan.trainings
         own = LocalTraining(
-            initial_params=self._own(state, cohort, everybody),
+            initial_params=self.own_models(state, cohort, everybody),
             init_index=everybody,
             weights=training.weights,
             keep=lambda update: update[:, head.to(update.device)],
             phases=(
-                TrainingPhase(cohort.local.epochs - self.body_epochs, theirs),
+                TrainingPhase(cohort.local.epochs - self.body_epochs, own_tensors),
                 TrainingPhase(self.body_epochs, body),
             ),
             shared=body,
         )
         return replace(plan, trainings=(own,))
-
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averaged body; and each client's head moves."""
-        (update,) = aggregate.kept
-        assert update is not None
-        head = head_of(cohort.layout, self.head)
-        heads = state.personal["fedrep"].moved(cohort.clients, update)
-        # Nobody sent a head, so the server's stays to the last bit.
-        models = torch.where(head, state.models, aggregate.models)
-        return replace(state, models=models, personal={"fedrep": heads})
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses the one body with its own head."""
-        everybody = torch.arange(len(cohort))
-        models = PersonalModels(len(cohort), lambda some: self._own(state, cohort, some))
-        return Deployed(models, everybody, torch.zeros_like(everybody))
-
-    def _own(self, state: State, cohort: Cohort, some: torch.Tensor) -> torch.Tensor:
-        """(u, P), the body with the head of each of the cohort's clients at ``some`` (u,)."""
-        rows = state.models[0].repeat(len(some), 1)
-        rows[:, head_of(cohort.layout, self.head)] = state.personal["fedrep"][cohort.clients[some]]
-        return rows
-
-
-def _tensors(layout: Layout, head: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of the head's tensors, and of all others."""
-    inside = head_of(layout, head)
-    theirs = frozenset(slot.name for slot in layout.slots if bool(inside[slot.start]))
-    return theirs, frozenset(slot.name for slot in layout.slots) - theirs

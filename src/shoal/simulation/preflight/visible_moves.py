@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.algorithms import CFL, PACFL, FedBN, FedEM, FedRC, FedRep, FedSoft, LocalOnly, MetricPrivacy
+from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedSoft, LocalOnly, MetricPrivacy
+from shoal.algorithms.personal.own_layers import OwnLayers
 from shoal.algorithms.wrapper import with_bases
-from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.audit.preflight import (
     ExampleTerms,
     Exposure,
@@ -72,8 +72,7 @@ class VisibleMoves:
         # Transformed images have all dimensions, also where those as they are lack some.
         layers = layer_shapes(self.simulation.setup.model, self._examples[0], ranks=self.copies == 1)
         layout = self.simulation.setup.model.layout
-        own = [head_of(layout, base.head) for base in self.bases if isinstance(base, FedRep)]
-        own += [base.kept(layout) for base in self.bases if isinstance(base, FedBN)]
+        own = [base.kept(layout) for base in self.bases if isinstance(base, OwnLayers)]
         kept = {slot.name for part in own for slot in layout.slots if bool(part[slot.start])}
         return tuple(layer for layer in layers if f"{layer.name}.weight" not in kept)
 
