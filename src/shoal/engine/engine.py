@@ -167,6 +167,7 @@ class Engine:
         threads = min(cores(), MAX_THREADS) if options.threads is None else options.threads
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
+        self._parameters = model.layout.size + sum(tensor.numel() for tensor in model.frozen.values())
         self._settings: dict[str, Any] = {"threads": threads, "precision": precision, "backend": backend}
         self._trainer = VmapBackend(model, self.device, self.dtype) if self.backend == "vmap" else LoopBackend()
         self._networks = threading.local()
@@ -415,8 +416,9 @@ class Engine:
         """The batches of x, or of its ``indices``. None is empty: many networks fail without examples."""
         count = len(x) if indices is None else len(indices)
         large = self.backend == "loop" and x[:1].numel() > _LARGE
-        weights = self.model.layout.size + sum(tensor.numel() for tensor in self.model.frozen.values())
-        size = 16 if self.backend == "loop" and weights > _MANY else _EVALUATED[self.backend] // (4 if large else 1)
+        size = _EVALUATED[self.backend] // (4 if large else 1)
+        if self.backend == "loop" and self._parameters > _MANY:
+            size = 16
         return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
     def _evaluate_batches(

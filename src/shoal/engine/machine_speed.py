@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import platformdirs
 import torch
@@ -87,18 +88,14 @@ def bf16_speed(device: str) -> Bf16Speed:
         return Bf16Speed(1.0, 1.0)
     hardware = processor_model() if where.type == "cpu" else torch.cuda.get_device_name(where)
     key, file = f"{hardware}, {where.type}, torch {torch.__version__}", _cache_file()
+    kept = _kept(file)
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
         return Bf16Speed(float(kept[key]["product"]), float(kept[key]["convolution"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         speed = measured_bf16_speed(where)
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        kept = {}
-    try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps((kept if isinstance(kept, dict) else {}) | {key: asdict(speed)}, indent=2) + "\n")
+        write_text(file, json.dumps(kept | {key: asdict(speed)}, indent=2) + "\n")
     except OSError:
         pass  # This process remembers it; the next one measures again.
     return speed
@@ -112,6 +109,15 @@ def measured_bf16_speed(device: torch.device) -> Bf16Speed:
         return Bf16Speed(_ratio(_product, device), _ratio(_convolution, device))
     finally:
         torch.set_num_threads(threads)
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """What earlier measurements wrote; nothing where there is no such file."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
 
 
 def _cache_file() -> Path:

@@ -38,8 +38,13 @@ def _found(exposure: Mapping[str, Any]) -> str:
 def _promised(promise: Mapping[str, Any] | None) -> str:
     if promise is None:
         return "Nothing is promised against attacks that were not asked."
-    by_view = ", ".join(f"{epsilon:.2f} towards {view}" for view, epsilon in promise["epsilon"].items())
-    return f"Promised against every attack on {promise['unit']}: epsilon {by_view} at delta {promise['delta']:g}."
+    of = epsilon_by_view(promise)
+    return f"Promised against every attack on {promise['unit']}: epsilon {of} at delta {promise['delta']:g}."
+
+
+def epsilon_by_view(promise: Mapping[str, Any]) -> str:
+    """The epsilons of a promise in words."""
+    return ", ".join(f"{epsilon:.2f} towards {view}" for view, epsilon in promise["epsilon"].items())
 
 
 def _exposure(exposure: Mapping[str, Any]) -> Section:

@@ -177,6 +177,15 @@ def best_k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tens
     return canonical_labels(torch.from_numpy(best.fit(vectors.cpu().double().numpy()).labels_))
 
 
+def k_means_by_id(vectors: Tensor, ids: Tensor, clusters: int, stream: Stream) -> Tensor:
+    """(N,) int64, `best_k_means` of what clients sent (N, D), which does not depend on the order of clients."""
+    order = torch.argsort(ids)
+    seed = int(torch.randint(2**31, (), generator=stream.generator()))
+    cluster = torch.empty_like(order)
+    cluster[order] = best_k_means(vectors[order], clusters, seed, starts=20)
+    return cluster
+
+
 def canonical_labels(labels: Tensor) -> Tensor:
     """(n,) int64, the same parts with the labels 0, 1, ... in order of first appearance.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.fixed_clusters import FixedClusters
-from shoal.algorithms.clusters.one_shot import best_k_means
+from shoal.algorithms.clusters.one_shot import k_means_by_id
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, PositiveFloat, settings
@@ -88,15 +88,10 @@ class PINA(FixedClusters):
         )
         require_per_example_gradients(engine.model.network())
         state = super().init(engine, federation, local, stream)
-        # In the order of ids, so that the draws are the same whatever the order of clients.
-        order = torch.argsort(federation.ids)
-        sketches = self.sketches(engine, state.models[0], federation, stream)[order]
-        seed = int(torch.randint(2**31, (), generator=stream("k-means").generator()))
-        cluster, weight = torch.empty_like(order), torch.empty(len(order), dtype=torch.float64)
-        found = best_k_means(sketches, self.clusters, seed, starts=20)
-        cluster[order], weight[order] = found, normality(sketches, found)
+        sketches = self.sketches(engine, state.models[0], federation, stream)
+        cluster = k_means_by_id(sketches, federation.ids, self.clusters, stream("k-means"))
         begun = self.clustered(state, cluster, self.clusters)
-        return replace(begun, clients={**begun.clients, _NORMALITY: weight})
+        return replace(begun, clients={**begun.clients, _NORMALITY: normality(sketches, cluster)})
 
     def sketches(self, engine: Engine, row: Tensor, federation: Federation, stream: Stream) -> Tensor:
         """(N, d) float64, what each client sends of its gradients at the model ``row`` (P,).

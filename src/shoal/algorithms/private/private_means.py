@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.fixed_clusters import FixedClusters
-from shoal.algorithms.clusters.one_shot import best_k_means
+from shoal.algorithms.clusters.one_shot import k_means_by_id
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, PositiveFloat, settings
@@ -68,11 +68,7 @@ class PrivateMeans(FixedClusters):
             f"'clusters' must be at most the federation's {len(federation)} clients; got {self.clusters}",
         )
         means = self.means(federation.clients, federation.ids, stream("means"))
-        # In the order of ids, so that the draws are the same whatever the order of clients.
-        order = torch.argsort(federation.ids)
-        cluster = torch.empty_like(order)
-        seed = int(torch.randint(2**31, (), generator=stream("k-means").generator()))
-        cluster[order] = best_k_means(means[order], self.clusters, seed, starts=20)
+        cluster = k_means_by_id(means, federation.ids, self.clusters, stream("k-means"))
         return self.clustered(super().init(engine, federation, local, stream), cluster, self.clusters)
 
     def means(self, clients: Shards, ids: Tensor, stream: Stream) -> Tensor:

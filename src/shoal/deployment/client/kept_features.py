@@ -15,6 +15,9 @@ from shoal.deployment.messages import FROZEN, NO_FEATURES, NO_FROZEN, NotAllowed
 from shoal.models import FeatureMap
 from shoal.models.model import hash_of
 
+_KINDS = {"features": "a map of features", "frozen": "frozen tensors"}
+"""What the folders of a client hold."""
+
 
 def keep_features(folder: Path, digest: str, content: bytes) -> str:
     """Keep a map, or frozen tensors, that the server sent in a client's ``folder``; returns the hash.
@@ -26,7 +29,7 @@ def keep_features(folder: Path, digest: str, content: bytes) -> str:
         return _keep_frozen(folder, digest, content)
     found = hashlib.sha256(content).hexdigest()
     require(found == digest, f"the server's map of features has the hash {found}, and not {digest} as it says")
-    path = _path(folder, digest)
+    path = _path(folder, "features", digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, content)
     try:
@@ -43,14 +46,14 @@ def kept_features(folder: Path, digest: str) -> FeatureMap:
     Raises:
         NotAllowedError: it does not have it whole; the server then sends it again.
     """
-    path = _path(folder, digest)
+    path = _path(folder, "features", digest)
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise NotAllowedError(f"{path}: the map of features of this run is not there, or damaged", NO_FEATURES)
     return _read(path)
 
 
 def _keep_frozen(folder: Path, digest: str, content: bytes) -> str:
-    path = _frozen_path(folder, digest.removeprefix(FROZEN))
+    path = _path(folder, "frozen", digest.removeprefix(FROZEN))
     try:
         found = hash_of(parse(content))
     except SafetensorError as error:
@@ -67,18 +70,13 @@ def kept_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
     Raises:
         NotAllowedError: it does not have them whole; the server then sends them.
     """
-    path = _frozen_path(folder, digest)
+    path = _path(folder, "frozen", digest)
     tensors: dict[str, Tensor] = {}
     with suppress(OSError, SafetensorError):
         tensors = load_file(path)
     if hash_of(tensors) != digest:
         raise NotAllowedError(f"{path}: the frozen tensors of the server's models are not there, or damaged", NO_FROZEN)
     return tensors
-
-
-def _frozen_path(folder: Path, digest: str) -> Path:
-    require(re.fullmatch("[0-9a-f]{64}", digest) is not None, f"{digest!r:.80} is no hash of frozen tensors")
-    return folder / "frozen" / f"{digest}.safetensors"
 
 
 def _read(path: Path) -> FeatureMap:
@@ -88,6 +86,7 @@ def _read(path: Path) -> FeatureMap:
     return found
 
 
-def _path(folder: Path, digest: str) -> Path:
-    require(re.fullmatch("[0-9a-f]{64}", digest) is not None, f"{digest!r:.80} is no hash of a map of features")
-    return folder / "features" / f"{digest}.safetensors"
+def _path(folder: Path, kind: str, digest: str) -> Path:
+    fits = re.fullmatch("[0-9a-f]{64}", digest) is not None
+    require(fits, f"{digest!r:.80} is no hash of {_KINDS[kind]}")
+    return folder / kind / f"{digest}.safetensors"

@@ -105,8 +105,11 @@ def run_page(
 
 def _answers(run: RunDescription, summary: Summary, audit: RunAudit | None) -> list[Answer]:
     """By the audit, or without one by the run's own attack, which is one view's."""
-    by_view = {summary.view: {name: Estimate.of(metrics, "mia") for name, metrics in summary.by_group.items()
-                              if "mia" in metrics}} if audit is None else exposures_in(audit)  # fmt: skip
+    if audit is not None:
+        by_view = exposures_in(audit)
+    else:
+        measured = {name: metrics for name, metrics in summary.by_group.items() if "mia" in metrics}
+        by_view = {summary.view: {name: Estimate.of(metrics, "mia") for name, metrics in measured.items()}}
     return answers(by_view, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings)
 
 

@@ -18,7 +18,7 @@ from shoal.core.formats import number
 from shoal.data.preferences import VIEWS
 from shoal.reports.audit.audit_views import headlines
 from shoal.reports.audit.findings import Finding
-from shoal.reports.card_page import card_page
+from shoal.reports.card_page import card_page, epsilon_by_view
 from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.hashes import stored_files
 from shoal.runs.result import Result, read_tables
@@ -207,8 +207,7 @@ def _questions(
 
 
 def _epsilon_words(promise: Mapping[str, Any]) -> str:
-    by_view = ", ".join(f"{epsilon:.2f} towards {view}" for view, epsilon in promise["epsilon"].items())
-    return f"{by_view}, at delta {promise['delta']:g}, over all rounds"
+    return f"{epsilon_by_view(promise)}, at delta {promise['delta']:g}, over all rounds"
 
 
 def _trust(promise: Mapping[str, Any] | None, *, secure: bool) -> str:

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -72,15 +72,17 @@ class _Tracked:
     def describe(self, parameters: Mapping[str, object]) -> None:
         """Log parameters."""
         entries = [self._entities.Param(_allowed(key), str(value)[:_LONGEST]) for key, value in parameters.items()]
-        for first in range(0, len(entries), _MOST):
-            self._client.log_batch(self._run, params=entries[first : first + _MOST])
+        self._send("params", entries)
 
     def write(self, round_number: int, figures: Mapping[str, float]) -> None:
         """Log the figures of a round."""
         self._step, now = round_number, int(1000 * time.time())
         entries = [self._entities.Metric(_allowed(key), value, now, round_number) for key, value in figures.items()]
+        self._send("metrics", entries)
+
+    def _send(self, kind: str, entries: Sequence[object]) -> None:
         for first in range(0, len(entries), _MOST):
-            self._client.log_batch(self._run, metrics=entries[first : first + _MOST])
+            self._client.log_batch(self._run, **{kind: entries[first : first + _MOST]})
 
     def close(self, summary: FlatSummary | None) -> None:
         """Log the metrics of `summary.json` and end the run."""
