@@ -117,6 +117,11 @@ class TestBoard:
             measure(read_board(folder), Defence("a", "x"), tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
+    def test_a_directory_that_cannot_be_made_is_one_sentence(self, folder, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InputError, match="file"):
+            measure(read_board(folder), Defence("a", "x"), tmp_path / "file")
+
     def test_other_examples_are_refused(self, folder, tmp_path):
         table = (folder / "board.toml").read_text()
         (folder / "board.toml").write_text(table.replace('examples = "', 'examples = "0'))

@@ -26,6 +26,7 @@ from shoal.core.errors import quoted, require
 from shoal.core.settings import Count, Positive, settings
 from shoal.data.content import fingerprint
 from shoal.data.preferences import VIEWS
+from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.outcome import CLIENT_COLUMNS
@@ -238,7 +239,8 @@ def measure(
         models that one client receives and returns over all rounds in which it takes part, each of float32.
 
     Raises:
-        InputError: a federation is not the board's, or cannot be run with this defence; nothing is written then.
+        InputError: a federation is not the board's, or cannot be run with this defence, or ``out`` cannot be written;
+            nothing is written then.
         ShoalError: a run failed; what is done is kept.
     """
     board.require_same(data_dir)
@@ -250,7 +252,7 @@ def measure(
     ]
     planned = planned_runs(asked, "board", data_dir)
     runs = out / "runs"
-    runs.mkdir(parents=True, exist_ok=True)
+    make_directory(runs)
     watched = {"data_dir": data_dir, "on_start": on_start, "on_run_end": on_run_end}
     finish_runs(planned, runs, workers, pages=False, **watched).require_all()
     about = [{"defence": defence.name, **job.run.settings, "seed": job.run.seed} for job in planned]

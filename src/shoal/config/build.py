@@ -247,13 +247,14 @@ def resolve(config: Config, data: SourceData) -> Resolved:
         assert isinstance(data, LabelledDataset)
         with in_table("property_attack"):
             indices = config.property_attack.draw(config, data, stream)
-    with in_table("engine"):
-        # Shipped networks need no trial.
-        tried = _first_examples(data) if ":" in network.name and network.features is None else None
-        if model.cache_features:
+    # Shipped networks need no trial.
+    tried = _first_examples(data) if ":" in network.name and network.features is None else None
+    if model.cache_features:
+        with in_table("model"):
             x, y = _first_examples(data)
             prefix = frozen_prefix(setup.model, x)
             setup, tried = replace(setup, model=prefix.rest(setup.model)), (prefix.mapped(x), y)
+    with in_table("engine"):
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("algorithm"):
         check_algorithm(config.algorithm.value, setup, config.red_team.every)
