@@ -470,7 +470,8 @@ def added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str,
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The keys of a run's times: its `SimulationState.seconds` with the rest as "other", then shares and medians.
 
-    "share.PART" is of the total, "round.PART" the median of a round; what is below half a thousandth is left out.
+    "share.PART" is of the total, "round.PART" the median over the rounds of a part that rounds have. Which keys there
+    are does not depend on how long anything took.
 
     >>> timings({"choose": 1.0, "train": 2.0, "local_training": 2.0, "total": 4.0}, [{"choose": 0.4}, {"choose": 0.6}])
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -481,12 +482,13 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
     parts = {key: value for key, value in seconds.items() if key not in ("train", "total")}
     # Threads' clocks are read one after another, so the remainder may be below 0 by microseconds.
     parts["other"] = max(0.0, total - sum(parts.values()))
-    medians = {key: statistics.median(row.get(key, 0.0) for row in by_round) for key in parts if by_round}
+    of_rounds = [key for key in parts if any(key in row for row in by_round)]
+    medians = {key: statistics.median(row.get(key, 0.0) for row in by_round) for key in of_rounds}
     return (
         {key: value for key, value in seconds.items() if key != "total"}
         | {"other": parts["other"], "total": total}
-        | {f"share.{key}": value / total for key, value in parts.items() if total and value / total >= 0.0005}
-        | {f"round.{key}": value for key, value in medians.items() if value >= 0.0005}
+        | {f"share.{key}": value / total for key, value in parts.items() if total}
+        | {f"round.{key}": value for key, value in medians.items()}
     )
 
 
