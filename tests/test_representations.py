@@ -118,6 +118,7 @@ VALUES = {
     "RiskAwareChoice": lambda: shoal.RiskAwareChoice(shoal.FedSoft(9, 0.123, 0.01, 12, "clusters")),
     "CFL": lambda: shoal.CFL(0.123, 1.234, 0.5, "complete", 12, 3, 40, 1024),
     "PACFL": lambda: shoal.PACFL(12.3, 12, "sum", "complete"),
+    "AdapterPACFL": lambda: shoal.AdapterPACFL(12.3, 12, "sum", "complete", 12),
     "FeSEM": lambda: shoal.FeSEM(9, LOCAL),
     "OneShotClustering": lambda: shoal.OneShotClustering(9, LOCAL),
     "OneShotStart": lambda: shoal.OneShotStart(shoal.IFCA(clusters=9), LOCAL),

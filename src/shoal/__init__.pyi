@@ -9,6 +9,7 @@ from .algorithms import (
     PACFL as PACFL,
     PINA as PINA,
     RDPCFL as RDPCFL,
+    AdapterPACFL as AdapterPACFL,
     CoordinateMedian as CoordinateMedian,
     Ditto as Ditto,
     EarlyStopping as EarlyStopping,

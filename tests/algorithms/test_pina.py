@@ -13,6 +13,7 @@ from relabelled import FOUR, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms.private.pina import normality
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
+from shoal.core.update_sketch import UpdateSketch
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import Engine, LocalSGD
 from shoal.models import cross_entropy
@@ -27,11 +28,8 @@ def sketches(algorithm: shoal.PINA, federation: Any, model: shoal.Model = LINEAR
 
 def test_a_sketch_is_the_mean_of_clipped_projected_gradients():
     federation, d = relabelled(TWO, count=9), 8
-    draw = Stream(0)("sketch").generator()
-    place = torch.randint(d, (LINEAR.parameters,), generator=draw)
-    sign = torch.randint(2, (LINEAR.parameters,), generator=draw) * 2 - 1
-    matrix = torch.zeros(d, LINEAR.parameters)
-    matrix[place, torch.arange(LINEAR.parameters)] = sign.float()
+    matrix = UpdateSketch.draw(LINEAR.parameters, d, Stream(0)("sketch")).sketched(torch.eye(LINEAR.parameters)).T
+    assert (matrix.abs().sum(dim=0) == 1).all()
     network = LINEAR.network()
     network.load_state_dict(LINEAR.state_dict(LINEAR.init(Stream(1))))
     for i, found in enumerate(sketches(QUIET, federation)):

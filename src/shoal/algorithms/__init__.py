@@ -4,6 +4,7 @@ May import `engine` and below, never `attacks`. To add one: a new file in `one_m
 `private` or `wrappers`, and its class in `Algorithms`.
 """
 
+from shoal.algorithms.clusters.adapter_pacfl import AdapterPACFL
 from shoal.algorithms.clusters.cfl import CFL
 from shoal.algorithms.clusters.fedem import FedEM
 from shoal.algorithms.clusters.fedrc import FedRC
@@ -47,15 +48,15 @@ Algorithms = (
     | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
     | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
     | FedRep | FedBN | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
-    | MultiKrum | HiLoRA | PINA
+    | MultiKrum | HiLoRA | PINA | AdapterPACFL
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
 __all__ = [
-    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "PINA", "RDPCFL", "Algorithms", "CoordinateMedian",
-    "Derived", "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedBN", "FedEM", "FedOpt", "FedProx",
-    "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HiLoRA", "HypCluster", "IFCAWithinLimit",
-    "LocalOnly", "MetricPrivacy", "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling",
-    "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold", "ServerOnly",
-    "ServerStart", "SharedBody", "TrimmedMean", "Wrapper",
+    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "PINA", "RDPCFL", "AdapterPACFL", "Algorithms",
+    "CoordinateMedian", "Derived", "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedBN", "FedEM",
+    "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HiLoRA", "HypCluster",
+    "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "MultiKrum", "OneShotClustering", "OneShotStart",
+    "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice",
+    "Scaffold", "ServerOnly", "ServerStart", "SharedBody", "TrimmedMean", "Wrapper",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ reference federations, which are trained anyway.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import groupby, zip_longest
 
 import torch
 from torch import Tensor
@@ -60,5 +60,18 @@ class FirstRounds:
         yield from replace(training, record_every=0).rounds(state, upto)
 
     def moves(self) -> Tensor:
-        """(T + 1, K, P), the models before the first and after each of the rounds after which their number is K."""
-        return torch.stack([*takewhile(lambda models: models.shape == self.models[0].shape, self.models)])
+        """(T + 1, R, P), the models before the first and after each round.
+
+        Where their number changes, those of each number are rows of their own, which rest in other rounds. A single
+        model that became several, all the same, moved to them before.
+        """
+        parts = [list(part) for _, part in groupby(self.models, key=len)]
+        rows, done = list[Tensor](), 0
+        for part, after in zip_longest(parts, parts[1:]):
+            rest = len(self.models) - done - len(part)
+            if after is not None and len(part[0]) == 1 and bool((after[0] == after[0][0]).all()):
+                rows.append(torch.stack([*part[:1] * done, *part, *[after[0][:1]] * rest]))
+            else:
+                rows.append(torch.stack([*part[:1] * done, *part, *part[-1:] * rest]))
+            done += len(part)
+        return torch.cat(rows, dim=1)

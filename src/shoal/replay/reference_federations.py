@@ -299,22 +299,28 @@ class AttackedRun:
         self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int, *, spans: bool
     ) -> FederationScores:
         """The scores after all rounds; ``exchange`` and ``stream`` are as of `_rounds`."""
-        of_rounds, of_spans, last = list[Tensor](), dict[str, Tensor](), None
+        of_rounds, of_spans, last = list[tuple[Tensor, Tensor]](), dict[str, Tensor](), None
         seen = FirstRounds() if spans else FirstRounds(most=0)
         for last in self._rounds(exchange, stream, engine, seen):
             _, state, known = last
             if state.round in self.snapshot_rounds:
-                of_rounds.append(self._of_all(state.models, engine, 1))
+                of_rounds.append((self._of_all(state.models, engine, 1), state.assignment))
             if spans and known is not None and state.round == self.simulation.last_round:
                 of_spans = self._spans(seen, known, engine)
         assert last is not None
         training, state, _ = last
         deployed, _ = training.deployed(state)
         scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **of_spans)
-        if scores.personal or {len(snapshot) for snapshot in of_rounds} != {len(state.models)}:
+        if scores.personal or not of_rounds:
             return scores
-        trained_last = scores.model[self.records.client], torch.arange(2 * len(self.records))
-        return replace(scores, trajectory=torch.stack([snapshot[trained_last] for snapshot in of_rounds]))
+        client, everyone = self.records.client, torch.arange(2 * len(self.records))
+
+        def followed(snapshot: Tensor, assignment: Tensor) -> Tensor:
+            # Of another number of models, those that clients trained then became the ones that they trained last.
+            same = len(snapshot) == len(state.models)
+            return snapshot[(scores.model if same else assignment.clamp(min=0))[client], everyone]
+
+        return replace(scores, trajectory=torch.stack([followed(*snapshot) for snapshot in of_rounds]))
 
     def _rounds(
         self, exchange: Tensor, stream: Stream | None, engine: Engine, seen: FirstRounds

@@ -1,6 +1,6 @@
 """HiLoRA: low-rank adapters in three tiers, of all clients, of clusters and of clients, trained one after another."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -12,7 +12,7 @@ from shoal.algorithms.clusters.one_shot import canonical_labels, newcomers_plan
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
-from shoal.core.layout import Layout, Slot
+from shoal.core.layout import Layout
 from shoal.core.settings import NonNegativeFloat, Positive, settings
 from shoal.engine import (
     Aggregate,
@@ -27,6 +27,7 @@ from shoal.engine import (
     State,
     require_plain_sgd,
 )
+from shoal.models.adapter_subspaces import adapter_slots, kept_bases, rank_axis, similarity
 
 
 @settings
@@ -102,13 +103,14 @@ class HiLoRA(Derived):
         """Adapters must have a rank for each tier, and nothing else may move than what is trained."""
         moving = [slot.name for slot in layout.slots if slot.start >= layout.trainable]
         require(not moving, f"HiLoRA averages trained parameters alone, but the network has the buffers {moving}")
-        for a, b in _adapters(layout):
+        for a, b in adapter_slots(layout):
             require(b.shape[1] >= 3, f"HiLoRA needs adapters of rank 3 at least; '{a.name}' has {b.shape[1]}")
 
     def begun(self, state: State, layout: Layout) -> State:
         """The state of FedAvg, and everybody's leaf as it begins."""
         leaf = state.models[0, tiers(layout) == 2]
-        server = {_ROOT: state.models[:0].clone(), _BASES: torch.zeros(0, 0), _OF: torch.zeros(0, dtype=torch.int64)}
+        none = torch.zeros(0, dtype=torch.int64)
+        server = {_ROOT: state.models[:0].clone(), _BASES: none[None].double(), _OF: none}
         count = len(state.assignment)
         personal = {_LEAF: ClientVectors.same(leaf, count)} if len(leaf) else {}
         return replace(
@@ -194,7 +196,7 @@ class HiLoRA(Derived):
         return replace(training, keep=keep, step_rule=_Tier(tier, layout, tiers(layout), self.orthogonality))
 
     def _bases(self, start: Tensor, layout: Layout) -> Callable[[Tensor], Tensor]:
-        return lambda update: torch.stack([bases(start, one, layout, self.directions).flatten() for one in update])
+        return kept_bases(start, layout, self.directions, tiers(layout) == 0)
 
     def _divided(self, state: State, cohort: Cohort, kept: Tensor) -> State:
         """``state`` after the last round of the root, with clusters."""
@@ -234,8 +236,8 @@ class _Tier:
         total = torch.zeros_like(rows)
         if self.tier == 0 or self.orthogonality == 0:
             return total
-        for a, b in _adapters(self.layout):
-            axis = _rank_axis(a, b)
+        for a, b in adapter_slots(self.layout):
+            axis = rank_axis(a, b)
             of = torch.arange(b.shape[1]) * 3 // b.shape[1]
             matrices = a.view(rows).movedim(axis + 1, 1).flatten(2)
             earlier, mine = matrices[:, of < self.tier], matrices[:, of == self.tier]
@@ -246,26 +248,12 @@ class _Tier:
         return total
 
 
-def _adapters(layout: Layout) -> Iterator[tuple[Slot, Slot]]:
-    """The places of A and B of each trained adapter, by the names that `shoal.lora` and `peft` give them."""
-    slots = {slot.name: slot for slot in layout.slots if slot.start < layout.trainable}
-    for name, a in slots.items():
-        b = slots.get(name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B"))
-        if b is not None and b is not a:
-            yield a, b
-
-
-def _rank_axis(a: Slot, b: Slot) -> int:
-    """The axis of A that has the ranks: the second where it is an embedding's table."""
-    return 0 if a.shape[0] == b.shape[1] else 1
-
-
 def tiers(layout: Layout) -> Tensor:
     """(P,) int64, the tier of each parameter: 0, 1 or 2 of an adapter's, and -1 of others."""
     of = torch.full((layout.size,), -1)
-    for a, b in _adapters(layout):
+    for a, b in adapter_slots(layout):
         ranks = torch.arange(b.shape[1]) * 3 // b.shape[1]
-        for slot, axis in ((a, _rank_axis(a, b)), (b, 1)):
+        for slot, axis in ((a, rank_axis(a, b)), (b, 1)):
             view = slot.view(of).movedim(axis, -1)
             view.copy_(ranks.expand(view.shape))
     return of
@@ -274,51 +262,6 @@ def tiers(layout: Layout) -> Tensor:
 def _inside(of: Tensor, tier: int) -> Tensor:
     """(P,) bool, the parameters that are trained with a tier."""
     return (of == tier) | ((of == -1) & (tier < 2))
-
-
-def _sides(layout: Layout) -> list[int]:
-    """The lengths of the singular vectors, of both sides of each matrix in turn."""
-    pairs = list(_adapters(layout))
-    if pairs:
-        return [size for a, b in pairs for size in (b.shape[0], a.size // b.shape[1])]
-    weights = [slot for slot in layout.slots if slot.start < layout.trainable and len(slot.shape) > 1]
-    return [size for slot in weights for size in (slot.shape[0], slot.size // slot.shape[0])]
-
-
-def bases(start: Tensor, update: Tensor, layout: Layout, directions: int) -> Tensor:
-    """(F, p), the first singular vectors of both sides of each layer's update, one below the other.
-
-    The update is of the root's ``B A``, at ``start`` (P,) and at ``start + update``; without adapters, of weights.
-    """
-    start, update = start.cpu().double(), update.cpu().double()
-    found: list[Tensor] = []
-    end, pairs = start + update, list(_adapters(layout))
-    for a, b in pairs:
-        root = torch.arange(b.shape[1]) * 3 // b.shape[1] == 0
-        left = torch.cat([b.view(row).flatten(1)[:, root] for row in (end, start)], dim=1)
-        rights = [a.view(row).movedim(_rank_axis(a, b), 0).flatten(1)[root] for row in (end, start)]
-        # Of a product of thin matrices, without the product.
-        (q, r), (p, s) = torch.linalg.qr(left), torch.linalg.qr(torch.cat([rights[0], -rights[1]]).T)
-        u, _, v = torch.linalg.svd(r @ s.T, full_matrices=False)
-        found += [q @ u, p @ v.T]
-    if not pairs:
-        for slot in layout.slots:
-            if slot.start < layout.trainable and len(slot.shape) > 1:
-                u, _, v = torch.linalg.svd(slot.view(update).flatten(1), full_matrices=False)
-                found += [u, v.T]
-    padded = [torch.nn.functional.pad(side[:, :directions], (0, max(0, directions - side.shape[1]))) for side in found]
-    return torch.cat(padded).float()
-
-
-def similarity(one: Tensor, other: Tensor, layout: Layout, directions: int) -> Tensor:
-    """(n, m) float64 in [0, 1], of the `bases` (n, F p) and (m, F p) of clients."""
-    sides = _sides(layout)
-    parts = (rows.double().unflatten(1, (-1, directions)).split(sides, dim=1) for rows in (one, other))
-    total = torch.zeros(len(one), len(other), dtype=torch.float64)
-    for u, v in zip(*parts, strict=True):
-        count = max(1, int(v[:1].square().sum().round()))
-        total += torch.einsum("ifp,jfq->ijpq", u, v).square().sum(dim=(2, 3)) / count
-    return total / len(sides)
 
 
 def linked(distances: Tensor, most: int) -> Tensor:

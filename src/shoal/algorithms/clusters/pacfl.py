@@ -17,6 +17,9 @@ from shoal.engine import Engine, LocalSGD, State
 
 LOG = logging.getLogger(__name__)
 
+Linkage = Literal["average", "complete", "single"]
+"""Of clusters in hierarchical clustering."""
+
 
 @settings
 class PACFL(FixedClusters):
@@ -61,7 +64,7 @@ class PACFL(FixedClusters):
     threshold: PositiveFloat = 20.0
     vectors: Positive = 3
     distance: Literal["smallest", "sum"] = "smallest"
-    linkage: Literal["average", "complete", "single"] = "average"
+    linkage: Linkage = "average"
     name: Literal["pacfl"] = "pacfl"
     title: ClassVar[str] = "PACFL"
     key: ClassVar[str] = "pacfl.cluster"
@@ -84,8 +87,6 @@ class PACFL(FixedClusters):
 
     def clusters_of(self, clients: Shards, ids: Tensor) -> Tensor:
         """(N,) int64, each client's cluster, numbered by the smallest of its clients' ``ids`` (N,)."""
-        from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415 - takes half a second to import
-
         if len(clients) == 1:
             return torch.zeros(1, dtype=torch.int64)
         # In the order of ids, so that ties are broken in the same way whatever the order of clients.
@@ -94,9 +95,8 @@ class PACFL(FixedClusters):
         pairs = torch.triu_indices(len(bases), len(bases), offset=1).T.tolist()
         angles = [principal_angles(bases[i], bases[j]) for i, j in pairs]
         distances = torch.stack([angle[0] if self.distance == "smallest" else angle.sum() for angle in angles])
-        labels = fcluster(linkage(distances.numpy(), self.linkage), self.threshold, "distance")
         cluster = torch.empty(len(bases), dtype=torch.int64)
-        cluster[order] = canonical_labels(torch.from_numpy(labels))
+        cluster[order] = merged_up_to(self.threshold, distances, self.linkage)
         return cluster
 
 
@@ -106,12 +106,22 @@ def basis(examples: Tensor, vectors: int) -> Tensor:
     return left[:, :vectors]
 
 
+def merged_up_to(threshold: float, distances: Tensor, linkage: Linkage) -> Tensor:
+    """(n,) int64, hierarchical clusters of n >= 2 clients, by their distances (n (n - 1) / 2,) above the diagonal."""
+    from scipy.cluster import hierarchy  # noqa: PLC0415 - takes half a second to import
+
+    labels = hierarchy.fcluster(hierarchy.linkage(distances.numpy(), linkage), threshold, "distance")
+    return canonical_labels(torch.from_numpy(labels))
+
+
 def principal_angles(one: Tensor, other: Tensor) -> Tensor:
     """(min(p, q),) float64, in degrees, ascending: between the subspaces of two orthonormal bases (F, p) and (F, q).
+
+    Leading axes are of several subspaces at once.
 
     >>> quarter = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     >>> rotated = torch.tensor([[0.0], [0.5**0.5], [0.5**0.5]])
     >>> principal_angles(quarter.double(), rotated.double()).round()
     tensor([45.], dtype=torch.float64)
     """
-    return torch.linalg.svdvals(one.T @ other).clamp(max=1).acos().rad2deg()
+    return torch.linalg.svdvals(one.mT @ other).clamp(max=1).acos().rad2deg()

@@ -11,6 +11,7 @@ from shoal.algorithms.clusters.one_shot import k_means_by_id
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, PositiveFloat, settings
+from shoal.core.update_sketch import UpdateSketch
 from shoal.data import Federation
 from shoal.engine import (
     Cohort,
@@ -30,8 +31,9 @@ class PINA(FixedClusters):
 
     1. All begin at one model. Client i with n_i examples sends ``s_i = (sum_j clip_C(S g_j) + N(0, (sigma C)^2 I)) /
        n_i``: g_j is the gradient of example j by what is trained (adapters and perhaps a head), S a count sketch to d
-       numbers, which all share: each parameter goes to one of d places with a sign. It is one Gaussian mechanism of
-       noise multiplier sigma towards everybody, for a record that is present or left out while n_i is known.
+       numbers, which all share: of more than d parameters each goes to one of d places of equal size, with a sign. It
+       is one Gaussian mechanism of noise multiplier sigma towards everybody, for a record that is present or left out
+       while n_i is known.
     2. K-means of the sketches makes K clusters, whose centroids are then the medians by coordinate, which a few
        sketches far away do not move. A client's distance to its centroid is ``t_i = |s_i - c|^2 / v``, with v such that
        the cluster's median is that of a chi-squared distribution with d degrees of freedom, as t_i would have if
@@ -98,21 +100,19 @@ class PINA(FixedClusters):
 
         Noise depends on the stream and a client's id.
         """
-        trainable = engine.model.layout.trainable
-        draw = stream("sketch").generator()
-        place = torch.randint(self.sketch, (trainable,), generator=draw)
-        sign = torch.randint(2, (trainable,), generator=draw).float() * 2 - 1
+        sketch = UpdateSketch.draw(engine.model.layout.trainable, self.sketch, stream("sketch"))
+        width = min(self.sketch, engine.model.layout.trainable)
 
         def total(gradients: Tensor) -> Tensor:
-            rows = torch.zeros(len(gradients), self.sketch).index_add_(1, place, gradients.cpu() * sign).double()
+            rows = sketch.sketched(gradients.cpu()).double()
             return (rows * (self.max_norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)).sum(dim=0)
 
         clients, rows = federation.clients, []
         for position, client in enumerate(federation.ids.tolist()):
             mine = clients.owned(position).to(clients.y.device)
             sums = engine.example_gradients_into(total, row, clients.x[mine], clients.y[mine])
-            noise = torch.randn(self.sketch, generator=stream("noise", client).generator(), dtype=torch.float64)
-            sent = sum(sums, torch.zeros(self.sketch, dtype=torch.float64))
+            noise = torch.randn(width, generator=stream("noise", client).generator(), dtype=torch.float64)
+            sent = sum(sums, torch.zeros(width, dtype=torch.float64))
             rows.append((sent + self.noise_multiplier * self.max_norm * noise) / max(1, len(mine)))
         return torch.stack(rows)
 

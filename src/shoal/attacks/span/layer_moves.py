@@ -106,7 +106,8 @@ def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tupl
     """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
     has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is.
 
-    Under noise the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
+    Rows and columns that never move, as those of an adapter's ranks that rest, do not count among h and d. Under noise
+    the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
     """
     if not moves:
         return False, -1.0
@@ -115,7 +116,9 @@ def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tupl
     of_row: dict[int, list[RowSpace]] = defaultdict(list)
     for part in moves:
         of_row[part.move.row].append(part.space)
-    ranks = np.array([min(sum(space.rank for space in parts), layer.width) for parts in of_row.values()])
-    capacity = np.array([min(len(parts) * max(1, layer.outputs - 1), layer.width) for parts in of_row.values()])
+    rows = max(int(part.matrix.any(dim=1).sum()) for part in moves)
+    columns = int(torch.stack([part.matrix.any(dim=0) for part in moves]).any(dim=0).sum())
+    ranks = np.array([min(sum(space.rank for space in parts), columns) for parts in of_row.values()])
+    capacity = np.array([min(len(parts) * max(1, rows - 1), columns) for parts in of_row.values()])
     ended = bool(np.median(capacity - ranks) > 0)
     return ended, float(np.median(1 - ranks / layer.width)) if ended else float(np.median(capacity))

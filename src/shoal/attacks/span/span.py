@@ -161,9 +161,10 @@ class ModelSpan(_SpanAttack):
         known = knowledge or Knowledge()
         moved, rounding = self._moves(stacked.cpu(), candidates, engine, known)
         updates, amplified = mean_updates(moved, None if first > 1 else known.server)
-        summed = max(1, (known.clients or 1) // stacked.shape[1])
+        moving = updates.nan_to_num().ne(0).any(dim=2).sum(dim=1).clamp(min=1).tolist()
+        summed = [max(1, (known.clients or 1) // count) for count in moving]
         moves = [
-            Move(k, first + t, stacked[t, k].cpu(), updates[t, k], summed, rounding * float(amplified[t, k]))
+            Move(k, first + t, stacked[t, k].cpu(), updates[t, k], summed[t], rounding * float(amplified[t, k]))
             for k in range(stacked.shape[1])
             for t in range(len(updates))
         ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedSoft, LocalOnly, MetricPrivacy
+from shoal.algorithms import CFL, PACFL, AdapterPACFL, FedEM, FedRC, FedSoft, HiLoRA, LocalOnly, MetricPrivacy
 from shoal.algorithms.personal.own_layers import OwnLayers
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit.preflight import (
@@ -109,7 +109,7 @@ class VisibleMoves:
         """The clients that train the model of a group's clients, where clusters find the groups."""
         clients, groups = len(self.federation), len(self.federation.groups_with_clients)
         of_group = int((self.federation.group == group).sum())
-        if self.has(CFL, PACFL):
+        if self.has(CFL, PACFL, AdapterPACFL, HiLoRA):
             return of_group
         models = next((int(getattr(base, "clusters")) for base in self.bases if hasattr(base, "clusters")), 1)  # noqa: B009
         if models == 1 or self.has(FedSoft, FedEM, FedRC):
