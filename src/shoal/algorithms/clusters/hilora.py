@@ -167,9 +167,12 @@ class HiLoRA(Derived):
         return replace(after, clients={_CLUSTER: cluster}, assignment=assignment, personal=personal)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model with its own leaf; one without a cluster, the root."""
-        assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
-        if not state.personal or not self._clustered(state):
+        """Each client uses its cluster's model, with its own leaf once leaves were trained; one without a cluster, the
+        root.
+        """
+        cluster = state.clients[_CLUSTER][cohort.clients]
+        assignment, begun = cluster.clamp(min=0), self._leaves(state, replace(cohort, round=cohort.round - 1))
+        if not state.personal or not self._clustered(state) or (not begun and bool((cluster >= 0).all())):
             return Deployed(state.models, assignment, assignment)
         models = PersonalModels(len(cohort), lambda some: self._own(state, cohort, some))
         return Deployed(models, torch.arange(len(cohort)), assignment)
