@@ -38,14 +38,14 @@ def settings(what: str) -> dict[str, tuple[Algorithm, LocalSGD, int]]:
     """Algorithm, local training and rounds by name."""
     known = compared(what, ROUNDS)
     if what == "hilora":
-        names = ("FedAvg", "IFCA, K = 4", "IFCA after one-shot, K = 4", "HiLoRA")
+        names = ("IFCA, K = 4", "IFCA after one-shot, K = 4", "HiLoRA")
         chosen = {name: (*known[name], ROUNDS) for name in names}
         algorithm = known["HiLoRA"][0]
         assert isinstance(algorithm, shoal.HiLoRA)
         return chosen | {"HiLoRA, as sent": (algorithm, LOCAL, sum(algorithm.tier_rounds))}
-    chosen = {name: (*known[name], ROUNDS) for name in ("FedAvg", "IFCA", "PINA")}
+    chosen = {name: (*known[name], ROUNDS) for name in ("IFCA", "PINA")}
     quiet = {f"{name}, steps without noise": known[name][0] for name in ("IFCA", "PINA")}
-    plain = replace(known["PINA"][1], gradient_privacy=None)
+    plain = replace(known["PINA"][1], gradient_privacy=shoal.DPSGD(1.0, 0.0))
     return chosen | {name: (algorithm, plain, ROUNDS) for name, algorithm in quiet.items()}
 
 

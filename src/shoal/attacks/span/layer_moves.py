@@ -102,9 +102,10 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
     return cleaned
 
 
-def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tuple[bool, float]:
+def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool, direct: bool) -> tuple[bool, float]:
     """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
-    has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is.
+    has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is, with
+    T = 1 unless its inputs are ``direct``, the same in all rounds: only then do rounds add up.
 
     Rows and columns that never move, as those of an adapter's ranks that rest, do not count among h and d. Under noise
     the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
@@ -120,5 +121,6 @@ def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tupl
     columns = int(torch.stack([part.matrix.any(dim=0) for part in moves]).any(dim=0).sum())
     ranks = np.array([min(sum(space.rank for space in parts), columns) for parts in of_row.values()])
     capacity = np.array([min(len(parts) * max(1, rows - 1), columns) for parts in of_row.values()])
-    ended = bool(np.median(capacity - ranks) > 0)
-    return ended, float(np.median(1 - ranks / layer.width)) if ended else float(np.median(capacity))
+    if np.median(capacity - ranks) > 0:
+        return True, float(np.median(1 - ranks / layer.width))
+    return False, float(np.median(capacity) if direct else min(rows - 1, columns))

@@ -49,7 +49,13 @@ def scores_of_moves(
     """
     layers = dense_layers(engine.model, layer)
     pairs = ((layer, layer_moves(layer, moves, engine, knowledge)) for layer in layers)
-    chosen, parts = max(pairs, key=lambda pair: worth(*pair, noisy=knowledge.noisy))
+
+    def worth_of(pair: tuple[DenseLayer, list[LayerMove]]) -> tuple[bool, float]:
+        layer, parts = pair
+        direct = not parts or _is_direct(layer, candidates.x[:4], parts[0].move.start, engine, knowledge)
+        return worth(layer, parts, noisy=knowledge.noisy, direct=direct)
+
+    chosen, parts = max(pairs, key=worth_of)
     seen = _Seen(chosen, candidates, engine, knowledge, parts)
     of_row: dict[int, list[LayerMove]] = defaultdict(list)
     for part in parts:
@@ -120,6 +126,16 @@ def calibrated(
     return cuts
 
 
+def _is_direct(layer: DenseLayer, few: Tensor, start: Tensor, engine: Engine, knowledge: Knowledge) -> bool:
+    """Whether a few records' inputs of a layer are the same of another model."""
+    start = torch.nan_to_num(start)
+    here, there = (
+        layer_inputs(engine.model, row, layer, few, knowledge.dtype)[0]
+        for row in (start, start + torch.linspace(-0.1, 0.1, len(start)))
+    )
+    return here.equal(there)
+
+
 class _Seen:
     """What a layer sees of candidates and of known non-members, by the model that a move started from."""
 
@@ -140,18 +156,18 @@ class _Seen:
         self._copies: Tensor | None = None
         self._of: dict[int, tuple[Tensor, Tensor, Clutter | None, Tensor, Tensor]] = {}
         self._kept: list[Tensor] = []
-        self.direct = not parts or self._is_direct(parts[0].move.start)
+        start = parts[0].move.start if parts else None
+        self.direct = start is None or _is_direct(layer, candidates.x[:4], start, engine, knowledge)
+        if start is not None:
+            self._transformed(torch.nan_to_num(start))
 
-    def _is_direct(self, start: Tensor) -> bool:
-        """Whether a few records' inputs of the layer are the same of another model, and which transforms to search."""
-        few, start = self.candidates.x[:4], torch.nan_to_num(start)
-        here, there = (
-            layer_inputs(self.engine.model, row, self.layer, few, self.knowledge.dtype)[0]
-            for row in (start, start + torch.linspace(-0.1, 0.1, len(start)))
-        )
+    def _transformed(self, start: Tensor) -> None:
+        """Which transforms to search, and the transformed copies of all records."""
+        few = self.candidates.x[:4]
         transforms = None if self.knowledge.local is None else self.knowledge.local.augmentation
         if few.is_floating_point() and isinstance(transforms, TransformFamily) and transforms.varied:
             pixels = few.cpu().to(self.knowledge.dtype).float().flatten(1)
+            here, _ = layer_inputs(self.engine.model, start, self.layer, few, self.knowledge.dtype)
             as_they_are = here.dim() == 2 and here[:, : self.layer.inputs].equal(pixels)
             self.family = transforms if as_they_are and not self.knowledge.noisy else None
             everyone = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
@@ -159,7 +175,6 @@ class _Seen:
                 # The same transforms of all records, spread evenly.
                 draws = torch.quasirandom.SobolEngine(7).draw(_COPIES + 1)[1:].repeat(len(everyone), 1)
                 self._copies = transforms.transformed(everyone.repeat_interleave(_COPIES, dim=0), draws)
-        return here.equal(there)
 
     def of(self, start: Tensor) -> tuple[Tensor, Tensor, Clutter | None, Tensor, Tensor]:
         """Inputs of the M candidates and then Z known non-members, the places of these, the moments of all inputs and
