@@ -93,7 +93,7 @@ ALGORITHMS = [
     CFL(eps1=10.0, eps2=0.1, sketch=32),
     PACFL(45.0, 2),
     HiLoRA((1, 1), 2, 1),
-    AdapterPACFL(45.0, 1),
+    AdapterPACFL(root_rounds=1),
     PINA(2, 4, noise_multiplier=0.5),
     FeSEM(),
     OneShotClustering(),

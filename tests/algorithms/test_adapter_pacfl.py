@@ -26,6 +26,7 @@ def build() -> nn.Module:
 
 
 MODEL = shoal.Model(build)
+FOUND = shoal.AdapterPACFL(40.0, root_rounds=1)
 
 
 def federation(order: list[int] | None = None) -> shoal.Federation:
@@ -84,7 +85,7 @@ def plain_distances(start: Tensor, ends: list[Tensor], vectors: int, distance: s
 
 @pytest.mark.parametrize(("vectors", "distance"), [(1, "smallest"), (2, "sum")])
 def test_distances_are_scipys_angles_between_plain_pytorch_s_updates(vectors, distance):
-    algorithm = shoal.AdapterPACFL(1.0, vectors, distance)
+    algorithm = shoal.AdapterPACFL(1.0, vectors, distance, root_rounds=1)
     first, state = played(algorithm, 1)
     start = first.models[0]
     expected = plain_distances(start, [end_of(start, i) for i in range(len(GROUPS))], vectors, distance)
@@ -106,7 +107,7 @@ def test_distances_are_scipys_angles_between_plain_pytorch_s_updates(vectors, di
 
 
 def test_fedavg_goes_on_in_the_groups_from_the_model_of_all():
-    first, root, after, _ = states = played(shoal.AdapterPACFL(40.0))
+    first, root, after, _ = states = played(FOUND)
     assert root.clients["adapter_pacfl.cluster"].tolist() == GROUPS
     sizes = torch.tensor([20.0 + i for i in range(len(GROUPS))], dtype=torch.float64)
     ends = torch.stack([end_of(first.models[0], i) for i in range(len(GROUPS))])
@@ -118,14 +119,14 @@ def test_fedavg_goes_on_in_the_groups_from_the_model_of_all():
         torch.testing.assert_close(
             after.models[k].double(), (sizes[mine] / sizes[mine].sum()) @ ends, atol=1e-6, rtol=0
         )
-    assert torch.equal(played(shoal.AdapterPACFL(40.0), threads=2)[-1].models, states[-1].models)
+    assert torch.equal(played(FOUND, threads=2)[-1].models, states[-1].models)
     order = [3, 0, 6, 5, 1, 4, 2]
-    other = played(shoal.AdapterPACFL(40.0), of=federation(order))[-1]
+    other = played(FOUND, of=federation(order))[-1]
     assert torch.equal(other.assignment, states[-1].assignment[order])
 
 
 def test_a_large_angle_is_fedavg_and_networks_without_adapters_are_clustered_by_their_weights():
-    assert len(played(shoal.AdapterPACFL(91.0), 1)[-1].models) == 1
+    assert len(played(shoal.AdapterPACFL(91.0, root_rounds=1), 1)[-1].models) == 1
     states = played(shoal.AdapterPACFL(60.0, root_rounds=2), model=shoal.Model(lambda: nn.Linear(8, 3)))
     assert [len(state.models) for state in states] == [1, 1, 2, 2]
     assert states[-1].assignment.tolist() == GROUPS
@@ -134,7 +135,7 @@ def test_a_large_angle_is_fedavg_and_networks_without_adapters_are_clustered_by_
 def test_a_newcomer_joins_those_at_the_least_angles_and_moves_no_model(monkeypatch):
     rounds = {1: [0, 1, 2, 3, 5], 2: [4], 3: [6, 0, 1]}
     monkeypatch.setattr(Training, "cohort", lambda self, number: torch.tensor(sorted(rounds[number])))
-    states = played(shoal.AdapterPACFL(40.0), 3)
+    states = played(FOUND, 3)
     assert [state.clients["adapter_pacfl.cluster"].tolist() for state in states[1:]] == [
         [0, 1, 0, 1, -1, 0, -1],
         [0, 1, 0, 1, 1, 0, -1],

@@ -47,9 +47,9 @@ class WorkerPool:
 
     def in_order(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
         """``work`` on every item; results in the items' order, few of them waiting at a time."""
-        if len(items) == 1:
-            # Small work; to wake another thread for it can take as long.
-            yield work(items[0])
+        if len(items) == 1 or self._threads == 1:
+            # To wake another thread for small work can take as long, and two threads keep freed memory each.
+            yield from map(work, items)
             return
         pending: deque[Future[_Result]] = deque()
         try:

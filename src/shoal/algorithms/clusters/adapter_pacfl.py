@@ -45,7 +45,7 @@ class AdapterPACFL(Derived):
         vectors: singular vectors of each side; where an update has fewer directions, the rest are arbitrary.
         distance: the "smallest" principal angle of a side, or the "sum" of all.
         linkage: of the hierarchical clustering: "average", "complete" or "single".
-        root_rounds: of FedAvg.
+        root_rounds: of FedAvg; one client's first update is noisier than its later ones.
 
     Source: ours, after PACFL (Vahidian et al. 2022, arXiv:2209.10526), whose angles are of data, and HiLoRA (Peng et
     al. 2026, arXiv:2603.02785), which clusters adapters by their subspaces.
@@ -57,17 +57,17 @@ class AdapterPACFL(Derived):
         >>> labels = [torch.arange(8) % 2, torch.arange(8) // 2 % 2]
         >>> federation = shoal.Federation.from_tensors([(x, labels[i // 3]) for i in range(6)], test=(x, labels[0]))
         >>> model = shoal.Model(lambda: shoal.lora(nn.Linear(4, 2), rank=2))
-        >>> algorithm = shoal.AdapterPACFL(threshold=20.0)
+        >>> algorithm = shoal.AdapterPACFL(root_rounds=1)
         >>> local = shoal.LocalSGD(steps=10, learning_rate=1.0)
         >>> shoal.simulate(federation, model, algorithm, local, rounds=3).clients["cluster"].tolist()
         [0, 0, 0, 1, 1, 1]
     """
 
-    threshold: PositiveFloat = 20.0
+    threshold: PositiveFloat = 45.0
     vectors: Positive = 1
     distance: Literal["smallest", "sum"] = "smallest"
     linkage: Linkage = "average"
-    root_rounds: Positive = 1
+    root_rounds: Positive = 3
     name: Literal["adapter-pacfl"] = "adapter-pacfl"
     title: ClassVar[str] = "PACFL on adapters"
     changes_clusters: ClassVar[bool] = True

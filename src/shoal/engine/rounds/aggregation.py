@@ -51,7 +51,11 @@ class Aggregator:
 
     def result(self) -> Tensor:
         """(K, P), the moved models, a new tensor."""
-        return ((1 - self._added) * self._models.double() + self._ends).float()
+        moved = torch.empty(self._models.shape)
+        # Row by row, or three times all models would be in memory in float64.
+        for row, model, added, end in zip(moved, self._models, self._added, self._ends, strict=True):
+            row.copy_((1 - added) * model.double() + end)
+        return moved
 
 
 def averaging_weights(assignment: Tensor, weights: Tensor, clusters: int) -> Tensor:
