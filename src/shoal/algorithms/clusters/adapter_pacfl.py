@@ -45,7 +45,7 @@ class AdapterPACFL(Derived):
         vectors: singular vectors of each side; where an update has fewer directions, the rest are arbitrary.
         distance: the "smallest" principal angle of a side, or the "sum" of all.
         linkage: of the hierarchical clustering: "average", "complete" or "single".
-        root_rounds: of FedAvg; one client's first update is noisier than its later ones.
+        root_rounds: of FedAvg.
 
     Source: ours, after PACFL (Vahidian et al. 2022, arXiv:2209.10526), whose angles are of data, and HiLoRA (Peng et
     al. 2026, arXiv:2603.02785), which clusters adapters by their subspaces.
