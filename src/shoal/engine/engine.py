@@ -74,8 +74,8 @@ _LARGE = 3_072
 """Elements per example above which the loop backend uses a quarter (320 faces of 62x47: 87 ms instead of 135)."""
 
 _MANY = 10_000_000
-"""Parameters, frozen ones included, above which the loop backend evaluates 4 examples at once: 160 texts of 32 words
-in a transformer of 30 million take 350 MiB, 16 of them 40, and a step of training on 4 takes 67."""
+"""Parameters, frozen ones included, above which the loop backend evaluates 8 examples at once: 160 texts of 32 words
+in a transformer of 30 million take 350 MiB, and 16 of them 40; a step of training on 4 takes 67."""
 
 _TOGETHER = 64
 """Batches whose outputs are handed out together where not all of them should be in memory."""
@@ -418,7 +418,7 @@ class Engine:
         large = self.backend == "loop" and x[:1].numel() > _LARGE
         size = _EVALUATED[self.backend] // (4 if large else 1)
         if self.backend == "loop" and self._parameters > _MANY:
-            size = 4
+            size = 8
         return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
     def _evaluate_batches(
