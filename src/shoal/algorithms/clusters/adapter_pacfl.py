@@ -57,7 +57,7 @@ class AdapterPACFL(Derived):
         >>> labels = [torch.arange(8) % 2, torch.arange(8) // 2 % 2]
         >>> federation = shoal.Federation.from_tensors([(x, labels[i // 3]) for i in range(6)], test=(x, labels[0]))
         >>> model = shoal.Model(lambda: shoal.lora(nn.Linear(4, 2), rank=2))
-        >>> algorithm = shoal.AdapterPACFL(root_rounds=1)
+        >>> algorithm = shoal.AdapterPACFL(threshold=20.0, root_rounds=1)
         >>> local = shoal.LocalSGD(steps=10, learning_rate=1.0)
         >>> shoal.simulate(federation, model, algorithm, local, rounds=3).clients["cluster"].tolist()
         [0, 0, 0, 1, 1, 1]
