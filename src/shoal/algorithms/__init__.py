@@ -4,7 +4,6 @@ May import `engine` and below, never `attacks`. To add one: a new file in `one_m
 `private` or `wrappers`, and its class in `Algorithms`.
 """
 
-from shoal.algorithms.clusters.adapter_pacfl import AdapterPACFL
 from shoal.algorithms.clusters.cfl import CFL
 from shoal.algorithms.clusters.fedem import FedEM
 from shoal.algorithms.clusters.fedrc import FedRC
@@ -14,7 +13,7 @@ from shoal.algorithms.clusters.hilora import HiLoRA
 from shoal.algorithms.clusters.hypcluster import HypCluster
 from shoal.algorithms.clusters.ifca import IFCA, Redraw
 from shoal.algorithms.clusters.one_shot import OneShotClustering
-from shoal.algorithms.clusters.pacfl import PACFL
+from shoal.algorithms.clusters.pacfl import PACFL, AdapterPACFL
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.one_model.fedopt import FedOpt
 from shoal.algorithms.one_model.fedprox import FedProx
