@@ -26,6 +26,7 @@ from processes import Loopback, Programs
 from torch.nn.functional import interpolate
 
 from shoal.core.errors import ShoalError, require
+from shoal.data.datasets import ImageDataset
 from shoal.data.sources.catalog import load_dataset
 
 PLAIN = "app = ClientApp()"
@@ -76,6 +77,7 @@ def write_stand_in(cache: Path) -> None:
     from PIL import Image as Picture  # noqa: PLC0415
 
     data = load_dataset("fashion-mnist")
+    assert isinstance(data, ImageDataset)
     # The training examples that CIFAR-10 has no room for are left out.
     parts = {"train": range(50_000), "test": range(data.train_count, len(data.labels))}
     features = Features({"img": Image(), "label": ClassLabel(num_classes=10)})
