@@ -13,7 +13,7 @@ from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.defenses.accounting import gaussian_epsilon
 from shoal.protection import Demand, protect, sentences
-from shoal.protection.judgement import Figures, affordable, candidates, chosen, judged, promising
+from shoal.protection.judgement import Figures, affordable, candidates, chosen, judged, shortlist
 from shoal.protection.ladder import DELTA, ONE_STEP_ROUNDS, UNPROTECTED, Ladder, Rung
 from shoal.protection.search import ladder_of, possible_rungs
 
@@ -78,7 +78,7 @@ def test_of_those_within_limit_and_price_the_one_whose_groups_pay_least_comes_fi
     )
     assert candidates(figures, DEMAND) == ["best", "cheap", "unfair"]
     assert affordable(figures, DEMAND) == [UNPROTECTED.name, "exposed", "unfair", "cheap", "best", "worse"]
-    assert promising(figures, DEMAND) == ["best", "worse", "cheap", "unfair", "dear"]
+    assert shortlist(figures, DEMAND) == ["best", "worse", "cheap", "unfair", "dear"]
 
 
 def test_the_most_exposed_group_counts_not_the_mean():
@@ -92,7 +92,7 @@ def test_nothing_above_the_price_is_judged_even_where_nothing_else_helps():
     figures = table(as_it_is=(0.80, 0.70, 0.6), dear=(0.75, 0.50, 0.5), little=(0.79, 0.65, 0.6))
     assert candidates(figures, DEMAND) == ["little"]
     assert candidates(figures, Demand(limit=0.55, max_cost=0.06)) == ["dear"]
-    assert promising(table(high=(0.8, 0.9, 0.5), low=(0.8, 0.6, 0.5), middle=(0.8, 0.7, 0.5)), DEMAND) == [
+    assert shortlist(table(high=(0.8, 0.9, 0.5), low=(0.8, 0.6, 0.5), middle=(0.8, 0.7, 0.5)), DEMAND) == [
         "low",
         "middle",
     ]

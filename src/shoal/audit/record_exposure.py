@@ -15,7 +15,7 @@ _Prior = tuple[float, float]
 DRAWS = 399
 """Assignments that are drawn anew: the bound is the 380th of 399 largest values, so that its level is exact."""
 
-LEAST_MODELS = 5
+MIN_MODELS = 5
 """Models, the attacked one too, from which on there are lower ends: a record's deviation has a freedom less by two."""
 
 
@@ -36,7 +36,7 @@ def record_exposure(
     drawn anew, as they are drawn where nothing is leaked: by a coin for each pair and model, or for each two
     neighbouring models that always trained on opposite records; without pairs, by a permutation of each record's own
     memberships. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
-    record then. With fewer than `LEAST_MODELS` a record's deviation is not known at all, and there are no lower ends.
+    record then. With fewer than `MIN_MODELS` a record's deviation is not known at all, and there are no lower ends.
 
     Args:
         scores: of the attacked and of the reference models.
@@ -75,7 +75,7 @@ def record_exposure(
     if not prior[0] > 0:
         return np.full(len(scores), nan), np.full(len(scores), nan)
     exposure = norm.cdf(distance / 2)
-    if values.shape[1] < LEAST_MODELS:
+    if values.shape[1] < MIN_MODELS:
         return exposure, np.full(len(scores), nan)
     random, largest = stream("record exposure").numpy(), []
     for redrawn in _redrawn(inside, pair, random):

@@ -22,7 +22,7 @@ from shoal.attacks import (
     Stack,
 )
 from shoal.attacks.reference_scores import Bools, Floats, Ints, View
-from shoal.attacks.scores.record_levels import LEAST_OF_LEVELS, record_levels
+from shoal.attacks.scores.record_levels import MIN_FOR_LEVELS, record_levels
 from shoal.audit.records import OUTSIDER, RecordTable, attacks_of_view, measure, views_within
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
@@ -41,10 +41,10 @@ CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.
 """The attack that decides how exposed records are, where reference models are too few to say which is the strongest:
 the first of these that was asked."""
 
-LEAST_TO_CHOOSE = 4
+MIN_TO_CHOOSE = 4
 """Reference models from which on they say which attack decides."""
 
-LEAST_OF_CELL = 50
+MIN_OF_CELL = 50
 """Scores of members, and of non-members, at least, by which a threshold of some records alone is set."""
 
 
@@ -126,7 +126,7 @@ class AuditRecords:
     def _levels(self, scores: AttackScores) -> Floats | None:
         """The levels (M,) of an attack's scores; None with too few reference models."""
         reference = scores.reference
-        if reference is None or reference.shape[1] < LEAST_OF_LEVELS or not np.isfinite(reference).all():
+        if reference is None or reference.shape[1] < MIN_FOR_LEVELS or not np.isfinite(reference).all():
             return None
         try:
             return record_levels(scores.score, reference, self.scores.reference_member)
@@ -195,7 +195,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     """Attack ``records`` with every attack that their scores allow; see `shoal.audit_records`.
 
     The attack that is chosen beforehand is the one of largest area under the ROC curve where each reference model in
-    turn is attacked with the others as its references. With fewer than `LEAST_TO_CHOOSE` it is the first of
+    turn is attacked with the others as its references. With fewer than `MIN_TO_CHOOSE` it is the first of
     `CHOSEN_WITHOUT_REFERENCES`. Stacks of attacks are never chosen beforehand.
     """
     scores, trained = records.scores, records.scores.reference_member
@@ -218,7 +218,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
         left_out = leave_one_out_scores(attack, scores)
         thresholds = reference_thresholds(score, left_out, trained, *cells)
         answers[attack.name] = AttackScores(attack.view, score, thresholds, left_out)
-        if left_out is not None and scores.references >= LEAST_TO_CHOOSE:
+        if left_out is not None and scores.references >= MIN_TO_CHOOSE:
             strength[attack.name] = roc_auc(left_out.ravel(), trained.ravel())
     if records.all_models is not None and records.all_models.shape[1] > 1:
         score = OtherClusters(records.all_models).scores(scores)
@@ -312,7 +312,7 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
 
     The threshold is the one of best balanced accuracy of the attacks on the reference models, whose right answers are
     known. Without these it is the median of the scores, so that half of the records are called members. Either is set
-    for the records of a cell alone where it has scores enough (`LEAST_OF_CELL` of members and of non-members), since a
+    for the records of a cell alone where it has scores enough (`MIN_OF_CELL` of members and of non-members), since a
     threshold that is right on average may lie above or below all scores of one model or group.
 
     Args:
@@ -342,7 +342,7 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
             rows = cell == value
             members = rows.sum() / 2 if left_out is None else trained[rows].sum()
             non_members = rows.sum() / 2 if left_out is None else (~trained[rows]).sum()
-            if min(members, non_members) >= LEAST_OF_CELL:
+            if min(members, non_members) >= MIN_OF_CELL:
                 thresholds[rows] = of(rows)
     return thresholds
 

@@ -28,11 +28,13 @@ from shoal.data.preferences import VIEWS, View
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
 
-Spent = tuple[float, int]
+SampledSteps = tuple[float, int]
 """The sampling rate of a step, in (0, 1], and a number of such steps."""
 
 
-def epsilon(spent: Sequence[Spent], noise_multiplier: float, delta: float, accountant: Accountant = "rdp") -> float:
+def epsilon(
+    spent: Sequence[SampledSteps], noise_multiplier: float, delta: float, accountant: Accountant = "rdp"
+) -> float:
     """The epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
 
     Args:

@@ -22,7 +22,7 @@ from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, re
 LARGEST_MOVE = 10.0
 """The root mean square by which a round may move parameters where a run says nothing of it: far above any training."""
 
-_MOST_COUNTED = 100_000
+_MAX_EXAMPLES = 100_000
 """Examples of a client that sends counts by model, with whose sum the server's memory grows."""
 
 LARGEST_TOTAL = 4.0
@@ -154,7 +154,7 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters, examples = len(models), update.examples
-    most = min(limits.max_examples, _MOST_COUNTED) if counts_best else limits.max_examples
+    most = min(limits.max_examples, _MAX_EXAMPLES) if counts_best else limits.max_examples
     reject_unless(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
     reject_unless(1 <= examples <= most, f"{examples} examples, which must be in [1, {most}]")
     shape, required = tuple(update.end.shape), tuple(models.shape[1:])

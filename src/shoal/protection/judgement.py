@@ -19,13 +19,13 @@ LOOKS = 2
 _CONFIDENCE = 1 - 0.10 / LOOKS
 """Of each interval, of which the upper end counts, so that both looks together err in one case of twenty."""
 
-MOST_CHOSEN = 5
+MAX_CHOSEN = 5
 """Protections, at most, that are attacked on all choosing seeds."""
 
 SLACK = 0.02
 """Accuracy and exposure by which one seed may be misleading: protections this close to price and limit stay."""
 
-MOST_SEEDS = 100
+MAX_SEEDS = 100
 """Judging seeds, at most, that are asked for."""
 
 
@@ -79,7 +79,7 @@ class Protection:
         epsilon: that the protected runs state in the demand's view, the largest; NaN: none.
         seeds: that judged.
         more_seeds: further judging seeds that would show that the limit is met at this mean and standard deviation; 0:
-            none are needed, or `MOST_SEEDS` in all would not show it.
+            none are needed, or `MAX_SEEDS` in all would not show it.
     """
 
     rung: str
@@ -167,14 +167,14 @@ def affordable(figures: Figures, demand: Demand) -> list[str]:
     return change.index[change >= -demand.max_cost - SLACK].tolist()
 
 
-def promising(figures: Figures, demand: Demand) -> list[str]:
+def shortlist(figures: Figures, demand: Demand) -> list[str]:
     """The settings that may be within limit and price, by one seed or more: those whose groups pay least, and the least
     exposed; where there is none, the two least exposed.
     """
     means = figures.means()
     exposure = means["exposure"].sort_values(kind="stable")
     close = means[(means["exposure"] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
-    best = close.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable").index[:MOST_CHOSEN]
+    best = close.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable").index[:MAX_CHOSEN]
     return [*dict.fromkeys([*best, exposure.index[0]])] if len(best) else exposure.index[:2].tolist()
 
 
@@ -254,5 +254,5 @@ def _width(spread: float, seeds: int) -> float:
 
 
 def _needed(gap: float, spread: float, seeds: int) -> int:
-    """The fewest further seeds after which `_width` is below ``gap``; 0: `MOST_SEEDS` in all are too few."""
-    return next((n - seeds for n in range(seeds + 1, MOST_SEEDS) if _width(spread, n) < gap), 0)
+    """The fewest further seeds after which `_width` is below ``gap``; 0: `MAX_SEEDS` in all are too few."""
+    return next((n - seeds for n in range(seeds + 1, MAX_SEEDS) if _width(spread, n) < gap), 0)

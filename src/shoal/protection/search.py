@@ -35,7 +35,7 @@ from shoal.protection.judgement import (
     candidates,
     chosen,
     judged,
-    promising,
+    shortlist,
 )
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.protection.recommendation import sentences
@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 
 BASE = "base.toml"
 
-MOST_JUDGED = 3
+MAX_JUDGED = 3
 """Rungs, at most, that are judged one after another."""
 
 FIRST_JUDGED = 3
@@ -105,7 +105,7 @@ def protect(
     before = figures.means().loc[UNPROTECTED.name].to_dict()
     judgements: list[Protection] = []
     names = candidates(figures, demand)
-    for name in names[:MOST_JUDGED]:
+    for name in names[:MAX_JUDGED]:
         judgements.append(_judged(runs, by_name[name], alone, demand, before, min(FIRST_JUDGED, demand.judging)))
         if judgements[-1].exposure <= demand.limit:
             judgements[-1] = _judged(runs, by_name[name], alone, demand, before, demand.judging)
@@ -197,7 +197,7 @@ def _chosen_on_seeds(runs: _Runs, rungs: Sequence[Rung], demand: Demand) -> tupl
         if kept:
             tried += kept
             attacked.append(runs.of(kept, seeds[:1], attacked=True))
-            names = promising(runs.figures(attacked[-1:], seeds[:1]), demand)
+            names = shortlist(runs.figures(attacked[-1:], seeds[:1]), demand)
             again = [rung for rung in kept if rung.name in names]
             if seeds[1:] and again:
                 attacked.append(runs.of(again, seeds[1:], attacked=True))

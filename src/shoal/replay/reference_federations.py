@@ -32,7 +32,7 @@ from shoal.data.memory_format import gather
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
-from shoal.replay.span_scores import SPANS, AskedRecords, knowledge_of, span_scores
+from shoal.replay.span_scores import SPANS, CandidateRecords, knowledge_of, span_scores
 from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -255,7 +255,7 @@ class AttackedRun:
         return seen, known
 
     @cached_property
-    def _asked(self) -> AskedRecords:
+    def _asked(self) -> CandidateRecords:
         """The records for the span attacks. Of the population the attacker knows that nobody trained on it; where there
         is none, of the test examples that are in no pair.
         """
@@ -264,7 +264,7 @@ class AttackedRun:
             unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)
             others = federation.test.take(torch.nonzero(unpaired).flatten()[:POPULATION].to(device))
         everyone = self.records.rows_on_device(torch.arange(2 * len(self.records)))
-        return AskedRecords(
+        return CandidateRecords(
             client=federation.ids[self.records.client],
             x=gather(self.records.federation.clients.x, everyone),
             y=self.records.labels,

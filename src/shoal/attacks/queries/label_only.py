@@ -68,7 +68,7 @@ class NoiseChanges:
 
     def changes(self) -> Iterator[Change]:
         """The changes of one input, among them none."""
-        yield _same
+        yield _identity
         for draw in range(self.draws):
             yield partial(_with_noise, stream=self.stream("draw", draw), std=self.std)
 
@@ -112,7 +112,9 @@ def augmentation_votes(
     fits = x.dim() == 4 or isinstance(copies, NoiseChanges)
     require(fits, "inputs that are no images need NoiseChanges(stream, std)")
     changes = list((ImageChanges() if copies is None else copies).changes())
-    votes = [sum(_right(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)]
+    votes = [
+        sum(_is_correct(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)
+    ]
     return torch.cat([torch.as_tensor(part) for part in votes]) if votes else torch.empty(0, dtype=torch.int64)
 
 
@@ -156,21 +158,21 @@ def boundary_distance(
             flips = torch.full_like(total, 2 * levels[-1])
             for level in reversed(levels):
                 noisy = partial(_with_noise, stream=stream("draw", draw), std=level)
-                right = _right(engine, model, x, y, part, noisy)
+                right = _is_correct(engine, model, x, y, part, noisy)
                 flips[~right] = level
             total += flips
-        distances.append(total / draws * _right(engine, model, x, y, part, _same))
+        distances.append(total / draws * _is_correct(engine, model, x, y, part, _identity))
     return torch.cat(distances)
 
 
-def _right(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
+def _is_correct(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
     """(m,) bool on the CPU, True where the model gives a changed record its label."""
     rows = rows.to(x.device)
     outputs = engine.outputs(model, change(gather(x, rows).float())).cpu()
     return outputs.argmax(dim=1) == y[rows.to(y.device)].cpu()
 
 
-def _same(inputs: Tensor) -> Tensor:
+def _identity(inputs: Tensor) -> Tensor:
     return inputs
 
 

@@ -27,7 +27,7 @@ from shoal.engine.rounds.cohort_trainer import CohortTrainer
 
 LOG = logging.getLogger(__name__)
 
-_MOST_OWNERS = 2**20
+_MAX_OWNERS = 2**20
 """Most owners of one shadow model. Their ids are consecutive, so its randomness does not depend on the others."""
 
 
@@ -243,7 +243,7 @@ def train_shadow_federations(
     """
     counts = torch.tensor([len(model.sizes) for model in federations])
     model_of = torch.repeat_interleave(torch.arange(len(federations)), counts)
-    names = torch.cat([s * _MOST_OWNERS + torch.arange(len(model.sizes)) for s, model in enumerate(federations)])
+    names = torch.cat([s * _MAX_OWNERS + torch.arange(len(model.sizes)) for s, model in enumerate(federations)])
     indices, sizes = (torch.cat([getattr(model, name) for model in federations]) for name in ("examples", "sizes"))
     shards = Shards.from_indices(shadow.x, shadow.y, indices, sizes)
     weights = averaging_weights(model_of, sizes, len(federations))

@@ -10,7 +10,7 @@ from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
 from shoal.attacks.scores.in_and_out import in_and_out, pooled_variances
 from shoal.attacks.scores.lira import OfflineLiRA, variances
 
-LEAST_OF_LEVELS = 8
+MIN_FOR_LEVELS = 8
 """Reference models from which on records have levels. Half of them are a record's: of 4 scores the 1 % quantile of
 Student's t is 4.5 standard deviations, of 2 it would be 32."""
 

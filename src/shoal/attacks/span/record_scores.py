@@ -18,13 +18,13 @@ from shoal.attacks.span.row_space import joined
 from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
 from shoal.engine import Engine
 
-_LEAST_KNOWN = 20
+_MIN_KNOWN = 20
 """Known non-members, at least, of which the matched filter learns."""
 
-_LEAST_OF_STRATUM = 5
+_MIN_OF_STRATUM = 5
 """Known non-members of a stratum, at least, by which thresholds are set."""
 
-_SEARCHED = 40
+_MAX_SEARCHED = 40
 """Known non-members, at most, that are searched for by transforms."""
 
 _COPIES = 8
@@ -110,7 +110,7 @@ def calibrated(
         for column, known in zip(of_asked.T[::-1], of_others.T[::-1], strict=True):
             for stratum, count in zip(*np.unique(column[rest], return_counts=True), strict=True):
                 same = known == stratum
-                if same.sum() >= _LEAST_OF_STRATUM:
+                if same.sum() >= _MIN_OF_STRATUM:
                     weights += same * count / same.sum()
                     rest = rest & (column != stratum)
         weights += rest.sum() / len(others)
@@ -133,7 +133,7 @@ class _Seen:
     ) -> None:
         self.layer, self.candidates, self.engine, self.knowledge = layer, candidates, engine, knowledge
         self.filters = (
-            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _LEAST_KNOWN
+            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _MIN_KNOWN
         )
         self.known = candidates.x[:0] if candidates.known is None else candidates.known
         self.family: TransformFamily | None = None
@@ -197,7 +197,7 @@ class _Seen:
             return places
         kinds, of_known = (strata[:, :1] for strata in self.candidates.strata)
         other = ~np.isin(of_known, kinds[asked.numpy()]).all(axis=1)
-        return places[np.argsort(other, kind="stable")[:_SEARCHED]]
+        return places[np.argsort(other, kind="stable")[:_MAX_SEARCHED]]
 
     def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals and their floors: of candidates and of known non-members."""

@@ -32,7 +32,7 @@ from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import Flag, settings
 
-LEAST_OTHERS = 2
+MIN_OTHERS = 2
 """Clients in a null: one has no variance."""
 
 
@@ -126,7 +126,7 @@ def _percentiles(
         for i in np.flatnonzero(clusters >= 0):
             same_model = np.flatnonzero(clusters == clusters[i])
             null = values[t, same_model[same_model != i]]
-            if len(null) >= LEAST_OTHERS:
+            if len(null) >= MIN_OTHERS:
                 kept = np.ones(null.shape, dtype=bool)
                 if drop_outliers:
                     kept = null <= null.mean(axis=0) + 3 * null.std(axis=0)

@@ -34,7 +34,7 @@ from shoal.deployment.secure_sums.protocol_messages import (
 )
 from shoal.deployment.secure_sums.shamir import secret_of
 
-Ask = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
+SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
 """Sends clients their questions, and hands out the answers that come in time: name, answer, and the blocks beside."""
 
 _Kind = TypeVar("_Kind", bound=Answer)
@@ -76,7 +76,7 @@ class CoordinatedSum:
     form: Callable[[int], tuple[int, np.dtype]]
     share: float
     offer: bytes
-    ask: Ask
+    ask: SendQuestions
     reject: Callable[[str, str], object]
 
     def carried_out(self, names: Sequence[str], known: KnownKeys, least: int) -> ClusterSums:

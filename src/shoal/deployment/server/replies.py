@@ -22,7 +22,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from shoal.deployment.messages import RejectedReplyError, reject_unless
 
-_BESIDE = 1 << 20
+_HEADER_BYTES = 1 << 20
 """Bytes that a reply may have beside its arrays' numbers: names, counts, reasons, headers."""
 
 _CHILDREN = 64
@@ -119,13 +119,13 @@ def _collected(pull: Callable[[str], bytes], message: str, largest: int) -> tupl
     The message comes first, which Flower uploads last: where it is there, so is the rest. Numbers are counted as often
     as an array names their chunk, before the next chunk is taken.
     """
-    contents, beside, left = dict[str, bytes](), _BESIDE, largest
+    contents, beside, left = dict[str, bytes](), _HEADER_BYTES, largest
 
     def read(object_id: str, kinds: Collection[str], most: int = _CHILDREN) -> tuple[str, list[str]]:
         nonlocal beside
         content = contents.get(object_id) or pull(object_id)
         beside -= len(content)
-        reject_unless(beside >= 0, f"a reply with more than {_BESIDE} bytes beside its arrays")
+        reject_unless(beside >= 0, f"a reply with more than {_HEADER_BYTES} bytes beside its arrays")
         kind, children, _ = get_object_head_values_from_object_content(content)
         reject_unless(kind in kinds, f"an object '{kind}' in the place of {' or '.join(sorted(kinds))}")
         reject_unless(len(children) <= most, f"an object '{kind}' of {len(children)} parts, above {most}")
