@@ -211,7 +211,7 @@ def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy
     """The logit-scaled confidence in the true class, log(p / (1 - p)): (M,) float64 of outputs (M, C), labels (M,).
 
     z_y - log sum_{j != y} exp(z_j), which is finite where p is 1 in floating point (Carlini et al. 2022, equation 3).
-    Of a model with another loss than cross-entropy, minus the loss.
+    A model with another loss than cross-entropy has minus the loss instead.
 
     Example:
         >>> import torch

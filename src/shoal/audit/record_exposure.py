@@ -30,7 +30,7 @@ def record_exposure(
     deviation, and few scores hardly say it; so it is moderated: the posterior one, given an inverse-gamma distribution
     of the variances that fits all records (Smyth 2004; at least four degrees of freedom more than the record's).
 
-    Of many records the most exposed also is the luckiest. So its lower end is one that all records keep at once with
+    The most exposed of many records is also the luckiest. So its lower end is one that all records keep at once with
     probability ``confidence``: d - c e, with the standard error e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) of d at f
     degrees of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are
     drawn anew, as they are drawn where nothing is leaked: by a coin for each pair and model, or for each two

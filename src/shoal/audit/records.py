@@ -248,7 +248,7 @@ def strongest(attacks: Mapping[str, Judged | MembershipMetrics]) -> tuple[str, f
     The largest of many figures is above chance where nothing is leaked. So the first attack decides, which was chosen
     beforehand (of those that are measured), unless another is certain to be above 0.5 and above the first's figure: by
     the lower end of an interval that all of them keep at once (Bonferroni; it is as much wider as that of a normal
-    distribution). Of several such attacks it is the one of highest lower end.
+    distribution). Where several do, it is the one of highest lower end.
 
     Returns:
         The attack, and the lower end of its balanced accuracy that it is judged by: the first's own, or that of all.

@@ -10,12 +10,5 @@ from shoal.control.recorded_directives import COLUMN, RecordedDirectives, direct
 from shoal.control.risk_prediction import RiskPrediction
 
 __all__ = [
-    "CHANCE",
-    "COLUMN",
-    "SHOWN",
-    "Coordinator",
-    "Knob",
-    "RecordedDirectives",
-    "RiskPrediction",
-    "directives_of",
+    "CHANCE", "COLUMN", "SHOWN", "Coordinator", "Knob", "RecordedDirectives", "RiskPrediction", "directives_of",
 ]  # fmt: skip

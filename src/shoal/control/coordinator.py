@@ -210,8 +210,8 @@ class Coordinator:
     def _effects(self, memory: Memory) -> tuple[Tensor, Tensor]:
         """Risk reduction and accuracy cost of each knob at full strength, (J,) each.
 
-        The reduction is at least ``MIN_REDUCTION`` of its prior: one unlucky estimate would otherwise switch a knob off for
-        good, since of a knob that does not move nothing is learned.
+        The reduction is at least `MIN_REDUCTION` of its prior: one unlucky estimate would otherwise switch a knob off
+        for good, since nothing is learned of a knob that does not move.
         """
         reduction = memory.risk_reduction
         return reduction.effect().maximum(MIN_REDUCTION * reduction.prior), memory.accuracy_cost.effect().clamp(min=0)

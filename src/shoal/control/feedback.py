@@ -75,7 +75,7 @@ def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Ten
     """Accuracy of each model for its members, and its standard error, (K,) float64 each; NaN without members.
 
     It is measured on the hold-out examples of its members, who send counts, or where clients have none on the server's
-    shadow set. Of a regression it is minus the mean loss.
+    shadow set. In a regression it is minus the mean loss.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []

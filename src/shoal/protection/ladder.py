@@ -33,7 +33,7 @@ CHOICE_NOISE = 2.0
 """Noise multiplier of a private choice of clusters."""
 
 DELTA = 1e-5
-"""Of the epsilon of noise."""
+"""The delta at which the epsilon of noise is stated."""
 
 MAX_CHOICE_SHARE = 0.25
 """The part of the budget, in squared sensitivities, that a private choice of clusters takes, at most."""

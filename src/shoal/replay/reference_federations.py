@@ -98,8 +98,8 @@ class AttackedRun:
         deployed: what its clients use then.
         risks: that it published, by round.
         directives: that its coordinator gave, by round; None without one.
-        records: whose membership is asked: of clients that are members of the model that they trained last. Of others
-            both records of a pair would count as non-members, of which one was trained on.
+        records: whose membership is asked: of clients that are members of the model that they trained last. A pair
+            of another client would count as two non-members, although one of them was trained on.
         population: examples that nobody trained on.
         notes: what must be known of the records, in sentences without a full stop.
         rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.

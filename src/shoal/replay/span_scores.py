@@ -119,9 +119,9 @@ def spans_of_updates(
 ) -> tuple[list[ScoredUpdates], dict[str, str]]:
     """The span attacks on recorded rounds, each record asked of every client, and why one cannot be asked.
 
-    Of the records that nobody trained on every second one is known to the attacker and sets thresholds; it is not asked
-    (NaN). Of each client the first `ROUNDS` updates are read, as far as they fit into memory. The moves of models are
-    those of the first rounds that follow each other.
+    The attacker knows every second record that nobody trained on; these set thresholds and have no score (NaN). The
+    first `ROUNDS` updates of each client are read, as far as they fit into memory. The moves of models are those of the
+    first rounds that follow each other.
 
     Args:
         rounds: recorded updates, in order.

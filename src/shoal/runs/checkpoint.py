@@ -199,11 +199,10 @@ def _read(path: Path) -> tuple[SimulationState | None, str]:
         trained=tensors["trained"],
         **by_kind,
     )
-    # A checkpoint of an earlier version has no times of single rounds.
-    parts = json.loads(about.get("by_round", "{}"))
+    parts = json.loads(about["by_round"])
     by_round = tuple(dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True))
     progress = SimulationState(state, rows, json.loads(about["seconds"]), memory, by_round=by_round)
-    return progress, about.get("frozen", "")
+    return progress, about["frozen"]
 
 
 def _newest_first(folder: Path) -> list[Path]:

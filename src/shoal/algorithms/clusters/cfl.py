@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, NonNegativeFloat, Positive, settings
@@ -97,11 +96,6 @@ class CFL(Derived):
     name: Literal["cfl"] = "cfl"
     title: ClassVar[str] = "CFL"
     changes_clusters: ClassVar[bool] = True
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg."""
-        return FedAvg()
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """FedAvg's random model, and a tree of one node, at which every client is."""

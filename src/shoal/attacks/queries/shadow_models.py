@@ -45,7 +45,7 @@ class ShadowModels:
             At most half the shadow set either way.
         epochs: passes over these examples, with "federated" training in each round; "round": as many as a client makes
             in a round.
-        warm_start: start from the federation's model; otherwise from random parameters. Of "pooled" training.
+        warm_start: start from the federation's model; otherwise from random parameters. For "pooled" training.
         training: "pooled": the shadow model is trained on all its examples for one round, as one client (IFCA-MIR);
             "federated": they are split between as many owners as the cluster has clients, who train it from random
             parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as

@@ -102,7 +102,7 @@ def layer_inputs(
 
     Returns:
         Inputs (M, d) float32, with a bias one more column, of 1; and the errors (M, h), each example's gradient of the
-        loss by the layer's outputs; (M, 0) without ``y``. Of a layer that sees L vectors or patches of each example,
+        loss by the layer's outputs; (M, 0) without ``y``. A layer that sees L vectors or patches of each example has
         (M, L, d) and (M, L, h).
     """
     network = model.structure()

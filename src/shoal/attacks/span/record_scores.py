@@ -92,8 +92,8 @@ def calibrated(
 
     Args:
         others: (Z,) scores of known non-members, Z >= 1.
-        of_others, of_asked: strata (Z, S) and (m, S), coarse columns first; see `Candidates`. Of a record counts
-            the last stratum that five known ones are of.
+        of_others, of_asked: strata (Z, S) and (m, S), coarse columns first; see `Candidates`. A record is
+            compared within its last stratum that has five known non-members.
         rate: of false alarms.
 
     Example:

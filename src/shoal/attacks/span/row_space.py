@@ -1,7 +1,7 @@
 """The space that the rows of moves of a dense layer span, and the share of a record outside of it.
 
 A gradient of W in ``W a + b`` is ``sum_i e_i a_i'``, the errors e of the layer's outputs times its inputs a: its rows
-are combinations of the inputs. So are the rows of a sum of gradients, whatever its factors.
+are combinations of the inputs. The rows of a sum of gradients are too, whatever its factors.
 """
 
 from collections.abc import Sequence

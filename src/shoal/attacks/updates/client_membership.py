@@ -57,7 +57,7 @@ def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -
 def cohort_coefficients(evidence: _Floats, took_part: NDArray[np.bool_]) -> _Floats:
     """How much of the evidence of each of C candidates comes with each of N clients' taking part, by least squares.
 
-    Of all solutions it is the shortest, so fewer rounds than clients will do.
+    It is the shortest of all solutions, so fewer rounds than clients will do.
 
     Args:
         evidence: (T, C), what the sum of round t says of candidate c, such as `client_scores` of one move.

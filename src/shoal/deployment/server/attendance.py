@@ -111,7 +111,8 @@ class Attendance:
         self.idle = 0 if merged else self.idle + 1
         require(
             self.idle < _MAX_IDLE_ROUNDS,
-            f"round {number}: in {_MAX_IDLE_ROUNDS} rounds on end {otherwise}, as 'events.csv' says; the same command goes on",
+            f"round {number}: in {_MAX_IDLE_ROUNDS} rounds on end {otherwise}, as 'events.csv' says; the same command "
+            "goes on",
         )
 
     def refuse(self, number: int, member: Member, reason: str) -> None:

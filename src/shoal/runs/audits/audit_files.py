@@ -1,17 +1,4 @@
-"""The files of an audit; score files, of any framework.
-
-audit.json   the figures, under flat keys; see `Audit.flat`
-audit.csv    a row for each attack on all records, on each group and on each model, and for each client
-scores.csv   the scores that all figures are computed from: a score file
-references/  the scores of each reference federation
-audit.html   all of it, to look at
-
-A score file has membership scores of records on an attacked model and on reference models, as a CSV table. Columns:
-``record, client, group, member, score``, and for each reference model i ``score_ref_i, member_ref_i``. Scores are
-logit-scaled confidences log(p / (1 - p)), members are 1 and others 0. ``model`` says which of several attacked models
-gave the score; without it there is one. A row without a client is of the population: no model trained on it. ``pair``
-names the pair of a client's member and a non-member in its place, where records were drawn so.
-"""
+"""The files of an audit; score files, of any framework. Their content is in docs/configuration.md."""
 
 import json
 import os

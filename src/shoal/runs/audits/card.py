@@ -25,7 +25,7 @@ from shoal.runs.hashes import stored_files
 from shoal.runs.result import Result, read_tables
 
 SCHEMA = 1
-"""Of card.json; a key that is added does not change it."""
+"""Version of card.json; a key that is added does not change it."""
 
 
 @dataclass(frozen=True)
