@@ -245,10 +245,6 @@ def stacked(
 
     A stack is of all attacks that the view or a weaker one can carry out, and whose scores on reference models are
     known. Its key is the outsider's name, or ``stack-client`` and ``stack-server``.
-
-    Args:
-        answers: scores of each attack.
-        trained, cells: as of `reference_thresholds`.
     """
     references = trained.shape[1]
     if references < Stack.least:

@@ -46,13 +46,8 @@ def over_limit_shares(
 
 
 def over_limit_answers(risks: Tensor, thresholds: Tensor, ids: Tensor, epsilon: float | None, stream: Stream) -> Tensor:
-    """The clients' part of `over_limit_shares`: their answers (n,) bool.
-
-    Args:
-        risks: (n,), of their models, as reported.
-        thresholds: (n,), that they tolerate.
-        ids: (n,) int64.
-        epsilon, stream: as there.
+    """The clients' part of `over_limit_shares`: the answers (n,) bool of clients with ``ids`` (n,) to the reported
+    risks (n,) of their models and the thresholds (n,) that they tolerate.
     """
     coins = stream("answers").seeds(ids).double() / 2**63
     return (risks > thresholds) ^ (coins < _flip_probability(epsilon))

@@ -282,13 +282,9 @@ def by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 
 def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
-    """The AUC of all updates up to a round, by round; empty where one kind of updates never occurs.
+    """The AUC of all updates up to a round by their ``score``, by round; empty where one kind of updates never occurs.
 
     It begins with the first round by which there are both kinds, and has at most `CHECKPOINTS` values.
-
-    Args:
-        updates: the rows of property.csv, in any order.
-        score: the column to judge.
 
     >>> frame = pd.DataFrame({"round": [1, 2, 3], "cluster": 0, "present": [1, 0, 0], "score": [0.5, 0.5, 0.1]})
     >>> running_auc(frame).to_dict()

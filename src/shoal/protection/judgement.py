@@ -202,14 +202,10 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
 
 
 def judged(rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan) -> Protection:
-    """The judgement of a rung on the judging seeds.
+    """The judgement of a rung by the ``figures`` of its runs on the judging seeds.
 
-    Args:
-        rung: whose runs are among ``figures``.
-        figures: of the judging seeds.
-        demand: what must be kept.
-        before: the unprotected federation on the choosing seeds, a row of `Figures.means`.
-        alone: accuracy without any client.
+    ``before`` is the unprotected federation on the choosing seeds, a row of `Figures.means`; ``alone`` is the accuracy
+    without any client.
     """
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name

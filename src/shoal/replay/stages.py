@@ -37,11 +37,7 @@ class Stage:
 
 
 def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]:
-    """The simulations that ``simulation`` went on from, the first one first.
-
-    Args:
-        simulation: whose records are attacked.
-        records: these.
+    """The simulations that ``simulation``, whose ``records`` are attacked, went on from, the first one first.
 
     Raises:
         InputError: it went on from models of which it is not known how they were trained.

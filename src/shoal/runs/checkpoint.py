@@ -37,12 +37,9 @@ def save_checkpoint(
 ) -> None:
     """Write ``progress`` into ``folder`` and remove all but the newest checkpoints, with files that only those need.
 
-    Args:
-        folder: of the run's checkpoints.
-        progress: to go on from.
-        observations: what a round attack kept since the last checkpoint, by round. They are many and never change, so
-            each is written once, to a file that stays; `stored_observations` reads them all.
-        frozen: `Model.frozen_hash`.
+    ``observations`` are what a round attack kept since the last checkpoint, by round. They are many and never change,
+    so each is written once, to a file that stays; `stored_observations` reads them all. ``frozen`` is
+    `Model.frozen_hash`.
     """
     state = progress.state
     if observations:

@@ -26,10 +26,6 @@ _CHUNK = 512
 def require_queries(queries: object, shape: Sequence[int]) -> int:
     """The number of queries of each record.
 
-    Args:
-        queries: 1 to `MAX_QUERIES`.
-        shape: of an input.
-
     Raises:
         InputError: another number, or copies of what is no image.
     """

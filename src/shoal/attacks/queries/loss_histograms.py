@@ -126,12 +126,6 @@ def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) 
     By the best threshold on the loss, taken from every second of the client's own members and hold-outs and judged on
     the others, and the other way round. The idea of an estimate by the client is of IFCA-MIR, section 5.7.
 
-    Args:
-        models: (K, P).
-        members: the training examples of one owner.
-        holdout: its hold-out examples.
-        engine: computes the losses.
-
     Returns:
         (K,) float64, the balanced accuracy of the attack.
 

@@ -188,10 +188,6 @@ class ShadowModels:
 def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
     """Split a number of examples between owners, in proportion to clients' sizes.
 
-    Args:
-        examples: at least 1.
-        sizes: (n,) int64, of the clients.
-
     Returns:
         (m,) int64, which sum to ``examples``: the sizes themselves where they do. Who would get none is left out.
 
@@ -227,13 +223,6 @@ def train_shadow_federations(
 
     Owners weigh by examples, and all of a model take part in each round. Local training is the clients' of the last
     round, in earlier rounds at their learning rate; what a defence changed from round to round is not repeated.
-
-    Args:
-        federations: S, their number.
-        shadow: the server's examples.
-        rounds: how many.
-        engine: computes it.
-        stream: of batches and all else that is random in local training.
 
     Returns:
         (S, P), on the CPU.

@@ -47,11 +47,7 @@ class DenseLayer:
 
 
 def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
-    """The dense layers of a model's network, in its order.
-
-    Args:
-        model: whose network is looked at.
-        only: the name of the one layer that is wanted.
+    """The dense layers of a model's network, in its order; the one called ``only``, if that is given.
 
     Raises:
         InputError: the network has no dense layer that is trained, or none of this name.
@@ -90,15 +86,8 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors.
-
-    Args:
-        model: of the network.
-        row: its parameters.
-        layer: of the network.
-        x: inputs of the network.
-        dtype: in which it computes.
-        y: labels (M,) or targets, for errors.
+    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors for
+    labels or targets y (M,).
 
     Returns:
         Inputs (M, d) float32, with a bias one more column, of 1; and the errors (M, h), each example's gradient of the

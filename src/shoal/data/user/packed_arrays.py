@@ -58,10 +58,6 @@ class ClientArrays:
     def shards(self, name: str, task: Task) -> Shards:
         """The N clients' examples, not yet checked for numbers and labels that cannot be used; ``x`` is not copied.
 
-        Args:
-            name: of the examples in sentences.
-            task: what labels are.
-
         Raises:
             InputError: a file that is missing, cut off or of another form; or examples, labels and sizes that do not
                 match.

@@ -80,12 +80,6 @@ def numbers_of(config: Config, clients: int) -> FixedPoint:
 def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: int) -> NDArray:
     """The block (1 + P,) of an update: number of examples, and the weighted and clipped update.
 
-    Args:
-        update: of the client.
-        models: (K, P), those that it was offered.
-        config: of the run.
-        clients: of the sum.
-
     Raises:
         RefusedError: it is not finite, or clipping would take away noise that others rely on.
     """
