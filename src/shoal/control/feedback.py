@@ -19,7 +19,8 @@ def over_limit_shares(
     stream: Stream,
     known: Tensor | None = None,
 ) -> Tensor:
-    """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate.
+    """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate; NaN of a
+    model without members.
 
     Thresholds stay with the clients: each answers one bit. With ``epsilon`` it is by randomised response (Warner 1965),
     true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private per estimate; the
@@ -33,9 +34,6 @@ def over_limit_shares(
         stream: of the flipped answers.
         known: (N,), what each client's model certainly risks, whatever is estimated; NaN: nothing is known. None: of
             no client.
-
-    Returns:
-        (K,) float64; NaN of a model without members.
     """
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]

@@ -107,7 +107,7 @@ def federation_epsilons(
     first_round: int = 1,
     choice_noise: float | None = None,
 ) -> Tensor:
-    """The epsilon of each of a federation's N clients after some rounds and the trainings after the last.
+    """The epsilon (N,) float64 of each of a federation's N clients after some rounds and the trainings after the last.
 
     A client with a schedule uses an example either in every k-th round or in all others: its epsilon is the larger of
     the two.
@@ -118,9 +118,6 @@ def federation_epsilons(
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
         choice_noise: as of `client_epsilons`.
-
-    Returns:
-        (N,) float64.
     """
     count = len(federation)
     attended = torch.zeros(len(cohorts), count, dtype=torch.int64)

@@ -108,10 +108,8 @@ class LaplaceNoise:
 
 
 def laplace_noise(parameters: int, mean: float, stream: Stream) -> Tensor:
-    """One draw of n-dimensional Laplace noise, of n ``parameters``, whose mean length is ``mean`` = n / epsilon.
-
-    Returns:
-        (n,) float32.
+    """One draw (n,) float32 of n-dimensional Laplace noise, of n ``parameters``, whose mean length is ``mean`` = n /
+    epsilon.
     """
     direction = torch.randn(parameters, generator=stream("direction").generator())
     radius = mean / parameters * float(stream("radius").numpy().gamma(parameters))

@@ -76,7 +76,7 @@ class NoiseChanges:
 def augmentation_votes(
     engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | NoiseChanges | None = None
 ) -> Tensor:
-    """Number of changed copies of each record to which the model gives the record's label.
+    """Number (M,) int64 of changed copies of each record to which the model gives the record's label.
 
     Args:
         engine: evaluates the model.
@@ -85,9 +85,6 @@ def augmentation_votes(
         y: (N,) int64, labels.
         rows: (M,) int64, the records that are scored.
         copies: the changes; None: `ImageChanges` of images.
-
-    Returns:
-        (M,) int64, from 0 to the number of copies.
 
     Raises:
         InputError: inputs that are words, or translations and rotations of inputs that are no images.
@@ -129,7 +126,7 @@ def boundary_distance(
     levels: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8),
     draws: int = 4,
 ) -> Tensor:
-    """The smallest of some noise levels at which the model's label is no longer the record's, a mean over draws.
+    """The smallest (M,) of some noise levels at which the model's label is no longer the record's, a mean over draws.
 
     Each draw is one direction of noise for all records, scaled by the levels. A record that is wrong without noise has
     distance 0, and a draw whose label holds at all levels counts twice the largest of them. A record takes ``draws``
@@ -140,9 +137,6 @@ def boundary_distance(
         stream: of the noise.
         levels: standard deviations of the noise in units of the inputs, increasing.
         draws: directions of noise.
-
-    Returns:
-        (M,) float64.
 
     Raises:
         InputError: inputs that are words, levels that do not increase from above 0, or no draws.

@@ -121,13 +121,11 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
 
 
 def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Tensor:
-    """A client's own estimates of the risk of K models: no server, no shadow models, nothing sent.
+    """A client's own estimates (K,) float64 of the risk of K models (K, P), the attack's balanced accuracies: no
+    server, no shadow models, nothing sent.
 
     By the best threshold on the loss, taken from every second of the client's own members and hold-outs and judged on
     the others, and the other way round. The idea of an estimate by the client is of IFCA-MIR, section 5.7.
-
-    Returns:
-        (K,) float64, the balanced accuracy of the attack.
 
     Raises:
         InputError: fewer than two members or two hold-outs.

@@ -219,13 +219,11 @@ class ShadowFederation:
 def train_shadow_federations(
     federations: Sequence[ShadowFederation], shadow: GroupedExamples, rounds: int, engine: Engine, stream: Stream
 ) -> Tensor:
-    """Train S shadow models by federated averaging, the owners of all of them together in every round.
+    """Train S shadow models (S, P), on the CPU, by federated averaging, the owners of all of them together in every
+    round.
 
     Owners weigh by examples, and all of a model take part in each round. Local training is the clients' of the last
     round, in earlier rounds at their learning rate; what a defence changed from round to round is not repeated.
-
-    Returns:
-        (S, P), on the CPU.
 
     Raises:
         DivergenceError: a result is not finite.

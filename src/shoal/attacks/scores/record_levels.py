@@ -16,7 +16,7 @@ Student's t is 4.5 standard deviations, of 2 it would be 32."""
 
 
 def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
-    """Minus the logarithm of the false positive rate that a threshold at each record's score has on that record.
+    """Minus the logarithm (M,) of the false positive rate that a threshold at each record's score has on that record.
 
     A threshold on levels is one threshold a record, at which all records have the same false positive rate: that of
     Student's t, for a score (x - mean) / (std sqrt(1 + 1 / n)) of n normal scores by models that did not train on the
@@ -28,9 +28,6 @@ def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
         score: (M,) of an attack on the attacked model.
         reference: (M, R) of the attack on each reference model.
         trained: (M, R) whether each reference model was trained on each record.
-
-    Returns:
-        (M,) above 0.
 
     Raises:
         InputError: all models were trained on all records, or scores of a record do not vary.
