@@ -24,18 +24,18 @@ def record_exposure(
 ) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 
-    The balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
-    deviations apart: the record's mean IN and mean OUT score over all models, the attacked one too, in units of the
-    record's standard deviation around these means. Below 0.5 where IN scores are lower. Records differ in this
-    deviation, and few scores hardly say it; so it is moderated: the posterior one, given an inverse-gamma distribution
+    It is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
+    deviations apart. These are the record's mean IN and mean OUT score over all models, the attacked one too, and the
+    record's standard deviation around them. It is below 0.5 where IN scores are lower. Records differ in this
+    deviation, and few scores hardly say it. So it is moderated: the posterior one, given an inverse-gamma distribution
     of the variances that fits all records (Smyth 2004; at least four degrees of freedom more than the record's).
 
-    The most exposed of many records is also the luckiest. So its lower end is one that all records keep at once with
-    probability ``confidence``: d - c e, with the standard error e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) of d at f
-    degrees of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are
-    drawn anew, as they are drawn where nothing is leaked: by a coin for each pair and model, or for each two
-    neighbouring models that always trained on opposite records; without pairs, by a permutation of each record's own
-    memberships. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
+    The most exposed of many records is also the luckiest. So all records keep their lower ends at once with probability
+    ``confidence``. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at
+    f degrees of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships
+    are drawn anew, as if nothing were leaked. They are drawn by a coin for each pair and model, or for each two
+    neighbouring models that always trained on opposite records; without pairs, each record's own memberships are
+    permuted. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
     record then. With fewer than `MIN_MODELS` a record's deviation is not known at all, and there are no lower ends.
 
     Args:

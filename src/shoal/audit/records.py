@@ -245,9 +245,9 @@ def _exact(metrics: Judged | MembershipMetrics) -> bool:
 def strongest(attacks: Mapping[str, Judged | MembershipMetrics]) -> tuple[str, float]:
     """The attack that decides how exposed records are, of all that were made on the same records.
 
-    The largest of many figures is above chance where nothing is leaked. So the first attack decides, which was chosen
-    beforehand (of those that are measured), unless another is certain to be above 0.5 and above the first's figure: by
-    the lower end of an interval that all of them keep at once (Bonferroni; it is as much wider as that of a normal
+    The largest of many figures is above chance where nothing is leaked. So the first measured attack decides, which was
+    chosen beforehand, unless another is certain to be above 0.5 and above the first's figure. It is certain by the
+    lower end of an interval that all attacks keep at once (Bonferroni; it is as much wider as that of a normal
     distribution). Where several do, it is the one of highest lower end.
 
     Returns:

@@ -277,9 +277,9 @@ def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> F
     and where its threshold should be. None where that cannot be: too few reference models for the attack, or members
     of too few of them among the records.
 
-    Reference federations come in two, trained on opposite records. The other one of two is left out too: with it a
-    record has one IN score less where the attacked one trained on it, by which LiRA has an AUC of 0.40 where nothing
-    is leaked (four models, 1,200 records), as it never is of the attacked run.
+    Reference federations come in two, trained on opposite records. The other one of two is left out too. With it, a
+    record would have one IN score less where the attacked one trained on it, which is never so for the attacked run;
+    LiRA would then have an AUC of 0.40 where nothing is leaked (four models, 1,200 records).
     """
     trained = records.reference_member
     if not 0 < records.references > attack.least or not trained.any() or trained.all():

@@ -1,7 +1,7 @@
 """Attacks of an honest-but-curious server on the updates of single clients.
 
-A client's update says which labels and groups its examples have, and an attack would be right by that alone were its
-non-members of another mix: with 30 examples of ten labels, how many the client has of a record's label has an AUC of
+A client's update says which labels and groups its examples have. If the non-members had another mix, an attack would be
+right by that alone: with 30 examples of ten labels, the number that the client has of a record's label has an AUC of
 0.651 against records of all labels alike. So non-members are weighted to the mix of the client's members, for client i:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)

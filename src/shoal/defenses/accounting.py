@@ -1,8 +1,8 @@
 """The guarantee of DP-SGD: the epsilon of each client over its local trainings, by Opacus' accountants.
 
-It protects one record of a client, which is present or left out, against anybody who sees everything that the client
-sends in all rounds, all released models, and the model that the client uses: every local training of the client is
-counted, also those that send nothing (`ClientTrainings`).
+It protects one record of a client, which is present or left out. It holds against anybody who sees everything that the
+client sends in all rounds, all released models, and the model that the client uses. So every local training of the
+client is counted, also those that send nothing (`ClientTrainings`).
 
 Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
 is reported, as is usual, and is an approximation. A choice of model, as in IFCA, is computed without noise and sent,

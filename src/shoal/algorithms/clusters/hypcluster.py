@@ -24,8 +24,8 @@ class HypCluster(Derived):
     server (`FedOpt`), which each model has for itself. With "sgd", learning rate 1 and clients of equal sizes it is
     IFCA.
 
-    The "farthest-first" start takes the first round that has clients: some of them train the first random model, each
-    by itself, and the server takes K of the results, the first at random and each other from the client whose lowest
+    The "farthest-first" start takes the first round that has clients. Some of them train the first random model, each
+    by itself, and the server takes K of the results: the first at random, and each other from the client whose lowest
     loss under those taken is the highest. These losses are sent without noise, so DP-SGD is refused. Each of these
     models shows one client's examples alone until others train it. Where fewer clients than K train then, the remaining
     models stay random. In fedjax candidates train in advance; training them in a round is ours.

@@ -47,9 +47,9 @@ class ShadowModels:
             in a round.
         warm_start: start from the federation's model; otherwise from random parameters. For "pooled" training.
         training: "pooled": the shadow model is trained on all its examples for one round, as one client (IFCA-MIR);
-            "federated": they are split between as many owners as the cluster has clients, who train it from random
-            parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as
-            much as the rounds of the run so far, times the number of shadow models, for every estimate.
+            "federated": they are split between as many owners as the cluster has clients. All owners train it together
+            by federated averaging, from random parameters, for as many rounds as the run has done. That costs as much
+            as the rounds of the run so far, times the number of shadow models, for every estimate.
 
     Example:
         >>> import shoal

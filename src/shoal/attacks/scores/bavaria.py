@@ -37,8 +37,8 @@ class BaVarIA:
     """The log density of a record's score by its IN scores minus that by its OUT scores, each a Student-t distribution.
 
     The Student-t distribution is what a record's scores on one side predict of the next one, given a prior of mean and
-    variance that fits all records of the side; so with few scores the variance is nearly the pooled one, and with many
-    the record's own. Records without IN (or OUT) scores as in `LiRA`.
+    variance that fits all records of the side. So with few scores the variance is nearly the pooled one, and with many
+    it is the record's own. Records without IN (or OUT) scores as in `LiRA`.
 
     The prior is our choice, since the paper's was not at hand: the moments of the records' means and variances
     (see `fitted_prior`).

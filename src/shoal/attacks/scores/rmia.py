@@ -24,8 +24,8 @@ class RMIA:
     """The fraction of records z whose ratio a record's ratio exceeds by a factor gamma.
 
     The ratio is p(record) by the attacked model over its mean by reference models, half IN and half OUT. z are the
-    population's rows of the same attacked model, which all reference models count for, since none trained on them;
-    where a model has none, z are its other records, by their OUT scores.
+    population's rows of the same attacked model. All reference models count for these, since none trained on them.
+    Where a model has no population, z are its other records, by their OUT scores.
 
     A fraction has as few levels as there are z, so that low false positive rates could not be told apart: records of a
     level are ordered by their ratio (our addition, at most `TIE`). So the population does not decide the order of one

@@ -1,10 +1,10 @@
 """The dense layers of a network: their places in the flat vector, and what comes into them.
 
 A convolution whose patches do not overlap is a dense layer on each patch, and a record's inputs are its patches. Others
-are not attacked. The rows of a convolution's gradient are combinations of patches: a kernel of 3 x 3 on c channels has
-9 c inputs and hundreds of patches an image, so its span is all of its inputs as soon as it has rows enough. A recurrent
-layer's are combinations of words' embeddings, which many texts share; and an embedding's own
-gradient names the words of a batch, and no text.
+are not attacked. The rows of a convolution's gradient are combinations of patches. A kernel of 3 x 3 on c channels has
+9 c inputs and hundreds of patches an image, so its span is all of its inputs as soon as it has enough rows. A recurrent
+layer's are combinations of words' embeddings, which many texts share; and an embedding's own gradient names the words
+of a batch, and no text.
 """
 
 from dataclasses import dataclass

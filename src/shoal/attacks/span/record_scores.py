@@ -84,7 +84,7 @@ def calibrated(
     """Thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
 
     A further non-member exceeds the k-th of n known ones, in order, with probability ``(n + 1 - k) / (n + 1)``, so the
-    threshold is at ``k = (1 - rate) (n + 1)``, between two by interpolation, where conformal prediction rounds k up.
+    threshold is at ``k = (1 - rate) (n + 1)``. It is interpolated between two; conformal prediction would round k up.
     Known ones are weighted to the mix of strata of the records that are asked, since who is asked of a client has its
     labels: those of a stratum have the weight of the records there, and n is their effective number.
 

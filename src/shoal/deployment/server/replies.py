@@ -1,8 +1,9 @@
 """Replies at the SuperLink, read object by object, so that nothing of a reply is larger than what was asked for.
 
-Flower's own `Grid.pull_messages` takes whatever a node has pushed, joins a chunk as often as its array names it, waits
-two hours for an object that is never uploaded, and ends at the first reply that it cannot read, with all others of the
-call lost. So this reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`) with a bound on each.
+Flower's own `Grid.pull_messages` takes whatever a node has pushed, and joins a chunk as often as its array names it. It
+waits two hours for an object that is never uploaded. It ends at the first reply that it cannot read, and all others of
+the call are lost. So this reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`) with a bound on
+each.
 """
 
 import json
