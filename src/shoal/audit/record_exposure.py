@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from math import nan
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.core.randomness import Stream
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 _Prior = tuple[float, float]
 """Mean and shape of a distribution of variances; the mean is NaN or 0 without any."""
@@ -20,7 +20,7 @@ MIN_MODELS = 5
 
 
 def record_exposure(
-    scores: ReferenceScores, stream: Stream, *, pair: NDArray[np.int64] | None = None, confidence: float = 0.95
+    scores: ReferenceScores, stream: Stream, *, pair: Ints | None = None, confidence: float = 0.95
 ) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 
@@ -126,7 +126,7 @@ def _prior(squares: Floats, freedom: int) -> tuple[float, float]:
     return mean, 2 + 1 / max(spread, 1e-3)
 
 
-def _opposites(inside: Bools) -> NDArray[np.int64]:
+def _opposites(inside: Bools) -> Ints:
     """(1 + R,) the columns of memberships that one coin draws: models 2 i and 2 i + 1 where always one trained."""
     block = np.arange(inside.shape[1])
     for first in range(1, inside.shape[1] - 1, 2):
@@ -135,7 +135,7 @@ def _opposites(inside: Bools) -> NDArray[np.int64]:
     return block
 
 
-def _redrawn(inside: Bools, pair: NDArray[np.int64] | None, random: np.random.Generator) -> Iterator[Bools]:
+def _redrawn(inside: Bools, pair: Ints | None, random: np.random.Generator) -> Iterator[Bools]:
     """`DRAWS` assignments of memberships, drawn as they are where nothing is leaked."""
     if pair is None:
         yield from (random.permuted(inside, axis=1) for _ in range(DRAWS))

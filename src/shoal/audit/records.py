@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.attacks.reference_scores import Bools, Floats, Ints
+from shoal.attacks.updates.update_scores import NOBODY
 from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, membership_metrics
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
@@ -28,9 +29,6 @@ CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
 
 AGAINST_CLIENTS = "-others"
 """Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
-
-NOBODY = -1
-"""The client of a record that is no client's."""
 
 
 @dataclass(frozen=True, eq=False)

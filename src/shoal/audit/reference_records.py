@@ -21,7 +21,7 @@ from shoal.attacks import (
     ReferenceScores,
     Stack,
 )
-from shoal.attacks.reference_scores import Bools, Floats, Ints, View
+from shoal.attacks.reference_scores import View
 from shoal.attacks.scores.record_levels import MIN_FOR_LEVELS, record_levels
 from shoal.audit.records import OUTSIDER, RecordTable, attacks_of_view, measure, views_within
 from shoal.core.errors import InputError, require
@@ -29,6 +29,7 @@ from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
 from shoal.data.preferences import VIEWS
 from shoal.metrics import MembershipMetrics, roc_auc
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 Names = NDArray[np.object_]
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
@@ -27,6 +26,7 @@ from shoal.data.federation import Federation
 from shoal.data.preferences import VIEWS, View
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
+from shoal.metrics.intervals import Floats
 
 SampledSteps = tuple[float, int]
 """The sampling rate of a step, in (0, 1], and a number of such steps."""
@@ -211,7 +211,7 @@ def _mu(noise: float, rounds: int, chosen: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _rdp_of_step(rate: float, noise: float) -> NDArray[np.float64]:
+def _rdp_of_step(rate: float, noise: float) -> Floats:
     """The Renyi divergences of one subsampled Gaussian mechanism, at Opacus' default orders."""
     from opacus.accountants import RDPAccountant  # noqa: PLC0415
     from opacus.accountants.analysis.rdp import compute_rdp  # noqa: PLC0415

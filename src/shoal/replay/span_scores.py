@@ -11,7 +11,6 @@ from torch import Tensor
 from shoal.algorithms import MRMTL, FedOpt, FedSoft, Pooling, Scaffold
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
-from shoal.attacks.reference_scores import Ints
 from shoal.attacks.span.record_scores import calibrated
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.reference_records import AttackScores
@@ -20,6 +19,7 @@ from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, RoundUpdates, State, Training
+from shoal.metrics.intervals import Ints
 from shoal.replay.first_rounds import MAX_BYTES, ROUNDS, FirstRounds
 
 SPANS = (ModelSpan(), UpdateSpan())

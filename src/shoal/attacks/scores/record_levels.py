@@ -6,9 +6,10 @@ rate on each of them, so a true positive rate "at 1 %" mixes records at 20 % wit
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.attacks.scores.in_and_out import in_and_out, pooled_variances
 from shoal.attacks.scores.lira import OfflineLiRA, variances
+from shoal.metrics.intervals import Bools, Floats
 
 MIN_FOR_LEVELS = 8
 """Reference models from which on records have levels. Half of them are a record's: of 4 scores the 1 % quantile of

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks.span.candidates import Candidates, SpanScores
@@ -17,6 +16,7 @@ from shoal.attacks.span.matched_filter import Clutter
 from shoal.attacks.span.row_space import joined
 from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
 from shoal.engine import Engine
+from shoal.metrics.intervals import Floats, Ints
 
 _MIN_KNOWN = 20
 """Known non-members, at least, of which the matched filter learns."""
@@ -78,9 +78,7 @@ def scores_of_moves(
     return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
 
 
-def calibrated(
-    others: NDArray[np.float64], of_others: NDArray[np.int64], of_asked: NDArray[np.int64], rate: float
-) -> NDArray[np.float64]:
+def calibrated(others: Floats, of_others: Ints, of_asked: Ints, rate: float) -> Floats:
     """Thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
 
     A further non-member exceeds the k-th of n known ones, in order, with probability ``(n + 1 - k) / (n + 1)``, so the
@@ -215,7 +213,7 @@ class _Seen:
         weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
         return weighted(inputs[torch.cat([asked, known])])
 
-    def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> NDArray[np.float64] | None:
+    def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> Floats | None:
         """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
         if not self.filters:
             return None
@@ -238,7 +236,7 @@ def _complete(seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove]) 
 
 def _judged(
     rate: float, seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
-) -> tuple[NDArray[np.float64], Tensor, NDArray[np.float64], bool]:
+) -> tuple[Floats, Tensor, Floats, bool]:
     """Scores (m + z,) of the records ``asked`` of one row and of the known non-members that it is judged by, the places
     (z,) of these, thresholds (m,), and whether its span is exact.
 
@@ -248,7 +246,7 @@ def _judged(
     columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
     residual, floor = (torch.stack(column).mean(dim=0).numpy() for column in columns)
 
-    def weighted() -> NDArray[np.float64]:
+    def weighted() -> Floats:
         if seen.family is not None:
             return residual
         return torch.stack([seen.weighted(part, asked) for part in used]).mean(dim=0).numpy()

@@ -15,6 +15,7 @@ from shoal.deployment.messages import Offer, parts_of
 from shoal.deployment.secure_sums.fixed_point import FixedPoint
 from shoal.deployment.secure_sums.protocol_messages import RefusedError
 from shoal.engine import ClientUpdate
+from shoal.metrics.intervals import Floats
 
 HISTOGRAMS = np.dtype("<u4")
 """The integers of histograms, modulo 2^32."""
@@ -109,14 +110,14 @@ def summed_update(block: NDArray, members: int, config: Config, clients: int) ->
     return examples, torch.from_numpy(numbers.decoded(block[1:]) / weight)
 
 
-def histogram_block(counts: NDArray[np.float64], half: int) -> NDArray:
+def histogram_block(counts: Floats, half: int) -> NDArray:
     """The block of a client's histograms (2, B), in the ``half`` of the clients that it is in, 0 or 1."""
     halves = np.zeros((2, *counts.shape), np.int64)
     halves[half] = np.rint(counts)
     return halves.astype(HISTOGRAMS).ravel()
 
 
-def summed_histograms(block: NDArray) -> NDArray[np.float64]:
+def summed_histograms(block: NDArray) -> Floats:
     """The histograms (2, 2, B) of the clients of each half, of members and of hold-outs, from the block's sum."""
     return block.view("<i4").astype(np.float64).reshape(2, 2, -1)
 

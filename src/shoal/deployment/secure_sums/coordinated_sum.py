@@ -33,6 +33,7 @@ from shoal.deployment.secure_sums.protocol_messages import (
     threshold_of,
 )
 from shoal.deployment.secure_sums.shamir import secret_of
+from shoal.metrics.intervals import Ints
 
 SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
 """Sends clients their questions, and hands out the answers that come in time: name, answer, and the blocks beside."""
@@ -51,7 +52,7 @@ class ClusterSums:
     """
 
     members: tuple[str, ...]
-    counts: NDArray[np.int64]
+    counts: Ints
     blocks: Mapping[int, NDArray]
 
 
