@@ -30,7 +30,7 @@ CHANCE = 0.5
 MIN_REDUCTION = 0.25
 """The smallest share of a knob's prior risk reduction that measurements may leave of it."""
 
-SHOWN = ("over_limit", "heldout_accuracy", "limit_unmet")
+ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
 """Figures of each cluster in a coordinator's memory that rounds.csv shows."""
 
 

@@ -201,7 +201,9 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
     return cheapest.index[cheapest["exposure"] < lowest].tolist()
 
 
-def judged(rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan) -> Protection:
+def judgement_of(
+    rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan
+) -> Protection:
     """The judgement of a rung by the ``figures`` of its runs on the judging seeds.
 
     ``before`` is the unprotected federation on the choosing seeds, a row of `Figures.means`; ``alone`` is the accuracy

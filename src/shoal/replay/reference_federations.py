@@ -33,7 +33,7 @@ from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
 from shoal.replay.span_scores import SPANS, CandidateRecords, knowledge_of, span_scores
-from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
+from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.simulation import Simulation, initial_state
@@ -328,7 +328,7 @@ class AttackedRun:
                 stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=Start(state))
-            with opened(stage.engine, engine) as stage_engine:
+            with matching_engine(stage.engine, engine) as stage_engine:
                 training = replace(
                     replay.on(stage_engine),
                     stream=Stream(replay.seed) if stream is None else stream,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.audit.measurement import FinishedTraining, measurement
-from shoal.control import COLUMN, SHOWN
+from shoal.control import DIRECTIVE_COLUMN, ROUND_FIGURES
 from shoal.data import Federation
 from shoal.engine import Engine, RoundReport, State
 from shoal.metrics import roc_auc
@@ -69,8 +69,8 @@ def directive_columns(state: State, k: int) -> dict[str, float]:
 
     Where an algorithm changed the number of models, they are of others until the next estimate, and NaN here.
     """
-    columns = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
-    columns |= {name: state.control[name] for name in SHOWN if name in state.control}
+    columns = {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
+    columns |= {name: state.control[name] for name in ROUND_FIGURES if name in state.control}
     return {name: float(values[k]) if len(values) == len(state.models) else nan for name, values in columns.items()}
 
 

@@ -102,7 +102,7 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
     return cleaned
 
 
-def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tuple[bool, float]:
+def layer_information(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tuple[bool, float]:
     """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
     has all inputs. If it does, the share of the space that is left to others follows; otherwise the size of that
     minimum.

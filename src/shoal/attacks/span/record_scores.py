@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.attacks.span.candidates import Candidates, SpanScores
 from shoal.attacks.span.dense_layers import DenseLayer, dense_layers, layer_inputs
 from shoal.attacks.span.knowledge import Knowledge
-from shoal.attacks.span.layer_moves import LayerMove, Move, layer_moves, worth
+from shoal.attacks.span.layer_moves import LayerMove, Move, layer_information, layer_moves
 from shoal.attacks.span.matched_filter import Clutter
 from shoal.attacks.span.row_space import joined
 from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
@@ -49,8 +49,8 @@ def scores_of_moves(
     """
     layers = dense_layers(engine.model, layer)
     pairs = ((layer, layer_moves(layer, moves, engine, knowledge)) for layer in layers)
-    chosen, parts = max(pairs, key=lambda pair: worth(*pair, noisy=knowledge.noisy))
-    seen = _Seen(chosen, candidates, engine, knowledge, parts)
+    chosen, parts = max(pairs, key=lambda pair: layer_information(*pair, noisy=knowledge.noisy))
+    seen = _LayerView(chosen, candidates, engine, knowledge, parts)
     of_row: dict[int, list[LayerMove]] = defaultdict(list)
     for part in parts:
         of_row[part.move.row].append(part)
@@ -70,7 +70,7 @@ def scores_of_moves(
             used = own
         rank[row] = max(part.space.rank for part in used)
         if len(asked):
-            values, judged, cut, exact[row] = _judged(false_alarms, seen, own, used, asked)
+            values, judged, cut, exact[row] = _attacked_records(false_alarms, seen, own, used, asked)
             # As arrays: NumPy takes a tensor of one element for a number.
             score[row, asked.numpy()], threshold[row, asked.numpy()] = values[: len(asked)], cut
             known[row, judged.numpy()] = values[len(asked) :]
@@ -118,7 +118,7 @@ def calibrated(others: Floats, of_others: Ints, of_asked: Ints, rate: float) -> 
     return cuts
 
 
-class _Seen:
+class _LayerView:
     """What a layer sees of candidates and of known non-members, by the model that a move started from."""
 
     def __init__(
@@ -227,15 +227,15 @@ class _Seen:
         return ((total - others.mean()) / others.std().clamp(min=1e-300)).numpy()
 
 
-def _complete(seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove]) -> bool:
+def _complete(seen: _LayerView, own: Sequence[LayerMove], used: Sequence[LayerMove]) -> bool:
     """Whether moves show all their inputs: each has fewer directions than rows, or directions come again."""
     parts = own if seen.family is None else used
     again = seen.direct and seen.family is None and used[0].space.rank < sum(part.space.rank for part in own)
     return again or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
 
 
-def _judged(
-    rate: float, seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
+def _attacked_records(
+    rate: float, seen: _LayerView, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
 ) -> tuple[Floats, Tensor, Floats, bool]:
     """Scores (m + z,) of the records ``asked`` of one row and of the known non-members that it is judged by, the places
     (z,) of these, thresholds (m,), and whether its span is exact.
