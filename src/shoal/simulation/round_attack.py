@@ -1,4 +1,4 @@
-"""The door of an attack that observes every round, such as property inference (`shoal.property`)."""
+"""The protocol of an attack that observes every round, such as property inference (`shoal.property`)."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Protocol, runtime_checkable
