@@ -17,9 +17,9 @@ KEYS = ("attack", *(f"{m}{end}" for m in ("accuracy", "auc", "tpr_at_fpr_0.01") 
 
 @pytest.fixture(scope="module")
 def records():
-    scores = made_up(2400, 4, seed=1)
-    names = np.arange(2400).astype(str).astype(object)
-    return AuditRecords(scores, names, names, np.where(np.arange(2400) % 3 == 0, "few", "many").astype(object))
+    scores, number = made_up(2400, 4, seed=1), np.arange(2400)
+    names, clients = (each.astype(str).astype(object) for each in (number, number % 12))
+    return AuditRecords(scores, names, clients, np.where(number % 3 == 0, "few", "many").astype(object))
 
 
 def seen(records, view, right, name, exact=0.0):
