@@ -102,7 +102,9 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
     return cleaned
 
 
-def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool, direct: bool) -> tuple[bool, float]:
+def layer_information(
+    layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool, direct: bool
+) -> tuple[bool, float]:
     """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
     has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is, with
     T = 1 unless its inputs are ``direct``, the same in all rounds: only then do rounds add up.
