@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import isnan, nan
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from shoal.audit.records import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
     CLIENT,
+    Judged,
     RecordTable,
     attacks_of_view,
     measure,
@@ -146,16 +147,8 @@ def _figures(
     return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
 
 
-class _Judged(NamedTuple):
-    """What decides which attack is the `strongest`."""
-
-    accuracy: float
-    low: float
-    exact: float
-
-
 def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fifth of the time."""
+    """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fraction of the time."""
     return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
 
 
@@ -178,7 +171,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
-    judged = {attack: _Judged(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()}
+    judged = {attack: Judged(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()}
     return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
 
 
