@@ -426,7 +426,8 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
     if small:
         LOG.warning(
             "the shadow set is too small for cluster %s: shadow models train on half of it, fewer examples than the "
-            "cluster has, so its risk and exposure are estimated as if it were smaller",
+            "cluster has, so its risk and exposure are estimated as if it were smaller; give a larger shadow set, or "
+            "ask shoal audit, which needs none",
             ", ".join(small),
         )
     return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})
