@@ -2,8 +2,8 @@
 
 A program is what it is by its command: its entry point with its arguments, its environment, and a process group and a
 log of its own; only `exec` and the second of imports are missing. What a program starts itself is started as usual;
-but the SuperExecs of a SuperLink and of a SuperNode, and the ServerApp and ClientApps that they start, are forks too.
-`test_documented.py` runs the commands themselves.
+but the SuperLink's SuperExec, and the ServerApp that it starts, are forks too. `test_documented.py` runs the commands
+themselves.
 """
 
 import contextlib
@@ -22,19 +22,14 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from flwr.supernode import start_client_internal
 from processes import Programs, environment
 
 from shoal.core.errors import ShoalError
 
-ENTRY_POINTS = (
-    "flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp"
-)  # fmt: skip
+ENTRY_POINTS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp")
 
-PAUSE = "SUPERNODE_PAUSE"
 TASK_WORKER = ["python", "-m", "shoal.deployment.client.task_worker"]
 POPEN = subprocess.Popen
 
@@ -52,9 +47,6 @@ def become(
     os.environ.update(env)
     os.chdir(folder)
     sys.argv = list(command)
-    if command[0] == "flower-supernode":
-        nap = lambda seconds: time.sleep(min(seconds, float(env[PAUSE])))  # noqa: E731
-        start_client_internal.time = SimpleNamespace(sleep=nap)  # type: ignore[assignment]
     if command[0] == "flower-superexec":  # One thread: it may be forked.
         subprocess.Popen = lambda command, **_: os.fork() or live(load, command, env, folder, log)
     else:
@@ -146,14 +138,11 @@ class Fork:
 
 
 class ForkedPrograms(Programs):
-    """`Programs` in a folder that are forks of the process at an address.
+    """`Programs` in a folder that are forks of the process at an address."""
 
-    A SuperNode asks for messages every ``pause`` seconds; Flower's own pause of three is most of a round.
-    """
-
-    def __init__(self, folder: Path, address: str, pause: float = 1.0) -> None:
+    def __init__(self, folder: Path, address: str) -> None:
         super().__init__(folder)
-        self.address, self.pause = address, pause
+        self.address = address
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start one of Flower's programs or the task worker."""
@@ -161,10 +150,10 @@ class ForkedPrograms(Programs):
             if command[:3] != TASK_WORKER:
                 return super().start(name, command)
             command = ["task-worker", *command[3:]]
-        words = dict(pairwise(command))
-        own = command[0] == "flower-superlink" or words.get("--isolation") == "subprocess"
-        self._fork(name, [*command, "--isolation", "process"] if own else command)
+        own = ["--isolation", "process"] if command[0] == "flower-superlink" else []
+        self._fork(name, [*command, *own])
         if own:
+            words = dict(pairwise(command))
             trust = (
                 ["--root-certificates", words["--ssl-ca-certfile"]] if "--ssl-ca-certfile" in words else ["--insecure"]
             )
@@ -190,15 +179,14 @@ class ForkedPrograms(Programs):
         return said
 
     def kill(self, name: str) -> None:
-        """End a program and its SuperExec, as `Programs.kill` does."""
+        """End a program, and of a SuperLink its SuperExec too, as `Programs.kill` does."""
         for each in (name, f"{name}-exec"):
             if each in self.running:
                 super().kill(each)
 
     @contextlib.contextmanager
     def _asked(self, command: Sequence[str], folder: Path, log: Path, seconds: float = 60) -> Iterator[Iterator[str]]:
-        env = environment(self.home) | {PAUSE: str(self.pause)}
-        request = {"command": list(command), "env": env, "folder": str(folder), "log": str(log)}
+        request = {"command": list(command), "env": environment(self.home), "folder": str(folder), "log": str(log)}
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)
             connection.connect(self.address)

@@ -178,7 +178,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0, "names": "nodes"}
     faulty = tmp_path / "faulty_client.py"
     faulty.write_text(FAULTY)
-    with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks, pause=3.0) as programs:
+    with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks) as programs:
         loopback = Loopback(programs)
 
         def start(i: int) -> None:
@@ -232,11 +232,11 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
 
 
 @pytest.mark.processes
-def test_a_round_by_secure_sums_on_real_processes_is_the_simulators_but_for_rounding(tmp_path, forks):
+def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_rounding(tmp_path, forks):
     secure = "[secure_aggregation]\nmin_clients = 2\nthreshold = 0.5"
     path, out, keys = tmp_path / "run.toml", tmp_path / "run", tmp_path / "keys"
-    # With this seed two clients choose each model.
-    a_config(path, clients=4, model="logistic", seed=8, further=secure)
+    # With this seed two clients choose each model in both rounds.
+    a_config(path, clients=4, rounds=2, model="logistic", every=2, seed=8, further=secure)
     make_certificates(keys, nodes=4)
     names = [(keys / f"node-{i}.pub").read_text().split()[:2] for i in range(4)]
     (tmp_path / "peers").write_text("".join(f"partition-{i} {' '.join(key)}\n" for i, key in enumerate(names)))
@@ -248,10 +248,10 @@ def test_a_round_by_secure_sums_on_real_processes_is_the_simulators_but_for_roun
             node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}", **known}
             loopback.start_node(f"node-{i}", node)
         loopback.run(APP, {"config": path, "out": out, "min-nodes": 4})
-        wait_until(lambda: finished(out), SECONDS, "1 round")
+        wait_until(lambda: finished(out), SECONDS, "2 rounds")
     sums = list(csv.DictReader((out / "sums.csv").read_text().splitlines()))
     assert [(row["round"], row["cluster"], row["clients"], row["opened"]) for row in sums] == [
-        ("1", cluster, "2", "1") for cluster in "01"
+        (round_, cluster, "2", "1") for round_ in "12" for cluster in "01"
     ]
     expected = simulated(path)
     assert (models_in(out, path) - expected.models).abs().max() < 1e-5
