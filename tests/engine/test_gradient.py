@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from shoal.core.randomness import Stream
-from shoal.engine.backends import gradient as module
-from shoal.engine.backends.gradient import gradient_of
+from shoal.engine.backends import vmap_gradients as module
+from shoal.engine.backends.vmap_gradients import gradient_of
 from shoal.models import cross_entropy
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
