@@ -227,7 +227,8 @@ class VmapBackend:
         entries, share, _ = steps[0]
         (owners, width), count = entries.shape, len(steps)
         example, rows = to_channels_last(shards.x).shape[1:], -(-width * count // 4) * 4
-        x = torch.zeros(owners, rows, *example, dtype=self._dtype, device=self._device)
+        x = torch.empty(owners, rows, *example, dtype=self._dtype, device=self._device)
+        x[:, width * count :] = 0
         for part in torch.arange(owners).split(max(1, AUGMENTED // (width * count))):
             of_part = slice(int(part[0]), int(part[-1]) + 1)
             repeated, used = (each[of_part].repeat(1, count) for each in (entries, share > 0))
