@@ -117,7 +117,7 @@ def test_a_span_that_is_exact_is_not_asked_of_references_and_another_is_added_wh
 
 def test_updates_that_do_not_fit_into_memory_are_left_out(dense, monkeypatch):
     attacked, engine = dense
-    monkeypatch.setattr(first_rounds, "MOST_BYTES", 1000)
+    monkeypatch.setattr(first_rounds, "MAX_BYTES", 1000)
     scores, omitted = attacked.spans(engine)
     assert [*scores] == ["span-models"]
     assert "of memory" in omitted["span"]

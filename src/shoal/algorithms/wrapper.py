@@ -2,33 +2,24 @@
 
 from collections.abc import Iterator
 
+from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.engine import (
-    Aggregate,
-    Algorithm,
-    Cohort,
-    Deployed,
-    Engine,
-    LocalSGD,
-    RoundPlan,
-    State,
-    client_trainings,
-)
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, client_trainings
 
 
 class Derived:
     """An algorithm that is `inner` in all methods that it does not override.
 
-    `inner` may be a field, or be built from the fields, as ``IFCA(self.clusters)``.
+    `inner` is FedAvg by default; it may be a field, or be built from the fields, as ``IFCA(self.clusters)``.
     """
 
     @property
     def inner(self) -> Algorithm:
         """The other algorithm."""
-        raise NotImplementedError
+        return FedAvg()
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Raise `InputError` where `inner` does."""

@@ -1,23 +1,6 @@
 """A run: a simulation trained and measured, in memory or in a directory, which can be killed and resumed.
 
-config.toml          what was asked; of a configuration file complete, so that running it again gives the same results
-references/          where they are trained, the scores of each reference federation
-hashes.json          hashes of the examples and, of a finished run, of its files: `shoal.runs.hashes`
-updates/             where they are recorded, each recorded round's updates as the server received them
-checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged; and files
-                     with the clients' own models
-rounds.csv           a row a round and cluster
-clients.csv          a row a client
-summary.json         every figure, under flat keys; written last, so it marks a finished run
-roc.csv              the attack's ROC curves by group
-property.csv         a row per aggregated update with a property attack; the table of another round attack by its name
-canaries.csv         a row a canary, where there are some
-samples.safetensors  a few test images of each group, for the report
-features.safetensors the fitted map of inputs before the models, with [model.features]
-models.safetensors   the K final models, each tensor under "k.name", frozen ones once under "frozen.name"; written
-                     before they are measured
-report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result.report_of`
-run.log              what happened when
+docs/configuration.md lists its files ("A run directory").
 """
 
 import logging
@@ -43,12 +26,12 @@ from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
 from shoal.runs.directory import (
+    existing_directory_error,
+    extend_rounds,
     is_finished,
     logged,
     opened,
-    prolong,
     rounds_before,
-    taken,
     train,
     warned,
     with_kept_precision,
@@ -170,7 +153,7 @@ class Run:
             with settings.engine(simulation.setup.model) as engine, warned() as warnings:
                 return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
         if out.exists() and not resume:
-            raise taken(out)
+            raise existing_directory_error(out)
         description = self.description or description_of(simulation, settings)
         rounds = simulation.last_round
         if out.exists() and rounds_before(out, description, rounds) == rounds and is_finished(out):
@@ -250,7 +233,7 @@ class Run:
             out, progress = checkpoints.parent, load_checkpoint(checkpoints, engine.model.frozen_hash)
             before = rounds_before(out, description, simulation.last_round)
             if before != simulation.last_round:
-                progress = prolong(out, description, progress, before, simulation.evaluate_every)
+                progress = extend_rounds(out, description, progress, before, simulation.evaluate_every)
             if progress is not None:
                 LOG.info("resume after round %d", progress.state.round)
                 return progress
@@ -369,7 +352,7 @@ def run(
     loaded = dataset is None or isinstance(dataset, SourceData)
     require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
-        raise taken(out)
+        raise existing_directory_error(out)
     config = replace(config, engine=with_kept_precision(config.engine, out))
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation = resolved.config, resolved.simulation()

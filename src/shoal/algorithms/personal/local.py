@@ -5,20 +5,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.layout import Layout
 from shoal.core.settings import settings
-from shoal.engine import (
-    Aggregate,
-    ClientVectors,
-    Cohort,
-    Deployed,
-    LocalTraining,
-    PersonalModels,
-    RoundPlan,
-    State,
-)
+from shoal.engine import Aggregate, ClientVectors, Cohort, Deployed, LocalTraining, PersonalModels, RoundPlan, State
 
 
 @settings
@@ -45,11 +35,6 @@ class LocalOnly(Derived):
 
     name: Literal["local"] = "local"
     title: ClassVar[str] = "Local training only"
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg."""
-        return FedAvg()
 
     def begun(self, state: State, layout: Layout) -> State:
         """FedAvg's random model, and the same one for each client."""

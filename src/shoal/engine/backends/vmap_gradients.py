@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from shoal.data.memory_format import to_channels_first
 from shoal.models.model import Loss
 
-KNOWN = "2.13."
+TORCH_VERSION = "2.13."
 """The version of PyTorch whose internal functions `gradient_of` uses; a test compares the bits."""
 
 _TRACE_AFTER = 100
@@ -104,7 +104,7 @@ def gradient_of(loss: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]
     that takes 0.9 s of processor time and 55 MiB, more than a short run needs for everything else. In another version
     of PyTorch it is `torch.func.grad` itself.
     """
-    if not torch.__version__.startswith(KNOWN):
+    if not torch.__version__.startswith(TORCH_VERSION):
         return grad(loss)
 
     def gradient(weights: dict[str, Tensor], *rest: object) -> dict[str, Tensor]:
