@@ -13,7 +13,7 @@ from shoal.defenses import DPSGD, Augmentation
 from shoal.engine import Engine, LinearTerm, LocalSGD
 from shoal.engine.backends import vmap_backend
 from shoal.engine.backends.dense_network import dense_network, row_class
-from shoal.engine.backends.span_training import SpanEnds
+from shoal.engine.backends.span_training import SpanEnds, rows_of
 from shoal.engine.steps import Gradient
 from shoal.models import MLP, Logistic, Model, cross_entropy, squared_error
 
@@ -243,7 +243,7 @@ def test_a_rule_s_batches_are_augmented_as_the_loop_s(mlp, build, network):
     for backend in ("vmap", "loop"):
         with Engine(model, backend=backend) as engine:
             task = starts_of(model, federation), torch.arange(6), federation.clients, randomness, local
-            parts = [*engine.train_into(lambda owners, ends: (owners, ends.clone()), *task, rule=Lookahead())]
+            parts = [*engine.train_into(lambda owners, ends: (owners, rows_of(ends).clone()), *task, rule=Lookahead())]
         owners = torch.cat([owners for owners, _ in parts])
         ends.append(torch.cat([rows for _, rows in parts])[owners.argsort()])
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
