@@ -65,8 +65,8 @@ def test_who_is_ahead_flips_with_the_figures() -> None:
     high, low = Estimate(0.8, 0.75, 0.85), Estimate(0.6, 0.55, 0.65)
     assert exposure_title({"x": high, "y": low}, ATTACKS).startswith("X finds most: 0.800 (")
     assert exposure_title({"x": low, "y": high}, ATTACKS).startswith("Y finds most: 0.800 (")
-    assert exposure_title({"x": high, "y": low}, ATTACKS, looked=10_000).startswith("X finds most: ")
-    few = {"x": Estimate(0.7, 0.64, 0.76), "y": Estimate(0.6, 0.58, 0.62)}
+    assert exposure_title({"x": high, "y": low}, ATTACKS, looked=10).startswith("X finds most: ")
+    few = {"x": Estimate(0.7, 0.66, 0.74), "y": Estimate(0.6, 0.57, 0.63)}
     assert exposure_title(few, ATTACKS).startswith("X finds most")
     assert exposure_title(few, ATTACKS, looked=100).endswith("is open"), "the largest of a hundred figures"
     assert exposure_title({"x": Estimate(0.8)}, ATTACKS) == "No attack is shown to be above chance: 0.800"
@@ -98,7 +98,7 @@ def test_a_model_is_called_by_the_group_that_most_of_its_clients_are_of() -> Non
 def test_limits_that_are_exceeded_are_counted_by_group() -> None:
     clients = with_limits(clients_of(GROUPS, 2))
     assert title(violations(clients, GROUPS)) == (
-        "1 of 6 limits are exceeded at 95 % confidence, by the run's attack: 1 of 3 in b"
+        "1 of 6 limits is exceeded at 95 % confidence, by the run's attack: 1 of 3 in b"
     )
     within = with_limits(clients_of(GROUPS, 2).assign(exceeded=False))
     assert title(violations(within, GROUPS)).startswith("None of 6 limits is exceeded")
@@ -144,6 +144,7 @@ def test_the_largest_part_of_the_time_is_named() -> None:
 def test_votes_fall_or_rise_as_they_do(shares: list[float], changes: dict[str, Any], words: str) -> None:
     rounds = rounds_of(GROUPS, 2)
     rounds["over_limit"] = rounds["round"].map(dict(zip((2, 3, 4), shares, strict=True)))
+    rounds["limit_unmet"] = 0.0
     section = coordinator_section(replace(Coordinator(), **changes), rounds)
     assert section is not None
     assert section.figures[0].title == words
@@ -153,16 +154,19 @@ def test_single_records_are_exposed_where_their_lower_ends_are_above_chance() ->
     records = records_frame()
     members = records["member"] & records["exposure"].notna()
     none = exposure_of_records(records.assign(**{"exposure.low": 0.4}), ["majority", "minority"], 16)
-    assert title(none) == f"With 17 models, none of {members.sum()} members is shown to be exposed alone"
+    assert title(none) == f"With 17 models, none of {members.sum()} members is shown to be exposed by themselves"
     some = exposure_of_records(records.assign(**{"exposure.low": 0.6}), ["majority", "minority"], 16)
-    assert title(some) == f"With 17 models, {members.sum()} of {members.sum()} members are shown to be exposed alone"
+    assert (
+        title(some)
+        == f"With 17 models, {members.sum()} of {members.sum()} members are shown to be exposed by themselves"
+    )
 
 
 @pytest.mark.parametrize(
     ("gain", "words"),
     [
-        (0.2, "accuracy, few: y is highest, 0.7"),
-        (-0.2, "accuracy, few: x is highest, 0.5"),
+        (0.2, "accuracy, few: Y is highest, 0.7"),
+        (-0.2, "accuracy, few: X is highest, 0.5"),
         (0.001, "accuracy, few: no algorithm is shown to be highest (0.5"),
         (0.0, "accuracy, few: the same with every algorithm"),
     ],
@@ -171,9 +175,9 @@ def test_a_sweep_s_figure_says_what_pairs_of_seeds_show(gain: float, words: str)
     noise = np.random.default_rng(1).normal(0, 0.02, 5) if gain else np.zeros(5)
     rows = [
         {"run": f"{name}{seed}", "algorithm": name, "seed": seed, "accuracy.few": 0.5 + seed / 50 + change}
-        for name, changes in (("x", np.zeros(5)), ("y", gain + noise))
+        for name, changes in (("X", np.zeros(5)), ("Y", gain + noise))
         for seed, change in enumerate(changes)
     ]
-    statistics = SeedStatistics(pd.DataFrame(rows), {"algorithm": ["x", "y"]}, range(5))
+    statistics = SeedStatistics(pd.DataFrame(rows), {"algorithm": ["X", "Y"]}, range(5))
     spec = FigureSpec(kind="bars", x="algorithm", y=["accuracy.few"])
     assert chart_content(FigureData(spec, statistics, Labels({}))).finding.startswith(words)

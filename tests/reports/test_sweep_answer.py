@@ -79,7 +79,8 @@ def test_a_difference_that_the_interval_does_not_hold_is_open_with_the_seeds_it_
     answer = said(results)["Which algorithm is best? (accuracy, all clients)"]
     assert answer.startswith("Open: ")
     assert "but the interval covers 0" in answer
-    assert "more seeds would show this lead, if it is true (power 80 %)." in answer
+    assert "To show it, were it the true lead, takes " in answer
+    assert "more seeds (power 80 %)." in answer
 
 
 def test_the_seeds_that_an_open_difference_needs_have_the_power_that_is_said() -> None:
@@ -118,13 +119,13 @@ def test_of_several_settings_the_best_is_shown_only_by_intervals_that_hold_at_on
     noise = rng.normal(0, 0.01, (8, 5))
     for gain in (0.0, 0.02, 0.1):
         by_seed = noise + gain * (np.arange(5) == 2)
-        best = Best.of(by_seed, list("abcde"), KEY, "higher")
+        best = Best.of(by_seed, list("ABCDE"), KEY, "higher")
         assert best is not None
         for name, difference in best.others.items():
-            test = stats.ttest_rel(by_seed[:, list("abcde").index(best.setting)], by_seed[:, "abcde".index(name)])
+            test = stats.ttest_rel(by_seed[:, list("ABCDE").index(best.setting)], by_seed[:, "ABCDE".index(name)])
             assert (name in best.untold) == (test.confidence_interval(1 - 0.05 / 4).low <= 0)
             assert difference.tests == 4
-    assert best.setting == "c"
+    assert best.setting == "C"
     assert best.untold == []
 
 

@@ -82,6 +82,7 @@ def ends(curves: Iterable[Curve]) -> str:
 def ends_title(subject: str, curves: Sequence[Curve], form: Callable[[float], str] = decimal) -> str:
     """The title of curves without a finding: what they are, and where they end.
 
+    >>> from shoal.core.formats import percent
     >>> accuracy = Curve("cluster 0", pd.Series([0.5, 0.7]), LineStyle("#000000", "-", "o"))
     >>> ends_title("Accuracy", [accuracy], percent)
     'Accuracy ends at 70.0 % (cluster 0)'

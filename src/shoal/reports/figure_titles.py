@@ -54,7 +54,7 @@ def exposure_title(found: Mapping[str, Estimate], words: Words, *, looked: int =
     'LiRA and gap are above chance: 0.660 to 0.700; which finds most is open'
     """
     wide = {name: one.among(max(looked, len(found))) for name, one in found.items()}
-    shown = {name: one for name, one in wide.items() if one.outcome == "exposed"}
+    shown = {name: one for name, one in wide.items() if one.low > 0.5}
     largest = max(wide.values(), key=lambda one: one.value)
     said = f": {metric} " if metric else ": "
     if not shown:

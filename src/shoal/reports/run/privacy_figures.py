@@ -86,10 +86,10 @@ def _limits_title(judged: pd.DataFrame, groups: Sequence[str]) -> str:
     """How many limits are exceeded for certain, and in which groups."""
     sizes = {name: int((judged["group"] == name).sum()) for name in groups}
     over = {name: int(judged.loc[judged["group"] == name, "over"].sum()) for name in groups}
-    if not any(over.values()):
-        return f"None of {len(judged)} limits is exceeded at 95 % confidence, by the run's attack"
+    certain = sum(over.values())
+    title = f"{certain or 'None'} of {len(judged)} limits {'are' if certain > 1 else 'is'} exceeded"
     where = [f"{many} of {sizes[name]} in {name}" for name, many in over.items() if many][:MOST_NAMED]
-    return f"{sum(over.values())} of {len(judged)} limits are exceeded at 95 % confidence: {', '.join(where)}"
+    return f"{title} at 95 % confidence, by the run's attack{': ' * bool(where)}{', '.join(where)}"
 
 
 def _name(client: Mapping[Hashable, Any]) -> str:
