@@ -154,11 +154,11 @@ def test_single_records_are_exposed_where_their_lower_ends_are_above_chance() ->
     records = records_frame()
     members = records["member"] & records["exposure"].notna()
     none = exposure_of_records(records.assign(**{"exposure.low": 0.4}), ["majority", "minority"], 16)
-    assert title(none) == f"With 17 models, none of {members.sum()} members is shown to be exposed by themselves"
+    assert title(none) == f"With 17 models, none of {members.sum()} members is exposed for certain, each by itself"
     some = exposure_of_records(records.assign(**{"exposure.low": 0.6}), ["majority", "minority"], 16)
     assert (
         title(some)
-        == f"With 17 models, {members.sum()} of {members.sum()} members are shown to be exposed by themselves"
+        == f"With 17 models, {members.sum()} of {members.sum()} members are exposed for certain, each by itself"
     )
 
 
