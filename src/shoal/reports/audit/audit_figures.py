@@ -153,9 +153,9 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
     if not records["group"].isin(names).all():
         caption += " The other groups are not drawn."
     alt = f"Share of members by exposure, on a logarithmic axis. {means}."
-    certain, total = int((members["exposure.low"] > 0.5).sum()), f"{len(members):,}"
-    are = "are" if certain > 1 else "is"
-    title = f"With {references + 1} models, {certain or 'none'} of {total} members {are} exposed for certain, each by itself"
+    certain = int((members["exposure.low"] > 0.5).sum())
+    who = f"{certain or 'none'} of {len(members):,} members {'are' if certain > 1 else 'is'}"
+    title = f"With {references + 1} models, {who} exposed for certain, each by itself"
     return plot.draw_figure("exposure", title, caption, alt, draw)
 
 
