@@ -31,8 +31,8 @@ def again(run: Path) -> dict:
     risks = torch.tensor([before[f"clusters.{k}.risk"] for k in range(clusters)], dtype=torch.float64)
     state = State(before["rounds"], torch.stack(rows), risks, torch.full((config.data.partition.clients,), -1))
     with Engine(simulation.setup.model, threads=config.engine.threads) as engine:
-        training = move_to_engine(simulation, engine).on(engine)
-        result = measure_models(state, training, simulation.red_team, training.stream("final"), [])
+        simulation = move_to_engine(simulation, engine)
+        result = measure_models(simulation, simulation.on(engine), state, [])
     return before | flatten(result.summary)
 
 

@@ -321,7 +321,7 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
         training_reply(later, node)
     for content, digest, sentence in (
         (b"nonsense", offer.frozen, "cannot be read"),
-        (save({"x": torch.zeros(1)}), offer.frozen, "have the hash"),
+        (save({"x": torch.zeros(1)}), offer.frozen, "whose hash is"),
         (save(dict(frozen)), "../x", "is no hash"),
     ):
         with pytest.raises(InputError, match=sentence):

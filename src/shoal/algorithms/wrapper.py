@@ -6,17 +6,7 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.engine import (
-    Aggregate,
-    Algorithm,
-    Cohort,
-    Deployed,
-    Engine,
-    LocalSGD,
-    RoundPlan,
-    State,
-    client_trainings,
-)
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, client_trainings
 
 
 class Derived:

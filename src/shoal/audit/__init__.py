@@ -13,24 +13,8 @@ from shoal.audit.reference_records import AuditRecords, leave_one_out_scores, me
 from shoal.audit.update_audit import ReconstructionAudit, UpdateAudit, audit_reconstruction, audit_updates
 
 __all__ = [
-    "NEED_HOLDOUT",
-    "Audit",
-    "AuditRecords",
-    "FinishedTraining",
-    "Measurement",
-    "OneRunAudit",
-    "ReconstructionAudit",
-    "RecordTable",
-    "RedTeam",
-    "UpdateAudit",
-    "audit_reconstruction",
-    "audit_records",
-    "audit_updates",
-    "leave_one_out_scores",
-    "measure",
-    "measurement",
-    "median_threshold",
-    "one_run_audit",
-    "record_exposure",
+    "NEED_HOLDOUT", "Audit", "AuditRecords", "FinishedTraining", "Measurement", "OneRunAudit", "ReconstructionAudit",
+    "RecordTable", "RedTeam", "UpdateAudit", "audit_reconstruction", "audit_records", "audit_updates",
+    "leave_one_out_scores", "measure", "measurement", "median_threshold", "one_run_audit", "record_exposure",
     "reference_thresholds",
-]
+]  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import isnan, nan
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from shoal.audit.records import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
     CLIENT,
+    Judged,
     RecordTable,
     attacks_of_view,
     measure,
@@ -146,14 +147,6 @@ def _figures(
     return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
 
 
-class _Judged(NamedTuple):
-    """What decides which attack is the `strongest`."""
-
-    accuracy: float
-    low: float
-    exact: float
-
-
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
     """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
     measured there.
@@ -173,7 +166,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
-    judged = {attack: _Judged(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()}
+    judged = {attack: Judged(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()}
     return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
 
 

@@ -20,11 +20,7 @@ LEAST_MODELS = 5
 
 
 def record_exposure(
-    scores: ReferenceScores,
-    stream: Stream,
-    *,
-    pair: NDArray[np.int64] | None = None,
-    confidence: float = 0.95,
+    scores: ReferenceScores, stream: Stream, *, pair: NDArray[np.int64] | None = None, confidence: float = 0.95
 ) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 

@@ -7,7 +7,7 @@ audits of clients' updates, canaries, and property inference, whose "members" ar
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
-from typing import Any, Protocol, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import pandas as pd
@@ -175,25 +175,12 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
     return replace(fits[0], **{name: float(np.mean([getattr(fit, name) for fit in fits])) for name in averaged})
 
 
-class Judged(Protocol):
-    """The balanced accuracy of an attack, NaN where it was not measured, the lower end of its interval, and the share
-    of its calls that are exact.
-    """
+class Judged(NamedTuple):
+    """The part of an attack's `MembershipMetrics` that decides which attack is the `strongest`."""
 
-    @property
-    def accuracy(self) -> float:
-        """See `MembershipMetrics`."""
-        ...
-
-    @property
-    def low(self) -> float:
-        """See `MembershipMetrics`."""
-        ...
-
-    @property
-    def exact(self) -> float:
-        """See `MembershipMetrics`."""
-        ...
+    accuracy: float
+    low: float
+    exact: float
 
 
 def views_within(view: View) -> tuple[View, ...]:
@@ -206,7 +193,7 @@ def views_within(view: View) -> tuple[View, ...]:
 
 
 def attacks_of_view(
-    view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, Judged]
+    view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, Judged | MembershipMetrics]
 ) -> list[str]:
     """The attacks that a view can carry out, the one that is chosen beforehand first.
 
@@ -251,11 +238,11 @@ def attacks_of_view(
     return names
 
 
-def _exact(metrics: Judged) -> bool:
+def _exact(metrics: Judged | MembershipMetrics) -> bool:
     return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
 
 
-def strongest(attacks: Mapping[str, Judged]) -> tuple[str, float]:
+def strongest(attacks: Mapping[str, Judged | MembershipMetrics]) -> tuple[str, float]:
     """The attack that decides how exposed records are, of all that were made on the same records.
 
     The largest of many figures is above chance where nothing is leaked. So the first attack decides, which was chosen

@@ -93,8 +93,7 @@ class RedTeam:
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
             return of_known(
-                [self._cross_validated_accuracy(shadow, stream("attack", k)) for k, shadow in enumerate(records)],
-                state,
+                [self._cross_validated_accuracy(shadow, stream("attack", k)) for k, shadow in enumerate(records)], state
             )
         if self.estimator in ("histogram", "relative-histogram"):
             relative, coins = self.estimator == "relative-histogram", stream("histograms")

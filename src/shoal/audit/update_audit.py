@@ -250,10 +250,7 @@ def audit_server(
     """
     owned = scores.client >= 0
     require(bool(owned.any()), "no record is of a client whose updates were recorded")
-    require(
-        not owned.all(),
-        "no record is nobody's; members need records that nobody trained on beside them",
-    )
+    require(not owned.all(), "no record is nobody's; members need records that nobody trained on beside them")
     kinds = [{*zip(scores.group[of].tolist(), scores.label[of].tolist(), strict=True)} for of in (owned, ~owned)]
     require(
         not kinds[0].isdisjoint(kinds[1]),
@@ -275,13 +272,7 @@ def audit_server(
     best, _ = strongest({name: audits[0].unused for name, audits in by_attack.items()})
     rows += [
         attack_row(
-            "client",
-            str(client),
-            best,
-            views[best],
-            metrics,
-            chosen=best == next(iter(by_attack)),
-            strongest=True,
+            "client", str(client), best, views[best], metrics, chosen=best == next(iter(by_attack)), strongest=True
         )
         for client, metrics in by_attack[best][0].by_client.items()
     ]
@@ -316,10 +307,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
             stronger = decides["accuracy.low"][updates] > max(0.5, decides["accuracy"][outsider])
             rows.loc[outsider if stronger else updates, "strongest"] = False
     return replace(
-        audit,
-        attacks=rows,
-        omitted={**audit.omitted, **server.omitted},
-        guesses={**audit.guesses, **server.guesses},
+        audit, attacks=rows, omitted={**audit.omitted, **server.omitted}, guesses={**audit.guesses, **server.guesses}
     )
 
 

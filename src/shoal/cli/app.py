@@ -47,8 +47,7 @@ Device = Annotated[
 ]
 
 AllowCode = Annotated[
-    bool,
-    typer.Option("--allow-code", help="Import code that a run's own files name (MODULE:NAME), which runs it."),
+    bool, typer.Option("--allow-code", help="Import code that a run's own files name (MODULE:NAME), which runs it.")
 ]
 
 Jobs = Annotated[
@@ -63,17 +62,14 @@ Cluster = Annotated[
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")]
 
 Gates = Annotated[
-    list[str] | None,
-    typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
+    list[str] | None, typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated.")
 ]
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
+def _root(show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if show_version:
         typer.echo(f"shoal {shoal.__version__}")
         raise typer.Exit

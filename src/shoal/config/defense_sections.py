@@ -126,10 +126,7 @@ class CoordinatorSection(SteerableDefenses):
         require(len(losses) <= 1, f"of {' and '.join(losses)} a coordinator can steer one only; leave the others out")
         for key, beliefs in (("relief", self.relief), ("cost", self.cost)):
             for name in beliefs:
-                require(
-                    name in steered,
-                    f"'{key}' names '{name}', which is not steered; steer it or leave it out",
-                )
+                require(name in steered, f"'{key}' names '{name}', which is not steered; steer it or leave it out")
 
     def coordinator(self) -> Coordinator:
         """The coordinator with its knobs."""

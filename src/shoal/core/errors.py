@@ -69,6 +69,28 @@ def located(place: object) -> Iterator[None]:
         raise InputError(f"{place}: {error}") from error
 
 
+@contextmanager
+def file_errors(
+    path: object, advice: str = "", *, action: str = "read", damage: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Errors of an ``action`` on a file as one sentence, which ends with ``advice``; ``damage`` says it is damaged.
+
+    >>> with file_errors("a.json", damage=(ValueError,)):
+    ...     int("one")
+    Traceback (most recent call last):
+    ...
+    shoal.core.errors.InputError: a.json: is damaged: invalid literal for int() with base 10: 'one'
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except damage as error:
+        raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be {action}: {error.strerror or error}{advice}") from error
+
+
 def require_instance(name: str, value: object, kind: type, how: str) -> None:
     """Raise `InputError` unless ``value`` is of ``kind``; ``how`` says how to make one.
 

@@ -134,14 +134,8 @@ class Federation:
         sets = {name: getattr(self, name) for name in ("clients", "holdout", "test", "shadow")}
         inputs = {id(examples.x): examples.x for examples in sets.values()}
         mapped = {key: function(x) for key, x in inputs.items()}
-        clients, holdout = (replace(sets[name], mapped=False) for name in ("clients", "holdout"))
-        return replace(
-            self,
-            clients=replace(clients, x=mapped[id(self.clients.x)]),
-            holdout=replace(holdout, x=mapped[id(self.holdout.x)]),
-            test=replace(self.test, x=mapped[id(self.test.x)]),
-            shadow=replace(self.shadow, x=mapped[id(self.shadow.x)]),
-        )
+        moved = {name: replace(examples, x=mapped[id(examples.x)]) for name, examples in sets.items()}
+        return replace(self, **moved | {name: replace(moved[name], mapped=False) for name in ("clients", "holdout")})
 
     def __repr__(self) -> str:
         sizes = torch.bincount(self.group, minlength=len(self.groups)).tolist()

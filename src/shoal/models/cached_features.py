@@ -42,13 +42,12 @@ class FrozenPrefix:
     def rest(self, model: Model) -> Model:
         """The model of features that is left of ``model``, with its loss, its frozen tensors and its random starts."""
         build = partial(_rest, model.build, self.count, self.shape)
-        return model.rests.setdefault(
-            (self.count, self.shape), replace(model, build=build, cache_features=False, whole=model)
-        )
+        rest = replace(model, build=build, cache_features=False, whole=model)
+        return model.derived.setdefault((self.count, self.shape), rest)
 
 
 def frozen_prefix(model: Model, x: Tensor) -> FrozenPrefix:
-    """The first layers of the network of ``model`` that are frozen and compute the same in training.
+    """The first layers of the network of ``model`` that are frozen and compute the same in training, tried once.
 
     These are children of a `torch.nn.Sequential`, or the child ``body`` of a network that computes ``head(body(x))``.
 
@@ -59,6 +58,13 @@ def frozen_prefix(model: Model, x: Tensor) -> FrozenPrefix:
     Raises:
         InputError: there are none.
     """
+    shape = x.shape[1:]
+    if shape not in model.derived:
+        model.derived[shape] = _tried_prefix(model, x[:2])
+    return model.derived[shape]
+
+
+def _tried_prefix(model: Model, few: Tensor) -> FrozenPrefix:
     network = model.structure()
     children, kept, reason = _children(network), list[nn.Module](), ""
     for name, child in children:
@@ -69,7 +75,6 @@ def frozen_prefix(model: Model, x: Tensor) -> FrozenPrefix:
     refused = "'cache_features' keeps what frozen first layers compute"
     frozen = any(True for layer in kept for _ in (*layer.parameters(), *layer.buffers()))
     require(frozen, f"{refused}, but {reason or 'no layer of the network is frozen'}")
-    few = x[:2]
     with torch.no_grad():
         expected = network.eval()(few)
         layers = nn.Sequential(*kept)

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, file_errors, require
 from shoal.core.settings import Internal, Positive, settings
 from shoal.models.scattering import ANGLES, Scattering
 
@@ -156,7 +156,8 @@ class FeatureMap(nn.Sequential):
         Raises:
             InputError: it is damaged.
         """
-        try:
+        damage = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
+        with file_errors(path, damage=damage):
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["maps"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -165,8 +166,6 @@ class FeatureMap(nn.Sequential):
             kinds = {name: kind for kind, name in _NAMES.items()}
             loaded = FeatureMap(*(kinds[name](*sizes) for name, *sizes in about))
             loaded.load_state_dict(tensors)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
         return loaded
 
 

@@ -293,8 +293,8 @@ class Model:
             require(close, f"{where}: the frozen tensor '{name}' is not that of the model; build the same frozen body")
 
     @cached_property
-    def rests(self) -> dict[object, "Model"]:
-        """The models of what follows the frozen first layers, made once."""
+    def derived(self) -> dict[object, Any]:
+        """The frozen first layers by the shape of their inputs, and the models of what follows these, made once."""
         return {}
 
     @property

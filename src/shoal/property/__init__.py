@@ -12,14 +12,6 @@ from shoal.property.simulated_updates import extract_features
 from shoal.property.update_table import RoundObservation, classify_updates
 
 __all__ = [
-    "ActivePropertyAttacker",
-    "PropertyAttack",
-    "PropertyAttackSection",
-    "PropertyPartition",
-    "PropertySchedule",
-    "RoundObservation",
-    "active_property_attacker",
-    "classify_updates",
-    "extract_features",
-    "partition_by_property",
-]
+    "ActivePropertyAttacker", "PropertyAttack", "PropertyAttackSection", "PropertyPartition", "PropertySchedule",
+    "RoundObservation", "active_property_attacker", "classify_updates", "extract_features", "partition_by_property",
+]  # fmt: skip

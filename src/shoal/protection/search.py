@@ -22,7 +22,7 @@ import tomli_w
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config, parse_config
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, file_errors, require
 from shoal.data import Federation, SourceData
 from shoal.data.preferences import VIEWS
 from shoal.protection.judgement import (
@@ -279,11 +279,9 @@ def _write_base(out: Path, config: Config) -> None:
         not base.exists() or base.read_text(encoding="utf-8") == text,
         f"{out}: holds a search of another configuration, view or number of references; choose another --out",
     )
-    try:
+    with file_errors(out, "; choose another --out", action="written"):
         (out / "runs").mkdir(parents=True, exist_ok=True)
         write_text(base, text)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
 
 
 def _write(

@@ -19,7 +19,7 @@ from shoal.audit.records import OUTSIDER, SERVER, views_within
 from shoal.audit.reference_records import AttackedRecords, AttackScores, attack_records
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
-from shoal.core.errors import InputError
+from shoal.core.errors import file_errors
 from shoal.core.processes import IN_TURN, Workers
 from shoal.data.content import fingerprint
 from shoal.data.preferences import View
@@ -72,7 +72,7 @@ def reference_scores(
         ShoalError: a worker process was ended from outside.
     """
     store = _Store(folder, _digest(attacked, target))
-    try:
+    with file_errors(folder, action="written"):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
@@ -93,8 +93,6 @@ def reference_scores(
                 LOG.info("reference federation %d of %d: %.1f s", number + 1, count, trained.seconds)
                 if watch is not None:
                     watch(len(scores), count)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
     return [scores[number] for number in range(count)]
 
 

@@ -72,13 +72,19 @@ def _line(view: str, name: str, found: Mapping[str, Any]) -> Row:
     return row(f"{name}, to {view}", outcome, accuracy, records, style=style)
 
 
+_SOURCE = (
+    "After the factors of NIST SP 800-226 (March 2025), in our words, from epsilon down to the collection of data. "
+    "The lower bound, the attacks and the choice of a model are our additions."
+)
+
+
 def _questions(card: Mapping[str, Any]) -> Section:
     missing = sum(not question["covered"] for question in card["questions"])
     rows = (
         row(question["question"], question["answer"], style="" if question["covered"] else "over")
         for question in card["questions"]
     )
-    table = Table(heads(["question", "answer"]), tuple(rows), note="The questions are those of NIST SP 800-226.")
+    table = Table(heads(["question", "answer"]), tuple(rows), note=_SOURCE)
     return Section("questions", f"{missing} of {len(card['questions'])} questions are not covered", table=table)
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from torch import Tensor
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, file_errors, require
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
 NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
@@ -76,12 +76,8 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
     Raises:
         InputError: the file is missing or damaged.
     """
-    try:
+    with file_errors(path, damage=(ValueError,)):
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXT_COLUMNS, str))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
     missing = [name for name in columns if name not in frame]
     require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
     numeric = [str(name) for name in frame if name not in TEXT_COLUMNS]
@@ -111,10 +107,8 @@ def read_samples(path: Path) -> dict[str, NDArray[Any]]:
         InputError: the file is missing or damaged.
     """
     require(path.exists(), f"{path}: is missing")
-    try:
+    with file_errors(path, damage=(OSError, SafetensorError)):
         return {group: images for group, images in load_file(path).items() if images.ndim == 4}
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: is damaged: {error}") from error
 
 
 def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ...]]:
@@ -126,14 +120,12 @@ def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ..
     require(path.exists(), f"{path}: is missing")
     models: dict[int, dict[str, Tensor]] = {}
     frozen: dict[str, Tensor] = {}
-    try:
+    with file_errors(path, damage=(OSError, SafetensorError, ValueError)):
         for key, tensor in load_tensors(path).items():
             cluster, _, name = key.partition(".")
             if cluster == FROZEN:
                 frozen[name] = tensor
             else:
                 models.setdefault(int(cluster), {})[name] = tensor
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: is damaged: {error}") from error
     require(sorted(models) == list(range(len(models))) and bool(models), f"{path}: is damaged: it lacks a model")
     return {k: frozen | tensors for k, tensors in sorted(models.items())}, tuple(frozen)

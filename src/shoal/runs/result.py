@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
-from shoal.core.errors import InputError, described, integer, path_of, require, require_instance
+from shoal.core.errors import InputError, described, file_errors, integer, path_of, require, require_instance
 from shoal.core.processes import Workers
 from shoal.core.representation import shortened
 from shoal.data import Federation
@@ -165,10 +165,8 @@ class Result:
         """
         out = path_of("directory", directory)
         require(not out.exists(), f"{out}: exists already; save to another directory")
-        try:
+        with file_errors(out, "; save to another directory", action="written"):
             write_folder(out, lambda folder: write_files(folder, self))
-        except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}; save to another directory") from error
         return out
 
     def report(self, path: str | Path) -> Path:
@@ -194,10 +192,8 @@ class Result:
             audit=self.audit_in_directory,
             warnings=self.warnings,
         )
-        try:
+        with file_errors(path, "; give the path of a file", action="written"):
             write_text(path, page)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror}; give the path of a file") from error
         return path
 
     def audit(

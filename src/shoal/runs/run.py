@@ -1,23 +1,6 @@
 """A run: a simulation trained and measured, in memory or in a directory, which can be killed and resumed.
 
-config.toml          what was asked; of a configuration file complete, so that running it again gives the same results
-references/          where they are trained, the scores of each reference federation
-hashes.json          hashes of the examples and, of a finished run, of its files: `shoal.runs.hashes`
-updates/             where they are recorded, each recorded round's updates as the server received them
-checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged; and files
-                     with the clients' own models
-rounds.csv           a row a round and cluster
-clients.csv          a row a client
-summary.json         every figure, under flat keys; written last, so it marks a finished run
-roc.csv              the attack's ROC curves by group
-property.csv         a row per aggregated update with a property attack; the table of another round attack by its name
-canaries.csv         a row a canary, where there are some
-samples.safetensors  a few test images of each group, for the report
-features.safetensors the fitted map of inputs before the models, with [model.features]
-models.safetensors   the K final models, each tensor under "k.name", frozen ones once under "frozen.name"; written
-                     before they are measured
-report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result.report_of`
-run.log              what happened when
+docs/configuration.md lists its files ("A run directory").
 """
 
 import logging

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse, save as serialize
 
 from shoal.core.atomic_files import write_bytes
-from shoal.core.errors import InputError, require
+from shoal.core.errors import file_errors, require
 from shoal.engine import RoundUpdates
 from shoal.reports.run.description import RecordedUpdates
 from shoal.simulation.simulation import Simulation
@@ -56,12 +56,8 @@ def write_updates(out: Path, updates: RoundUpdates) -> None:
 
 def read_updates(path: Path) -> RoundUpdates:
     """The updates in a file that `write_updates` wrote; `InputError` where it is missing or damaged."""
-    try:
+    with file_errors(path, damage=(SafetensorError,)):
         tensors = parse(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except SafetensorError as error:
-        raise InputError(f"{path}: is damaged: {error}") from error
     missing = [name for name in _FIELDS if name not in tensors]
     require(not missing, f"{path}: is damaged: it has no {', '.join(missing)}")
     return RoundUpdates(round_of(path), **{name: tensors[name] for name in _FIELDS})

@@ -32,8 +32,7 @@ def require_algorithm(algorithm: object) -> None:
     """Raise `InputError` unless ``algorithm`` has the methods of one."""
     missing = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
     require(
-        not isinstance(algorithm, type),
-        f"'algorithm' must be a value, such as FedAvg(); got {described(algorithm)}",
+        not isinstance(algorithm, type), f"'algorithm' must be a value, such as FedAvg(); got {described(algorithm)}"
     )
     require(
         not missing,
@@ -73,12 +72,7 @@ def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm:
 
 
 def check_references(
-    count: int,
-    federation: Federation,
-    *,
-    replayable: bool,
-    duplicates: Duplicates = "keep",
-    view: View = OUTSIDER,
+    count: int, federation: Federation, *, replayable: bool, duplicates: Duplicates = "keep", view: View = OUTSIDER
 ) -> None:
     """Raise `InputError` unless ``count`` reference federations can be trained and the attacks of a view measured."""
     if count == 0 and view == OUTSIDER:

@@ -8,16 +8,7 @@ from torch import Tensor
 from shoal.algorithms.wrapper import with_bases
 from shoal.core.settings import settings
 from shoal.defenses import TrainingSetup
-from shoal.engine import (
-    Algorithm,
-    Engine,
-    LocalSGD,
-    Precision,
-    Storage,
-    check_backend,
-    machine_speed,
-    resolve_backend,
-)
+from shoal.engine import Algorithm, Engine, LocalSGD, Precision, Storage, check_backend, machine_speed, resolve_backend
 from shoal.engine.engine import Device, Threads
 from shoal.models import Model
 

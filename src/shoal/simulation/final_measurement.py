@@ -1,6 +1,7 @@
 """The final models measured: the list of measurements, and the tables that they come from."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -19,18 +20,16 @@ from shoal.audit.measurement import (
     shadow_examples,
 )
 from shoal.audit.model_scores import Membership
-from shoal.audit.records import OUTSIDER
-from shoal.audit.red_team import RedTeam
 from shoal.audit.reference_records import AttackedRecords
 from shoal.core.errors import require_instance
-from shoal.core.randomness import Stream
-from shoal.data import Canaries
-from shoal.data.preferences import View
 from shoal.engine import State, Training
 from shoal.metrics.summary import Summary
 from shoal.simulation.coordination import PrivacyBudget, coordination
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.round_metrics import main_task
+
+if TYPE_CHECKING:
+    from shoal.simulation.simulation import Simulation
 
 MEASUREMENTS: tuple[Measurement, ...] = (
     client_accuracy, group_fairness, group_exposure, model_exposure, repeated_attacks, coordination, shadow_examples,
@@ -40,49 +39,29 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 
 
 def measure_models(
-    state: State,
+    simulation: "Simulation",
     training: Training,
-    red_team: RedTeam,
-    stream: Stream,
+    state: State,
     rows: Sequence[Mapping[str, float]],
-    *,
-    member_rounds: int,
-    first_round: int = 1,
-    canaries: Canaries | None = None,
     references: AttackedRecords | None = None,
-    view: View = OUTSIDER,
-    measurements: Sequence[Measurement] = (),
 ) -> Outcome:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
     Args:
-        training: that led to ``state``.
-        red_team: its attack is measured.
-        rows: the rows of `rounds.csv`.
-        member_rounds: rounds before a model's last training in which somebody who trained it still is a member.
-        first_round: the number of the first round; epsilon is of the rounds from it on.
-        canaries: of the federation; None: none.
+        simulation: what is measured, and how.
+        training: of it, that led to ``state``.
+        rows: of `rounds.csv`.
         references: records of the run, attacked with its reference federations; then the strongest of all attacks
             decides how exposed a model is. None: there are none.
-        view: whose exposure is measured; clients' limits may name others.
-        measurements: further ones.
     """
+    team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
     deployed, losses = training.deployed(state)
-    members = Membership.of_deployed(state, deployed, member_rounds)
-    attacks = attack_final_models(
-        state,
-        deployed,
-        training,
-        red_team,
-        stream,
-        members=members,
-        member_rounds=member_rounds,
-        references=references,
-        view=view,
-    )
-    finished = FinishedTraining(state, training, red_team, deployed, losses, members, attacks)
-    summary = Summary()
-    for measurement in (*MEASUREMENTS, PrivacyBudget(first_round)):
+    members = Membership.of_deployed(state, deployed, rounds)
+    attacked = {"members": members, "member_rounds": rounds, "references": references, "view": simulation.view}
+    attacks = attack_final_models(state, deployed, training, team, training.stream("final"), **attacked)
+    finished = FinishedTraining(state, training, team, deployed, losses, members, attacks)
+    summary, measurements = Summary(), tuple(simulation.metrics)
+    for measurement in (*MEASUREMENTS, PrivacyBudget(simulation.first_round)):
         summary |= measurement.measure(finished)
     if canaries is not None and len(canaries):
         measurements = (CanaryExposure(canaries, summary.overall.get("delta", DELTA)), *measurements)

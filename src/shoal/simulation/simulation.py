@@ -507,23 +507,10 @@ def measure_final(
         references: records of the run, attacked with its reference federations; None: there are none.
     """
     began = time.perf_counter()
-    training = simulation.on(engine)
-    stream = training.stream("final")
-    result = measure_models(
-        now.state,
-        training,
-        simulation.red_team,
-        stream,
-        now.rows,
-        member_rounds=simulation.member_rounds,
-        first_round=simulation.first_round,
-        canaries=simulation.canaries,
-        references=references,
-        view=simulation.view,
-        measurements=simulation.metrics,
-    )
-    if simulation.round_attack is not None:
-        figures, updates = simulation.round_attack.measure(observations or {}, stream, jobs=engine.threads)
+    training, attack = simulation.on(engine), simulation.round_attack
+    result = measure_models(simulation, training, now.state, now.rows, references)
+    if attack is not None:
+        figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
     measuring = time.perf_counter() - began
     spent = added(now.seconds, {"measurement": measuring, "total": measuring})

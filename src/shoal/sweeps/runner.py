@@ -22,7 +22,7 @@ from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import title_of
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
-from shoal.core.errors import InputError, ShoalError, require
+from shoal.core.errors import InputError, ShoalError, file_errors, require
 from shoal.core.processes import Workers
 from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.sweep_metrics import require_shown
@@ -239,17 +239,14 @@ def _open(out: Path, sweep: Sweep) -> Path:
         foreign = [path for path in out.iterdir() if path.name != "runs" and not path.name.startswith(".")]
         require(ours or not foreign, f"{out}: exists already and is not a sweep's; choose another --out")
         require(
-            not ours or read_toml(base) == sweep.base,
-            f"{out}: holds a sweep of another base; choose another --out",
+            not ours or read_toml(base) == sweep.base, f"{out}: holds a sweep of another base; choose another --out"
         )
     runs = out / "runs"
-    try:
+    with file_errors(out, "; choose another --out", action="written"):
         runs.mkdir(parents=True, exist_ok=True)
         with _lock(out):
             remove_unfinished(out)
             _write_sweep(out, sweep)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
     return runs
 
 

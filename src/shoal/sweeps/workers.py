@@ -71,14 +71,7 @@ def run_one(
     out = runs / digest
     with FileLock(runs / f".{digest}.lock"):
         try:
-            run(
-                config,
-                out,
-                resume=out.exists(),
-                dataset=dataset_of(config, data_dir),
-                watch=watch,
-                workers=references,
-            )
+            run(config, out, resume=out.exists(), dataset=dataset_of(config, data_dir), watch=watch, workers=references)
             if pages:
                 report_of(out, allow_code=True)
         except InputError as error:

@@ -34,8 +34,8 @@ class FedEM:
 
     A client of FedEM predicts by the mixture ``sum_m pi_im p_m(y | x)`` (`mixture_outputs`). Figures and attacks here
     are of one model, that of the highest pi_im after one more E step, which is the client's assigned cluster. Each
-    example has trained every model, so all clients are members of all M models. Weights pi_i stay with the client, but
-    an update's length follows them. A model that weighs half in every example takes steps half as long.
+    example has trained every model, so all clients are members of all M models. The weights pi_i stay with the client,
+    but the length of its updates shows them: a model that weighs half in every example takes steps half as long.
 
     Ours: the average is over the clients of the round (the authors' code also counts the others, with what they last
     held). The loss stands for ``-log p_m(y | x)``, so it should be in nats. DP-SGD and defences that change what is

@@ -42,8 +42,8 @@ class FedSoft:
     to u_ik n_i, c_k is the plain mean of theirs, and a client that is drawn for no cluster sits the round out.
 
     The assigned cluster is the one of the highest importance. With importances of 0 and 1, no pull and ``start`` =
-    "clusters" it is IFCA weighted by examples, bit for bit. Importances are counts of a client's examples: they are
-    sent, and weigh what is sent, so DP-SGD is refused. N models are kept.
+    "clusters" it is IFCA weighted by examples, bit for bit. Importances are counts of a client's examples. They are
+    sent, and they weigh its updates, so DP-SGD is refused. N models are kept.
 
     Ours: importances are estimated anew in every round (the paper's tau = 1); all personal models start from one random
     model, which is none of the clusters'; and the start "clusters". The paper's pseudocode was not read, only the code.

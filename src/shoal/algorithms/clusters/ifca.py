@@ -114,8 +114,7 @@ class IFCA:
     def __post_init__(self) -> None:
         share = 0.0 if self.redraw is None else self.redraw.share
         require(
-            share * self.clusters <= 1,
-            f"'redraw.share' * clusters must be at most 1; got {share * self.clusters:g}",
+            share * self.clusters <= 1, f"'redraw.share' * clusters must be at most 1; got {share * self.clusters:g}"
         )
 
     def check(self, local: LocalSGD, risk_period: int) -> None:

@@ -11,16 +11,7 @@ from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Wrapper, require_kept_models
 from shoal.core.layout import Layout
 from shoal.core.settings import PositiveFloat, settings
-from shoal.engine import (
-    Aggregate,
-    Algorithm,
-    Cohort,
-    LocalSGD,
-    RemoteRounds,
-    RoundPlan,
-    State,
-    remote_rounds,
-)
+from shoal.engine import Aggregate, Algorithm, Cohort, LocalSGD, RemoteRounds, RoundPlan, State, remote_rounds
 
 _Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 

@@ -9,16 +9,7 @@ from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.layout import Layout
 from shoal.core.settings import settings
-from shoal.engine import (
-    Aggregate,
-    ClientVectors,
-    Cohort,
-    Deployed,
-    LocalTraining,
-    PersonalModels,
-    RoundPlan,
-    State,
-)
+from shoal.engine import Aggregate, ClientVectors, Cohort, Deployed, LocalTraining, PersonalModels, RoundPlan, State
 
 
 @settings

@@ -77,10 +77,7 @@ def head_of(layout: Layout, head: str) -> Tensor:
     require(head != "last" or bool(linear), "a shared body needs a network with a linear layer, or 'head' by its name")
     chosen = linear[-1] if head == "last" else head
     layers = list(dict.fromkeys(layer[slot] for slot in trained))
-    require(
-        chosen in layers,
-        f"'head' must be 'last' or a layer of the network, {one_of(layers)}; got {head!r}",
-    )
+    require(chosen in layers, f"'head' must be 'last' or a layer of the network, {one_of(layers)}; got {head!r}")
     require(
         len(layers) > 1, "a shared body needs a network of several layers with parameters; this one has only its head"
     )

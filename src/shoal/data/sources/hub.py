@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes
-from shoal.core.errors import InputError, nearest, quoted, require
+from shoal.core.errors import InputError, file_errors, nearest, quoted, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.catalog import SOURCES, HubSource
 from shoal.data.sources.cifar10 import BATCHES
@@ -66,12 +66,10 @@ def fetch(name: str, destination: Path) -> Path:
         raise InputError(f"cannot download {where} ({reason}); a working connection to it is needed") from error
     images = from_hub_splits(name, train, test)
     folder = destination / name
-    try:
+    with file_errors(folder, "; a writable folder is needed", action="written"):
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in (_idx_files if images.pixels.shape[1] == 1 else _cifar_files)(images):
             write_bytes(folder / file, content)
-    except OSError as error:
-        raise InputError(f"'{folder}' cannot be written: {error.strerror}; a writable folder is needed") from error
     return folder
 
 

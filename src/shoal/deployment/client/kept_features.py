@@ -25,19 +25,22 @@ def keep_features(folder: Path, digest: str, content: bytes) -> str:
     Raises:
         InputError: it is not what the hash says, or no map; nothing is written then.
     """
-    if digest.startswith(FROZEN):
-        return _keep_frozen(folder, digest, content)
-    found = hashlib.sha256(content).hexdigest()
-    require(found == digest, f"the server's map of features has the hash {found}, and not {digest} as it says")
-    path = _path(folder, "features", digest)
+    kind, stated = ("frozen" if digest.startswith(FROZEN) else "features"), digest.removeprefix(FROZEN)
+    path = _path(folder, kind, stated)
+    try:
+        found = hash_of(parse(content)) if kind == "frozen" else hashlib.sha256(content).hexdigest()
+    except SafetensorError as error:
+        raise InputError(f"the server sent {_KINDS[kind]} that cannot be read: {error}") from error
+    require(found == stated, f"the server sent {_KINDS[kind]} whose hash is {found}, and not {stated} as it says")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, content)
-    try:
-        _read(path)
-    except InputError:
-        path.unlink()
-        raise
-    return found
+    if kind == "features":
+        try:
+            _read(path)
+        except InputError:
+            path.unlink()
+            raise
+    return digest
 
 
 def kept_features(folder: Path, digest: str) -> FeatureMap:
@@ -50,18 +53,6 @@ def kept_features(folder: Path, digest: str) -> FeatureMap:
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise NotAllowedError(f"{path}: the map of features of this run is not there, or damaged", NO_FEATURES)
     return _read(path)
-
-
-def _keep_frozen(folder: Path, digest: str, content: bytes) -> str:
-    path = _path(folder, "frozen", digest.removeprefix(FROZEN))
-    try:
-        found = hash_of(parse(content))
-    except SafetensorError as error:
-        raise InputError(f"the server's frozen tensors cannot be read: {error}") from error
-    require(FROZEN + found == digest, f"the server's frozen tensors have the hash {found}, and not {digest}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, content)
-    return digest
 
 
 def kept_frozen(folder: Path, digest: str) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from shoal.deployment.secure_sums.protocol_messages import (
     Letters,
     Masked,
     Members,
-    RefusedError,
     Roster,
     Session,
     Transcript,
@@ -28,6 +27,7 @@ from shoal.deployment.secure_sums.protocol_messages import (
     opened_counts,
     own_mask,
     pair_mask,
+    refuse_unless,
     threshold_of,
 )
 from shoal.deployment.secure_sums.shamir import BYTES, draw_secret, shares_of
@@ -90,14 +90,15 @@ class Participant:
         """
         self._require(roster.session, 1)
         cards = tuple(sorted(roster.cards, key=lambda card: card.name))
-        _refuse(known.fault((card.name, card.key) for card in cards))
-        _refuse_unless(self.card in cards, "the client's own card is missing")
+        fault = known.fault((card.name, card.key) for card in cards)
+        refuse_unless(not fault, fault)
+        refuse_unless(self.card in cards, "the client's own card is missing")
         for card in cards:
             signed = is_signed(card.key, card.signature, card.signed_part(self.session, self.config))
-            _refuse_unless(signed, f"the card of '{card.name}' is not signed by its node for this sum")
-            _refuse_unless(len(card.seeds) == len(self.seeds), f"the card of '{card.name}' is of other clusters")
+            refuse_unless(signed, f"the card of '{card.name}' is not signed by its node for this sum")
+            refuse_unless(len(card.seeds) == len(self.seeds), f"the card of '{card.name}' is of other clusters")
         threshold = threshold_of(len(cards), self.share)
-        _refuse_unless(threshold >= least, f"a sum that {threshold} clients can open, and at least {least} must")
+        refuse_unless(threshold >= least, f"a sum that {threshold} clients can open, and at least {least} must")
         split = [shares_of(secret, threshold, len(cards)) for secret in (self.mask_key, *self.seeds)]
         letters, held = dict[str, bytes](), dict[str, tuple[bytes, ...]]()
         digest = binding_of(self.session, self.config, cards, (), b"")
@@ -127,11 +128,9 @@ class Participant:
         self._require(delivery.session, 2)
         mine, cards = self.card.name, {card.name: card for card in self.cards}
         others = set(delivery.letters)
-        _refuse_unless(others < set(cards) and mine not in others, "letters of clients that are not in the sum")
+        refuse_unless(others < set(cards) and mine not in others, "letters of clients that are not in the sum")
         sharers = tuple(sorted({mine, *others}))
-        _refuse_unless(
-            len(sharers) >= self.threshold, f"letters of {len(sharers)} clients; {self.threshold} are needed"
-        )
+        refuse_unless(len(sharers) >= self.threshold, f"letters of {len(sharers)} clients; {self.threshold} are needed")
         held, digest = dict(self.held), binding_of(self.session, self.config, self.cards, (), b"")
         for name, letter in delivery.letters.items():
             # Of a letter that does not open the client has no share; enough others may.
@@ -164,10 +163,10 @@ class Participant:
         """
         self._require(question.session, 3)
         members = tuple(sorted(question.names))
-        _refuse_unless(len(set(members)) == len(members), "a client that is a member twice")
-        _refuse_unless(set(members) <= set(self.sharers), "members that are not in the sum")
-        _refuse_unless(self.card.name in members, "a sum that the client is not in, although it sent its numbers")
-        _refuse_unless(len(members) >= self.threshold, f"{len(members)} members, not {self.threshold}")
+        refuse_unless(len(set(members)) == len(members), "a client that is a member twice")
+        refuse_unless(set(members) <= set(self.sharers), "members that are not in the sum")
+        refuse_unless(self.card.name in members, "a sum that the client is not in, although it sent its numbers")
+        refuse_unless(len(members) >= self.threshold, f"{len(members)} members, not {self.threshold}")
         shares = {name: self.held[name][1 if name in members else 0] for name in self.sharers if name in self.held}
         return replace(self, stage=4, members=members), CountShares(shares)
 
@@ -178,7 +177,7 @@ class Participant:
             RefusedError: it is not the client's turn; the members are not those of before; or as `opened_counts`.
         """
         self._require(transcript.session, 4)
-        _refuse_unless(transcript.counts.keys() == set(self.members), "other members than before")
+        refuse_unless(transcript.counts.keys() == set(self.members), "other members than before")
         counts = opened_counts(transcript, {card.name: card for card in self.cards}, self.sharers, self.binding)
         shares = {
             k: {name: self.held[name][2 + k] for name in self.members if name in self.held}
@@ -210,17 +209,8 @@ class Participant:
         return shared_key(self.letters_key, other.letters, b"letter", sender.encode(), digest)
 
     def _require(self, session: Session, stage: int) -> None:
-        _refuse_unless(session == self.session, "a question of another sum")
-        _refuse_unless(self.stage == stage, "a question that was answered already, or comes too early")
+        refuse_unless(session == self.session, "a question of another sum")
+        refuse_unless(self.stage == stage, "a question that was answered already, or comes too early")
 
 
 _PARTICIPANTS: TypeAdapter[Participant] = TypeAdapter(Participant)
-
-
-def _refuse_unless(condition: bool, reason: str) -> None:
-    _refuse("" if condition else reason)
-
-
-def _refuse(reason: str) -> None:
-    if reason:
-        raise RefusedError(reason)

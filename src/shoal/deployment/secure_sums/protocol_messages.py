@@ -266,30 +266,31 @@ def opened_counts(
             clients were told different things or one of them sends what it should not.
     """
     members, left = list(transcript.counts), [name for name in sharers if name not in transcript.counts]
-    _refuse_unless(set(members) <= set(sharers), "counts of a client that has sent no letters")
-    _refuse_unless(transcript.secrets.keys() == set(sharers), "not one secret of each client")
+    refuse_unless(set(members) <= set(sharers), "counts of a client that has sent no letters")
+    refuse_unless(transcript.secrets.keys() == set(sharers), "not one secret of each client")
     total = np.zeros(len(cards[members[0]].seeds) - 1, COUNTS)
     for name in members:
         sent, card, seed = transcript.counts[name], cards[name], transcript.secrets[name]
         fits = len(sent.counts) == total.nbytes and is_signed(
             card.key, sent.signature, counts_part(binding, sent.counts)
         )
-        _refuse_unless(fits, f"counts that '{name}' has not signed")
-        _refuse_unless(hashlib.sha256(seed).digest() == card.seeds[0], f"another seed than that of '{name}'")
+        refuse_unless(fits, f"counts that '{name}' has not signed")
+        refuse_unless(hashlib.sha256(seed).digest() == card.seeds[0], f"another seed than that of '{name}'")
         total += np.frombuffer(sent.counts, COUNTS) - own_mask(seed, binding, total.shape, COUNTS)
     for name in left:
         private = transcript.secrets[name]
-        _refuse_unless(public_of(private) == cards[name].mask, f"another mask key than that of '{name}'")
+        refuse_unless(public_of(private) == cards[name].mask, f"another mask key than that of '{name}'")
         for member in members:
             total -= pair_mask(private, cards[member], cards[name], binding, b"counts", total.shape, COUNTS)
     counts = total.astype(np.int64)
-    _refuse_unless(
+    refuse_unless(
         int(counts.sum()) == len(members),
         f"counts that do not add up to {len(members)} clients: one was told other things, or sends what it should not",
     )
     return counts
 
 
-def _refuse_unless(condition: bool, reason: str) -> None:
+def refuse_unless(condition: bool, reason: str) -> None:
+    """Raise `RefusedError` with ``reason`` unless ``condition`` holds."""
     if not condition:
         raise RefusedError(reason)

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -219,88 +219,57 @@ class Attendance:
 
 
 @dataclass
-class SentFeatures:
-    """A map in the format of its file, and who has it.
+class SentFile:
+    """A file that clients are sent before a round: the map of features, or the frozen tensors of the models.
 
     Args:
-        content: the file.
-        has: name and node of each client that said that it has it.
+        digest: its hash, which every offer names.
+        content: makes the file.
+        built: whether clients build it themselves, and lack it only where they say so; otherwise each is sent it.
+        mark: before the hash where it is sent.
+        has: whether a client has it, by its name and node, where it has said so.
     """
 
-    content: bytes
-    has: set[tuple[str, int | None]] = field(default_factory=set)
+    digest: str
+    content: Callable[[], bytes]
+    built: bool = False
+    mark: str = ""
+    has: dict[tuple[str, int | None], bool] = field(default_factory=dict)
 
     @staticmethod
-    def of(features: FeatureMap) -> "SentFeatures":
-        """Of a fitted map; nobody has it."""
-        return SentFeatures(features.serialized())
+    def of_features(features: FeatureMap) -> "SentFile":
+        """The file of a fitted map."""
+        content = features.serialized()
+        return SentFile(hashlib.sha256(content).hexdigest(), lambda: content)
 
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the file, which every offer names."""
-        return hashlib.sha256(self.content).hexdigest()
+    @staticmethod
+    def of_frozen(model: Model) -> "SentFile":
+        """The file of a model's frozen tensors: clients build their own, which may be others."""
 
-    def send(self, attendance: Attendance, number: int) -> None:
-        """Send it, before the round ``number``, to those who are there and have not said that they have it."""
-        members = attendance.roster.members
-        lacking = [
-            i
-            for i, member in enumerate(members)
-            if member.node is not None and member.waits and (member.name, member.node) not in self.has
-        ]
-        if lacking:
-            self.has |= _sent(attendance, number, lacking, self.digest, self.content)
+        def content() -> bytes:
+            return serialize({name: tensor.contiguous() for name, tensor in (model.whole or model).frozen.items()})
 
-    def forget(self, member: Member) -> None:
-        """Send it to this client again before the next round."""
-        self.has.discard((member.name, member.node))
-
-
-@dataclass
-class SentFrozen:
-    """The frozen tensors of a model, and who lacks them: clients build their own, which may be others.
-
-    Args:
-        model: of the run.
-        lacks: name and node of each client that said that its network has others.
-    """
-
-    model: Model
-    lacks: set[tuple[str, int | None]] = field(default_factory=set)
-
-    @property
-    def digest(self) -> str:
-        """Their hash, which every offer names."""
-        return self.model.frozen_hash
+        return SentFile(model.frozen_hash, content, built=True, mark=FROZEN)
 
     def send(self, attendance: Attendance, number: int) -> None:
-        """Send them, before the round ``number``, to those who are there and lack them."""
+        """Send it, before the round ``number``, to those who are there and lack it."""
         members = attendance.roster.members
-        lacking = [i for i, member in enumerate(members) if member.waits and (member.name, member.node) in self.lacks]
-        if lacking:
-            frozen = (self.model.whole or self.model).frozen
-            content = serialize({name: tensor.contiguous() for name, tensor in frozen.items()})
-            self.lacks -= _sent(attendance, number, lacking, FROZEN + self.digest, content)
+        there = {i: (one.name, one.node) for i, one in enumerate(members) if one.node is not None and one.waits}
+        lacking = {i: client for i, client in there.items() if not self.has.get(client, self.built)}
+        if not lacking:
+            return
+        # One object, which is hashed and sent once.
+        message = pack_features(self.mark + self.digest, self.content())
+        for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
+            try:
+                if answer.content is None:
+                    attendance.reject_unread(number, members[i], answer)
+                    continue
+                unpack_kept_features(answer.content, self.mark + self.digest)
+                self.has[lacking[i]] = True
+            except RejectedReplyError as error:
+                attendance.reject(number, members[i], str(error))
 
     def forget(self, member: Member) -> None:
-        """Send them to this client before the next round."""
-        self.lacks.add((member.name, member.node))
-
-
-def _sent(
-    attendance: Attendance, number: int, lacking: Sequence[int], digest: str, content: bytes
-) -> set[tuple[str, int | None]]:
-    """Send a file to the members at the positions ``lacking``; name and node of those who say that they have it."""
-    has, members = set[tuple[str, int | None]](), attendance.roster.members
-    # One object, which is hashed and sent once.
-    message = pack_features(digest, content)
-    for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
-        try:
-            if answer.content is None:
-                attendance.reject_unread(number, members[i], answer)
-                continue
-            unpack_kept_features(answer.content, digest)
-            has.add((members[i].name, members[i].node))
-        except RejectedReplyError as error:
-            attendance.reject(number, members[i], str(error))
-    return has
+        """Send it to this client before the next round."""
+        self.has[member.name, member.node] = False

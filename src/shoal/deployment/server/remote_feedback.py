@@ -16,13 +16,7 @@ from shoal.control import Coordinator
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.flower_records import (
-    pack_models,
-    pack_offer,
-    unpack_histograms,
-    unpack_refusal,
-    unpack_vote,
-)
+from shoal.deployment.flower_records import pack_models, pack_offer, unpack_histograms, unpack_refusal, unpack_vote
 from shoal.deployment.messages import RejectedReplyError, check_histograms, with_bounded_shares
 from shoal.deployment.server.server_rounds import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State

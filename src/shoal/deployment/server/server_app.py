@@ -24,7 +24,7 @@ from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.messages import parts_of
 from shoal.deployment.secure_sums.contributions import check_summable
 from shoal.deployment.secure_sums.secure_rounds import SecureHistograms, SecureRounds
-from shoal.deployment.server.attendance import Attendance, SentFeatures, SentFrozen
+from shoal.deployment.server.attendance import Attendance, SentFile
 from shoal.deployment.server.events import Events
 from shoal.deployment.server.exchange import Exchange
 from shoal.deployment.server.ledger_stamps import LedgerStamps
@@ -97,7 +97,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     config = replace(config, engine=with_kept_precision(config.engine, settings.out))
     resolved = resolve(config, load_data(config.data, settings.data_dir))
     decided, simulation = resolved.config, with_features(resolved.simulation())
-    features = SentFeatures.of(simulation.features) if isinstance(simulation.features, FeatureMap) else None
+    features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None
     classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
     # Paths are the server's own.
     sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
@@ -112,9 +112,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
         attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
-        server = Server(
-            attendance, sent.toml(), choice, classes, resolved.standardizer, features, watch, SentFrozen(engine.model)
-        )
+        shared = classes, resolved.standardizer, features, watch, SentFile.of_frozen(engine.model)
+        server = Server(attendance, sent.toml(), choice, *shared)
         sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
         run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
         progress = load_checkpoint(checkpoints, engine.model.frozen_hash)
@@ -184,7 +183,7 @@ class _Run:
         model = self.engine.model
         write_models(out, named_models(model, state), model.frozen_names)
         if self.server.features is not None:
-            write_bytes(out / FEATURES, self.server.features.content)
+            write_bytes(out / FEATURES, self.server.features.content())
         events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
         title = f"{title_of(config.algorithm.value)} on {config.data.source}, {members} machines"
         page = deployment_page(pd.DataFrame(list(progress.rows)), clients, events, config.toml(), title)

@@ -15,7 +15,7 @@ from shoal.core.errors import require
 from shoal.data import Standardizer
 from shoal.deployment.flower_records import pack_models, pack_offer, unpack_reply
 from shoal.deployment.messages import NO_FEATURES, NO_FROZEN, Offer, Refusal, RejectedReplyError, too_long
-from shoal.deployment.server.attendance import Attendance, SentFeatures, SentFrozen
+from shoal.deployment.server.attendance import Attendance, SentFile
 from shoal.deployment.server.exchange import Answer
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.update_file import UpdateFile
@@ -77,9 +77,9 @@ class Server:
     choice: Literal["client", "server", "shares"]
     classes: tuple[str, ...] = ()
     scale: Standardizer | None = None
-    features: SentFeatures | None = None
+    features: SentFile | None = None
     watch: Callable[[Progress], object] = lambda _: None
-    frozen: SentFrozen | None = None
+    frozen: SentFile | None = None
 
     @property
     def members(self) -> list[Member]:
@@ -186,10 +186,9 @@ class Server:
             return None
         if isinstance(reply, Refusal):
             attendance.refuse(number, member, reply.reason)
-            if self.features is not None and reply.reason == NO_FEATURES:
-                self.features.forget(member)
-            if self.frozen is not None and reply.reason == NO_FROZEN:
-                self.frozen.forget(member)
+            lacked = {NO_FEATURES: self.features, NO_FROZEN: self.frozen}.get(reply.reason)
+            if lacked is not None:
+                lacked.forget(member)
             return None
         return reply
 

@@ -28,7 +28,7 @@ from shoal.attacks import Population, ReferenceScores
 from shoal.audit.audit import Audit, Gate
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, located, require
+from shoal.core.errors import InputError, file_errors, located, require
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 
@@ -83,10 +83,8 @@ class AboutAudited:
 
 def make_directory(out: Path) -> None:
     """Make the directory of an audit, before anything is trained for it; `InputError` where it cannot be written."""
-    try:
+    with file_errors(out, "; choose another --out", action="written"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
     require(os.access(out, os.W_OK), f"{out}: cannot be written; choose another --out")
 
 
@@ -111,15 +109,13 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         gates=[gate.judged(flat) for gate in about.gates],
         run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
     )
-    try:
-        make_directory(out)
+    make_directory(out)
+    with file_errors(out, "; choose another --out", action="written"):
         if records is not None:
             write_scores(out / "scores.csv", records)
         write_text(out / "audit.csv", audit.attacks.to_csv(index=False))
         write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
         write_text(out / "audit.html", page)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
     return AuditFiles(audit, flat, out / "audit.html")
 
 

@@ -1,7 +1,8 @@
 """A privacy card, which goes beside a released model: what was asked, what was found, what is promised, what is not.
 
-The questions are those of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees, 2025). Nothing is
-claimed without what measured or computed it; of what nothing was asked, the card has the command that asks.
+The questions follow the factors of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees, March
+2025) in our words; the lower bound, the attacks and the choice of a model are ours. Nothing is claimed without what
+measured or computed it; of what nothing was asked, the card has the command that asks.
 """
 
 import json
@@ -165,7 +166,7 @@ def _private_rule(settings: object) -> Mapping[str, Any]:
 def _questions(
     models: int, settings: Mapping[str, Any], promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The guidelines' questions, each with its answer and whether this card covers it."""
+    """The questions, each with its answer and whether this card covers it."""
     nothing = "no epsilon is stated"
     choice = nothing if promise is None else "a choice by loss is sent without noise"
     asked = [view for view in VIEWS if exposure.get("views", {}).get(view)]

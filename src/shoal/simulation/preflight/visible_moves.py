@@ -172,10 +172,7 @@ class VisibleMoves:
         return known and linear and (view == SERVER or not self.has(MetricPrivacy))
 
     def most(
-        self,
-        moves: Moves,
-        layers: Sequence[LayerShape] | None = None,
-        terms: Mapping[str, ExampleTerms] | None = None,
+        self, moves: Moves, layers: Sequence[LayerShape] | None = None, terms: Mapping[str, ExampleTerms] | None = None
     ) -> Exposure:
         """The exposure by the layer that gives most away."""
         exposure = most_exposed(layers or self.layers, moves, self.gradients.terms if terms is None else terms)
