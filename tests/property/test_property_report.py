@@ -235,8 +235,8 @@ def test_property_inference_is_shown_by_the_interval_of_its_area() -> None:
     certain, none = (auc_over_rounds(updates.assign(score=score)) for score in (updates["present"], 0.5))
     assert certain is not None
     assert none is not None
-    assert certain.title.startswith("The attack tells updates with the property apart: AUC 1.000 (")
-    assert none.title.startswith("The attack is not shown to be above chance: AUC 0.500 (")
+    assert certain.title.startswith("The attack is above chance: AUC 1.000 (")
+    assert none.title.startswith("No attack is shown to be above chance: AUC 0.500 (")
 
 
 def test_first_map_is_left_out_where_there_were_too_few() -> None:

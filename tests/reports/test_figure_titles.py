@@ -14,7 +14,7 @@ from shoal.metrics.summary import parse_summary
 from shoal.reports import plotting
 from shoal.reports.audit.audit_figures import exposure_of_records
 from shoal.reports.estimate import Estimate
-from shoal.reports.figure_titles import ATTACKS, exposure_title
+from shoal.reports.figure_titles import exposure_title
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.privacy_figures import roc_curves, violations
 from shoal.reports.run.run_curves import accuracy_by_group, cluster_sizes, risk
@@ -43,7 +43,7 @@ def test_a_title_names_who_is_ahead_only_where_its_interval_is_above_all_others(
         values, half = rng.uniform(0.48, 0.7, len(names)), rng.uniform(0.005, 0.08, len(names))
         found = {name: Estimate(v, v - h, v + h) for name, v, h in zip(names, values, half, strict=True)}
         wide = {name: one.among(len(found)) for name, one in found.items()}
-        said = exposure_title(found, ATTACKS)
+        said = exposure_title(found, "attack")
         above = [name for name, one in wide.items() if one.low > 0.5]
         if "finds most: " in said:
             seen["most"] += 1
@@ -63,13 +63,13 @@ def test_a_title_names_who_is_ahead_only_where_its_interval_is_above_all_others(
 
 def test_who_is_ahead_flips_with_the_figures() -> None:
     high, low = Estimate(0.8, 0.75, 0.85), Estimate(0.6, 0.55, 0.65)
-    assert exposure_title({"x": high, "y": low}, ATTACKS).startswith("X finds most: 0.800 (")
-    assert exposure_title({"x": low, "y": high}, ATTACKS).startswith("Y finds most: 0.800 (")
-    assert exposure_title({"x": high, "y": low}, ATTACKS, looked=10).startswith("X finds most: ")
+    assert exposure_title({"x": high, "y": low}, "attack").startswith("X finds most: 0.800 (")
+    assert exposure_title({"x": low, "y": high}, "attack").startswith("Y finds most: 0.800 (")
+    assert exposure_title({"x": high, "y": low}, "attack", looked=10).startswith("X finds most: ")
     few = {"x": Estimate(0.7, 0.66, 0.74), "y": Estimate(0.6, 0.57, 0.63)}
-    assert exposure_title(few, ATTACKS).startswith("X finds most")
-    assert exposure_title(few, ATTACKS, looked=100).endswith("is open"), "the largest of a hundred figures"
-    assert exposure_title({"x": Estimate(0.8)}, ATTACKS) == "No attack is shown to be above chance: 0.800"
+    assert exposure_title(few, "attack").startswith("X finds most")
+    assert exposure_title(few, "attack", looked=100).endswith("is open"), "the largest of a hundred figures"
+    assert exposure_title({"x": Estimate(0.8)}, "attack") == "No attack is shown to be above chance: 0.800"
 
 
 @pytest.mark.parametrize(

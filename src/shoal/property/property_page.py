@@ -20,7 +20,7 @@ from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
 from shoal.reports.curves import Curve, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.estimate import Estimate
-from shoal.reports.figure_titles import Words, by_name, exposure_title
+from shoal.reports.figure_titles import by_name, exposure_title
 from shoal.reports.page import Section
 from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
@@ -37,11 +37,6 @@ MOST = 1200
 """Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
 
 SAMPLE = f"A panel shows at most {MOST:,} updates, the same share of either kind."
-
-PROPERTY = Words(
-    "The attack is not shown to be above chance", "", "tells updates with the property from others", "", ""
-)
-"""What the title of the AUC over rounds says."""
 
 MEAN = "#222222"
 """The colour of rolling means."""
@@ -197,7 +192,7 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
     scored = updates.dropna(subset=["score"])["present"] > 0
     ends_at = Estimate(float(pooled.values.iloc[-1]))
     ends_at = Estimate(ends_at.value, *auc_interval(ends_at.value, int(scored.sum()), int((~scored).sum())))
-    title = exposure_title({"the attack": ends_at}, PROPERTY, metric="AUC")
+    title = exposure_title({"the attack": ends_at}, "attack", metric="AUC")
     return plot.draw_figure("property-auc", title, caption, alt, draw)
 
 

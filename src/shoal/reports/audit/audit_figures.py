@@ -12,7 +12,7 @@ from shoal.core.formats import decimal, percent
 from shoal.reports import plotting as plot
 from shoal.reports.audit.findings import Finding, measured
 from shoal.reports.curves import evenly
-from shoal.reports.figure_titles import ATTACKS, exposure_title
+from shoal.reports.figure_titles import exposure_title
 from shoal.reports.svg import add_named_points, name_points
 
 MOST_GROUPS = 6
@@ -72,7 +72,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure 
     most = {attack: max((f for f in drawn_findings if f.attack == attack), key=lambda f: f.accuracy.value)
             for attack in attacks}  # fmt: skip
     named = {f"{f.title} on {f.name}" if len(groups) > 1 else f.title: f.accuracy for f in most.values()}
-    title = exposure_title(named, ATTACKS, looked=len(drawn_findings))
+    title = exposure_title(named, "attack", looked=len(drawn_findings))
     return plot.draw_figure("attacks", title, caption, alt, draw, height=height)
 
 

@@ -14,7 +14,7 @@ from shoal.reports.attack_titles import BY, WHO
 from shoal.reports.audit.audit_figures import MOST_GROUPS
 from shoal.reports.audit.findings import Attacked, Finding
 from shoal.reports.estimate import at_chance
-from shoal.reports.figure_titles import VIEWS as TITLES, exposure_title
+from shoal.reports.figure_titles import exposure_title
 from shoal.reports.svg import name_points
 
 TO_MEASURE: Mapping[View, str] = {
@@ -127,7 +127,7 @@ def by_view(found: Headlines) -> plot.Figure | None:
     height = 1.3 + len(rows) * max(0.4, 0.2 * len(shown))
     worst = {BY[view]: max((one.auc for one in groups.values()), key=lambda auc: auc.value)
              for view, groups in measured.items()}  # fmt: skip
-    title = exposure_title(worst, TITLES, looked=sum(map(len, measured.values())), metric="AUC")
+    title = exposure_title(worst, "view", looked=sum(map(len, measured.values())), metric="AUC")
     return plot.draw_figure("views", title, caption, alt, draw, height=height)
 
 

@@ -6,6 +6,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from shoal.audit.audit import headline
+from shoal.core.formats import listed
 from shoal.data.preferences import VIEWS
 from shoal.reports.attack_titles import BY
 from shoal.reports.audit.findings import Attacked
@@ -86,10 +87,7 @@ def _to_whom(keys: Iterable[tuple[str, str]]) -> str:
         by_view.setdefault(view, []).append(name)
     by_names: dict[str, list[str]] = {}
     for view, names in by_view.items():
-        more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
-        by_names.setdefault(" and ".join([", ".join(names[:MOST_NAMES]), *more] if more else names), []).append(
-            BY[view]
-        )
+        by_names.setdefault(listed(names, MOST_NAMES), []).append(BY[view])
     return "; ".join(f"{names} to {', '.join(views)}" for names, views in by_names.items())
 
 

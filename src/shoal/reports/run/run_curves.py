@@ -13,11 +13,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from shoal.core.formats import ACCURACY, capitalized, decimal, metric_format, name_examples
+from shoal.core.formats import ACCURACY, capitalized, decimal, listed, metric_format, name_examples
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
 from shoal.reports.curves import Curve, ends, ends_title, fit_rounds, over_rounds, round_axes, round_panels
-from shoal.reports.figure_titles import by_name, listed, span
+from shoal.reports.figure_titles import by_name, span
 from shoal.reports.svg import add_named_points
 
 MOST_CLUSTERS = 6

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from shoal.core.formats import capitalized
+from shoal.core.formats import capitalized, listed
 from shoal.reports.attack_titles import BY
-from shoal.reports.audit.exposure_answer import Answer
+from shoal.reports.audit.exposure_answer import MOST_NAMES, Answer
 from shoal.reports.estimate import Estimate
-from shoal.reports.sweep.differences import Best, Difference, called, some
+from shoal.reports.sweep.differences import Best, Difference, called
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import ReportSpec, TableSpec, Value
 from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics, estimate, metrics_in
@@ -112,7 +112,7 @@ def _said(best: Best, key: str) -> str:
     more = f"{capitalized(lead.more)}."
     if lead.n > 2:
         more = f"To show it, were it the true lead, takes {lead.more} (power 80 %)."
-    either = f" Not told from it either: {some(untold)}." if untold else ""
+    either = f" Not told from it either: {listed(untold, MOST_NAMES)}." if untold else ""
     return f"Open: {leads}, but the interval covers 0 ({interval}). {more}{either}"
 
 
@@ -214,7 +214,7 @@ def _references(settings: Settings) -> str:
 def about_views(statistics: SeedStatistics) -> str:
     """Whose exposure the runs measure; empty where they do not say."""
     views = [*statistics.results["view"].unique()] if "view" in statistics.results else []
-    whom = " and ".join(BY[view] for view in views)
+    whom = listed([BY[view] for view in views])
     if len(views) > 1:
         return f"Exposure and limits are about {whom}: between these, differences compare attackers, not settings."
     return f"Exposure and limits are about {whom}." if views else ""

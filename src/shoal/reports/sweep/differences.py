@@ -12,9 +12,6 @@ from shoal.reports.estimate import MOST_SEEDS, seeds_needed
 from shoal.reports.sweep.seed_statistics import Floats
 from shoal.reports.sweep.sweep_metrics import format_value
 
-MOST_NAMES = 2
-"""Settings that are named; the others are counted."""
-
 LEAST_ALIKE = 6
 """Seeds that must all differ the same way to show it without a spread: 2 / 2^6 is below 5 %."""
 
@@ -139,14 +136,3 @@ def called(name: str) -> str:
     ('IFCA', "'none'", "'noise 1, clipped'")
     """
     return f"'{name}'" if name[:1].islower() or "," in name else name
-
-
-def some(names: Sequence[str]) -> str:
-    """At most so many names, and how many more.
-
-    >>> some(["a", "b"]), some(["a", "b", "c", "d"])
-    ('a and b', 'a, b and 2 more')
-    """
-    if len(names) <= MOST_NAMES:
-        return " and ".join(names)
-    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
