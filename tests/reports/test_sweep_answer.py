@@ -179,9 +179,11 @@ def test_who_is_exposed_is_what_each_run_s_own_interval_shows(low: dict[str, flo
     assert said(results)["Who is exposed, to whom?"] == words
 
 
-def test_a_sweep_that_nobody_attacked_says_so() -> None:
-    results = results_of().drop(columns=["mia.few"])
-    assert said(results)["Who is exposed, to whom?"] == "Not known: no run was attacked."
+def test_a_sweep_that_nobody_attacked_or_without_intervals_says_so() -> None:
+    results = results_of()
+    left = {name: said(results.drop(columns=[name]))["Who is exposed, to whom?"] for name in ("mia.few", "mia_low.few")}
+    assert left["mia.few"] == "Not known: no run was attacked."
+    assert left["mia_low.few"] == "Open: the runs have no intervals of their own."
 
 
 def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_many() -> None:

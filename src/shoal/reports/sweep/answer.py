@@ -122,6 +122,8 @@ def _exposed(settings: Settings) -> str:
     groups = [group for group in _groups(statistics) if f"mia.{group}" in results]
     if not groups:
         return "Not known: no run was attacked."
+    if results.reindex(columns=[f"mia_low.{group}" for group in groups]).isna().all(axis=None):
+        return "Open: the runs have no intervals of their own."
     views = [BY[view] for view in results["view"].unique()] if "view" in results else []
     whom = f" to {' or '.join(views)}" if views else ""
     values = statistics.axes[settings.axis] if settings.axis else [None]
