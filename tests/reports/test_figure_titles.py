@@ -92,7 +92,7 @@ def test_a_model_is_called_by_the_group_that_most_of_its_clients_are_of() -> Non
     rounds = rounds_of(GROUPS, 2)
     rounds.loc[rounds["cluster"] == 1, "clients.a"] = 0
     summary = parse_summary(summary_of(GROUPS, 2))
-    assert title(risk(rounds, summary, estimated=True, estimator="shadow")).endswith("0.580 (cluster 1 (b))")
+    assert title(risk(rounds, summary, estimated=True, estimator="shadow")).endswith("0.580 (cluster 1, b)")
 
 
 def test_limits_that_are_exceeded_are_counted_by_group() -> None:

@@ -171,7 +171,7 @@ def _called(rounds: pd.DataFrame) -> dict[int, str]:
     for k in sorted(map(int, rounds["cluster"].unique())):
         last = sizes[rounds["cluster"] == k].iloc[-1]
         most = len(last) > 1 and 2 * last.max() > last.sum()
-        called[k] = f"cluster {k} ({last.idxmax()})" if most else f"cluster {k}"
+        called[k] = f"cluster {k}, {last.idxmax()}" if most else f"cluster {k}"
     return called
 
 
