@@ -249,8 +249,8 @@ class Loopback:
         """Where nodes ask: the front, or the SuperLink itself."""
         return f"127.0.0.1:{self.front or self.port}"
 
-    def start_server(self) -> None:
-        """Start the SuperLink, or start it again where it was, and wait until it listens."""
+    def start_server(self, *more: str) -> None:
+        """Start the SuperLink, or start it again where it was, and wait until it listens; ``more`` are its options."""
         folder = self.certificates
         trust = "insecure = true" if folder is None else f'root-certificates = "{folder / "ca.crt"}"'
         table = f'[superlink.loopback]\naddress = "{self.address}"\n{trust}\n'
@@ -264,7 +264,7 @@ class Loopback:
                 ["--ssl-certfile", str(folder / "server.pem")],
             )
             security = [*authority, *server, "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
-        self.programs.start("superlink", ["flower-superlink", *security, *where, *database])
+        self.programs.start("superlink", ["flower-superlink", *security, *where, *database, *more])
         wait_until(lambda: listens(self.port), 120, "the SuperLink does not listen")
 
     def start_front(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.attacks.membership_attack import logit_confidence
-from shoal.attacks.queries.augmented_queries import MOST_QUERIES, image_copies, mean_confidence, require_queries
+from shoal.attacks.queries.augmented_queries import MAX_QUERIES, image_copies, mean_confidence, require_queries
 from shoal.audit.reference_records import attack_records
 from shoal.cli.app import main
 from shoal.config.build import build
@@ -24,8 +24,8 @@ from shoal.simulation.simulation import initial_state, move_to_engine, run_round
 
 def test_the_copies_are_two_flips_of_nine_shifts_by_an_eighth():
     image = torch.arange(1.0, 257.0).view(1, 1, 16, 16)
-    copies = image_copies(image, MOST_QUERIES)
-    assert len({tuple(copy.flatten().tolist()) for copy in copies}) == MOST_QUERIES
+    copies = image_copies(image, MAX_QUERIES)
+    assert len({tuple(copy.flatten().tolist()) for copy in copies}) == MAX_QUERIES
     assert torch.equal(copies[0], image)
     assert torch.equal(copies[1], image.flip(3))
     padded = torch.nn.functional.pad(image, (2, 2, 2, 2))

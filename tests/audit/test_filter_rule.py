@@ -8,7 +8,7 @@ import shoal
 from shoal.attacks.span.dense_layers import dense_layers, layer_inputs
 from shoal.attacks.span.matched_filter import Clutter
 from shoal.audit.preflight import initial_gradients
-from shoal.audit.preflight.filter_rule import LEAST_EXAMPLES
+from shoal.audit.preflight.filter_rule import MIN_EXAMPLES
 from shoal.core.randomness import Stream
 
 MODEL = shoal.create_model("mlp", shoal.VectorShape(inputs=30, classes=4), hidden=20)
@@ -89,6 +89,6 @@ def test_lengths_of_updates_are_those_of_summed_gradients():
 
 
 def test_of_few_examples_nothing_is_predicted():
-    few = initial_gradients(MODEL, ROW, *examples(LEAST_EXAMPLES - 1, 0), ["hidden"])
+    few = initial_gradients(MODEL, ROW, *examples(MIN_EXAMPLES - 1, 0), ["hidden"])
     assert not few.terms
-    assert not initial_gradients(MODEL, ROW, *examples(LEAST_EXAMPLES, 0), []).terms
+    assert not initial_gradients(MODEL, ROW, *examples(MIN_EXAMPLES, 0), []).terms

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from shoal import (
     Columns,
@@ -42,6 +42,10 @@ SAME = {
     "lists as pairs": lambda x, y: [x, y],
     "a data set": TensorDataset,
     "a data set of numbers": lambda x, y: TensorDataset(x, y.int()),
+    "a loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=3),
+    "a loader of dictionaries": lambda x, y: DataLoader(
+        [{"label": label, "img": row} for row, label in zip(x, y.tolist(), strict=True)], batch_size=3
+    ),
     "pandas": lambda x, y: (pd.DataFrame(x.numpy()), pd.Series(y.numpy(), index=range(5, 5 + len(y)))),
 }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiment_scripts import experiment_script
 from shoal.core.errors import InputError
 from shoal.runs.audits.app_trace import AppRecorder, app_trace
 from shoal.runs.audits.audit_members import audit_trace
@@ -81,13 +82,20 @@ def test_the_documented_app_is_recorded_unchanged_and_its_server_recognises_reco
     assert (tmp_path / "audit/audit.json").exists()
 
 
-def test_ten_lines_are_added_to_the_app():
-    """Those with the name of the package, and the audit's own file."""
-    added = [line for line in (APP / "client_app.py").read_text().splitlines()[1:] if "shoal" in line]
-    audit = [line for line in (APP / "audit.py").read_text().splitlines()[1:] if line]
-    assert len(added) + len(audit) <= 10
-    page = (APP.parents[1] / "flower.md").read_text()
-    assert all(line in page for line in [*added, *audit])
+def test_ten_lines_are_added_to_flowers_quickstart_and_stand_on_the_page(tmp_path):
+    script, page = experiment_script("federation/quickstart"), (APP.parents[1] / "flower.md").read_text()
+    assert script.CLIENT_APP in page
+    assert script.AUDIT in page
+    assert len([line for line in (script.CLIENT_APP + script.AUDIT).splitlines() if line]) <= 10
+    app = tmp_path / "theirs" / "pytorchexample"
+    app.mkdir(parents=True)
+    (app / "client_app.py").write_text("before\napp = ClientApp()\nafter\n")
+    script.with_audit(app.parent, tmp_path / "copy", Path("/there"), nodes=4)
+    recorded = (tmp_path / "copy/pytorchexample/client_app.py").read_text()
+    assert recorded == "before\n" + script.CLIENT_APP.replace("/tmp/shoal-trace", "/there") + "after\n"
+    assert "load_data(client, 4, 32)[0] for client in range(4)" in (tmp_path / "copy/audit.py").read_text()
+    with pytest.raises(InputError, match="has not the one line 'app = ClientApp"):
+        script.with_audit(tmp_path / "copy", tmp_path / "again", Path("/there"), nodes=4)
 
 
 def test_an_app_of_the_older_interface_is_recorded_by_its_group_of_messages(tmp_path):

@@ -13,7 +13,7 @@ from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.defenses.accounting import gaussian_epsilon
 from shoal.protection import Demand, protect, sentences
-from shoal.protection.judgement import Figures, affordable, candidates, chosen, judged, promising
+from shoal.protection.judgement import Figures, affordable, candidates, chosen, judgement_of, shortlist
 from shoal.protection.ladder import DELTA, ONE_STEP_ROUNDS, UNPROTECTED, Ladder, Rung
 from shoal.protection.search import ladder_of, possible_rungs
 
@@ -56,7 +56,7 @@ def seeds_of(exposures, accuracy=0.8, rung="a"):
 
 
 def judgement(rung, exposures, **further):
-    return judged(Rung(rung, "fewer rounds", {}), seeds_of(exposures, rung=rung, **further), DEMAND, BEFORE)
+    return judgement_of(Rung(rung, "fewer rounds", {}), seeds_of(exposures, rung=rung, **further), DEMAND, BEFORE)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_of_those_within_limit_and_price_the_one_whose_groups_pay_least_comes_fi
     )
     assert candidates(figures, DEMAND) == ["best", "cheap", "unfair"]
     assert affordable(figures, DEMAND) == [UNPROTECTED.name, "exposed", "unfair", "cheap", "best", "worse"]
-    assert promising(figures, DEMAND) == ["best", "worse", "cheap", "unfair", "dear"]
+    assert shortlist(figures, DEMAND) == ["best", "worse", "cheap", "unfair", "dear"]
 
 
 def test_the_most_exposed_group_counts_not_the_mean():
@@ -92,7 +92,7 @@ def test_nothing_above_the_price_is_judged_even_where_nothing_else_helps():
     figures = table(as_it_is=(0.80, 0.70, 0.6), dear=(0.75, 0.50, 0.5), little=(0.79, 0.65, 0.6))
     assert candidates(figures, DEMAND) == ["little"]
     assert candidates(figures, Demand(limit=0.55, max_cost=0.06)) == ["dear"]
-    assert promising(table(high=(0.8, 0.9, 0.5), low=(0.8, 0.6, 0.5), middle=(0.8, 0.7, 0.5)), DEMAND) == [
+    assert shortlist(table(high=(0.8, 0.9, 0.5), low=(0.8, 0.6, 0.5), middle=(0.8, 0.7, 0.5)), DEMAND) == [
         "low",
         "middle",
     ]
@@ -125,7 +125,7 @@ def test_a_group_on_whose_records_nobody_trained_is_at_chance():
     figures = table(as_it_is=(0.80, 0.70, nan), rung=(0.80, 0.52, nan))
     assert candidates(figures, DEMAND) == ["rung"]
     alone = Figures(figures.attacked, figures.plain, ["south"])
-    assert judged(Rung("rung", "", {}), alone, DEMAND, BEFORE).exposure == 0.5
+    assert judgement_of(Rung("rung", "", {}), alone, DEMAND, BEFORE).exposure == 0.5
     del figures.attacked["exposure.south"]
     assert candidates(figures, DEMAND) == ["rung"]
 
@@ -177,12 +177,12 @@ def test_the_sentences_have_the_price_the_group_and_what_is_not_covered(view):
 
 
 def test_a_shadow_set_that_does_without_clients_is_said_to():
-    best = judged(Rung("a", "b", {}), seeds_of((0.51, 0.52)), DEMAND, BEFORE, alone=0.9)
+    best = judgement_of(Rung("a", "b", {}), seeds_of((0.51, 0.52)), DEMAND, BEFORE, alone=0.9)
     assert (
         "give 0.900: no less, so where the server has such labels, it need not ask clients"
         in sentences(best, DEMAND)[3]
     )
-    worse = judged(Rung("a", "b", {}), seeds_of((0.51, 0.52)), DEMAND, BEFORE, alone=0.7)
+    worse = judgement_of(Rung("a", "b", {}), seeds_of((0.51, 0.52)), DEMAND, BEFORE, alone=0.7)
     assert "clients add to it" in sentences(worse, DEMAND)[3]
 
 

@@ -97,7 +97,7 @@ def test_references_keep_their_scores_and_an_interruption_loses_none(dense, tmp_
 
 def test_updates_that_do_not_fit_into_memory_are_left_out(dense, monkeypatch):
     attacked, engine = dense
-    monkeypatch.setattr(first_rounds, "MOST_BYTES", 1000)
+    monkeypatch.setattr(first_rounds, "MAX_BYTES", 1000)
     scores, omitted = attacked.spans(engine)
     assert [*scores] == ["span-models"]
     assert "of memory" in omitted["span"]

@@ -257,7 +257,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
 
 
 def test_the_distance_to_the_boundary_is_left_out_for_large_images(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.replay.run_records.MOST_INPUTS", 63)
+    monkeypatch.setattr("shoal.replay.run_records.MAX_INPUTS", 63)
     found = audit_run(finished, references=0, out=tmp_path).audit
     attacks = set(found.attacks["attack"])
     assert "label-only" in attacks

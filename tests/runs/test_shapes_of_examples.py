@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 from full_simulation import simulate_with
 from shoal import IFCA, FedAvg, Federation, LocalSGD, LossThreshold, Model, RedTeam, ShadowModels, simulate
@@ -131,6 +132,12 @@ class Items(torch.utils.data.Dataset):
         (Items([{"input_ids": x, "labels": y} for x, y in zip(X, Y, strict=True)]), PACKED),
         (Items([((x, x), y) for x, y in zip(X, Y, strict=True)]), PACKED),
         (Items([({"ids": x}, y) for x, y in zip(X, Y, strict=True)]), PACKED),
+        (
+            DataLoader([{"ids": x, "mask": x, "label": 0} for x in X]),
+            "is a data loader of batches with 'ids', 'mask', 'label'; give batches that are pairs",
+        ),
+        (DataLoader([(x, x, 0) for x in X]), "is a data loader of batches of list of 3; give batches that are pairs"),
+        (DataLoader([]), "client 0 is a data loader without batches"),
         (([[1, 2], [3], [4, 5, 6]], Y), PADDED),
         (([words for words, _ in texts(3, 0)], Y), PADDED),
         ((torch.nested.nested_tensor([torch.ones(n) for n in (1, 2, 3)], layout=torch.jagged), Y), PADDED),

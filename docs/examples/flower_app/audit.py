@@ -7,5 +7,5 @@ import shoal
 members = [load_data(client) for client in range(CLIENTS)]
 trace = shoal.app_trace("/tmp/shoal-trace", Net(), members, others=load_data(CLIENTS))
 files = shoal.audit_trace(trace)
-found = files.audit.attacks.query("scope == 'all'").set_index("attack")
-print(found[["members", "non_members", "auc", "accuracy", "tpr_at_fpr_0.01"]].round(3), files.page, sep="\n")
+found = files.audit.attacks.query("scope == 'all'").set_index(["view", "attack"])
+print(found[["members", "non_members", "auc", "auc.low", "auc.high"]].round(3), files.page, sep="\n")

@@ -16,7 +16,7 @@ def fit(message, context):
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = load_data(context.node_config["partition-id"])
     train(net, data, epochs=3, rate=message.content["config"]["lr"])
-    metrics = MetricRecord({"num-examples": len(data)})
+    metrics = MetricRecord({"num-examples": len(data.dataset)})
     return Message(content=RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
 
@@ -26,5 +26,5 @@ def evaluate(message, context):
     net = Net()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = load_data(CLIENTS)
-    metrics = MetricRecord({"num-examples": len(data), "accuracy": test(net, data)})
+    metrics = MetricRecord({"num-examples": len(data.dataset), "accuracy": test(net, data)})
     return Message(content=RecordDict({"metrics": metrics}), reply_to=message)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 CLIENTS, IMAGES = 10, 20
 
@@ -23,26 +23,27 @@ class Net(nn.Module):
 
 
 def load_data(partition_id):
-    """The digits of a client; number CLIENTS has those of nobody."""
+    """A client's digits as a loader of batches with "img" and "label"; number CLIENTS has those of nobody."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     first = partition_id * IMAGES
     rows = order[first : first + IMAGES] if partition_id < CLIENTS else order[first:]
-    return TensorDataset(torch.tensor(x[rows] / 16, dtype=torch.float32), torch.tensor(y[rows]))
+    digits = [{"img": torch.tensor(x[row] / 16, dtype=torch.float32), "label": int(y[row])} for row in rows]
+    return DataLoader(digits, batch_size=10, shuffle=True)
 
 
-def train(net, data, epochs, rate):
+def train(net, loader, epochs, rate):
     """Descend the loss in batches."""
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
     for _ in range(epochs):
-        for x, y in DataLoader(data, batch_size=10, shuffle=True):
+        for batch in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
+            nn.functional.cross_entropy(net(batch["img"]), batch["label"]).backward()
             optimizer.step()
 
 
-def test(net, data):
+def test(net, loader):
     """The accuracy."""
-    x, y = data.tensors
     with torch.no_grad():
-        return float((net(x).argmax(dim=1) == y).float().mean())
+        right = sum(int((net(batch["img"]).argmax(dim=1) == batch["label"]).sum()) for batch in loader)
+    return right / len(loader.dataset)

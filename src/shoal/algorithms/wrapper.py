@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
@@ -12,13 +13,13 @@ from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSG
 class Derived:
     """An algorithm that is `inner` in all methods that it does not override.
 
-    `inner` may be a field, or be built from the fields, as ``IFCA(self.clusters)``.
+    `inner` is FedAvg by default; it may be a field, or be built from the fields, as ``IFCA(self.clusters)``.
     """
 
     @property
     def inner(self) -> Algorithm:
         """The other algorithm."""
-        raise NotImplementedError
+        return FedAvg()
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Raise `InputError` where `inner` does."""

@@ -11,11 +11,11 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
+from shoal.metrics.intervals import Floats
 from shoal.models.model import Loss, cross_entropy
 
 Needs = Literal["nothing", "records", "reference models"]
@@ -145,7 +145,7 @@ class FittedAttack(Protocol):
         """The largest score of a non-member."""
         ...
 
-    def score(self, query: Query) -> NDArray[np.float64]:
+    def score(self, query: Query) -> Floats:
         """Scores (M,) of the M examples; higher means more likely a member."""
         ...
 
@@ -195,7 +195,7 @@ def needs_classes(attack: MembershipAttack | type) -> bool:
     return bool(getattr(attack, "needs_classes", False))
 
 
-def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> NDArray[np.float64]:
+def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Floats:
     """The loss (M,) of outputs (M, C) and labels (M,), of a regression (M, d); cross-entropy in nats.
 
     >>> losses(torch.zeros(1, 4), torch.tensor([2])).round(3)
@@ -211,7 +211,7 @@ def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy
     """The logit-scaled confidence in the true class, log(p / (1 - p)): (M,) float64 of outputs (M, C), labels (M,).
 
     z_y - log sum_{j != y} exp(z_j), which is finite where p is 1 in floating point (Carlini et al. 2022, equation 3).
-    Of a model with another loss than cross-entropy, minus the loss.
+    A model with another loss than cross-entropy has minus the loss instead.
 
     Example:
         >>> import torch

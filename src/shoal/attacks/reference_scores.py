@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data import preferences
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 View = preferences.View
 """The view that an attack needs: that of an outsider, a client or the server, each of which sees what those before it

@@ -16,7 +16,7 @@ from shoal.audit.records import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
     CLIENT,
-    Judged,
+    DecisiveFigures,
     RecordTable,
     attacks_of_view,
     measure,
@@ -166,7 +166,9 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
-    judged = {attack: Judged(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()}
+    judged = {
+        attack: DecisiveFigures(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()
+    }
     return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
 
 

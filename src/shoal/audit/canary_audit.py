@@ -23,11 +23,12 @@ import torch
 
 from shoal.attacks import logit_confidence
 from shoal.audit.measurement import FinishedTraining
-from shoal.audit.records import Bools, Floats, RecordTable, measure
+from shoal.audit.records import RecordTable, measure
 from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.data import Canaries
 from shoal.metrics import canary_rate, exposure_of_canaries
+from shoal.metrics.intervals import Bools, Floats
 from shoal.metrics.summary import Summary
 
 CANARY_COLUMNS = ("client", "record", "model", "label", "true_label", "member", "score", "exposure")

@@ -21,7 +21,7 @@ from torch import Tensor
 from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAttack, Records, ShadowModelAttack
 from shoal.audit.model_scores import Margins, Membership, ModelScores, is_personal, margins_of
 from shoal.audit.predictions import ModelOutputs, Predictions, evaluate_models, predictions_of, with_references
-from shoal.audit.records import OUTSIDER, Bools, Floats, RecordTable, mean_metrics, measure, strongest
+from shoal.audit.records import OUTSIDER, RecordTable, mean_metrics, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.audit.reference_records import AttackedRecords
 from shoal.core.randomness import Stream
@@ -29,6 +29,7 @@ from shoal.data import Federation
 from shoal.data.preferences import View
 from shoal.engine import Deployed, Engine, PersonalModels, State, Training
 from shoal.metrics import MembershipMetrics
+from shoal.metrics.intervals import Bools, Floats
 
 OUTPUTS_AT_ONCE = 2**22
 """Outputs on test examples, in numbers, that are held at once, unless one model has more: 16 MiB."""

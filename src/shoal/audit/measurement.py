@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.audit.final_attacks import ByAttack, FinalAttacks, exposure_of_clients
 from shoal.audit.model_scores import Membership, ModelScores, is_personal
 from shoal.audit.predictions import Predictions
-from shoal.audit.records import Floats, RecordTable, measure, strongest
+from shoal.audit.records import RecordTable, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.core.representation import one_line
 from shoal.data import Federation
@@ -34,6 +34,7 @@ from shoal.metrics import (
     is_migrated,
     roc,
 )
+from shoal.metrics.intervals import Floats
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
 from shoal.models import Metric as ModelMetric, accuracy
 
@@ -425,7 +426,8 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
     if small:
         LOG.warning(
             "the shadow set is too small for cluster %s: shadow models train on half of it, fewer examples than the "
-            "cluster has, so its risk and exposure are estimated as if it were smaller",
+            "cluster has, so its risk and exposure are estimated as if it were smaller; give a larger shadow set, or "
+            "ask shoal audit, which needs none",
             ", ".join(small),
         )
     return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})

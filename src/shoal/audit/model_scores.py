@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.membership_attack import FittedAttack, Query
+from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.predictions import ModelOutputs
-from shoal.audit.records import NOBODY, Bools, Floats, Ints, RecordTable, matching_weights
+from shoal.audit.records import RecordTable, matching_weights
 from shoal.data.federation import Federation
 from shoal.engine import Deployed, PersonalModels, State
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks.membership_attack import Records
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Deployed, Engine, PersonalModels
+from shoal.metrics.intervals import Floats
 from shoal.models import Metric
 from shoal.models.model import Loss, cross_entropy
 
@@ -157,8 +157,8 @@ class Predictions:
         outputs: (S, M, C), where the federation has a schedule, whose main task is measured; None elsewhere.
     """
 
-    test: NDArray[np.float64]
-    training: NDArray[np.float64]
+    test: Floats
+    training: Floats
     predicted: Tensor | None
     outputs: Tensor | None
 

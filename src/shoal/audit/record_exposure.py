@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from math import nan
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.core.randomness import Stream
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 _Prior = tuple[float, float]
 """Mean and shape of a distribution of variances; the mean is NaN or 0 without any."""
@@ -15,28 +15,28 @@ _Prior = tuple[float, float]
 DRAWS = 399
 """Assignments that are drawn anew: the bound is the 380th of 399 largest values, so that its level is exact."""
 
-LEAST_MODELS = 5
+MIN_MODELS = 5
 """Models, the attacked one too, from which on there are lower ends: a record's deviation has a freedom less by two."""
 
 
 def record_exposure(
-    scores: ReferenceScores, stream: Stream, *, pair: NDArray[np.int64] | None = None, confidence: float = 0.95
+    scores: ReferenceScores, stream: Stream, *, pair: Ints | None = None, confidence: float = 0.95
 ) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 
-    The balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
-    deviations apart: the record's mean IN and mean OUT score over all models, the attacked one too, in units of the
-    record's standard deviation around these means. Below 0.5 where IN scores are lower. Records differ in this
-    deviation, and few scores hardly say it; so it is moderated: the posterior one, given an inverse-gamma distribution
+    It is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
+    deviations apart. These are the record's mean IN and mean OUT score over all models, the attacked one too, and the
+    record's standard deviation around them. It is below 0.5 where IN scores are lower. Records differ in this
+    deviation, and few scores hardly say it. So it is moderated: the posterior one, given an inverse-gamma distribution
     of the variances that fits all records (Smyth 2004; at least four degrees of freedom more than the record's).
 
-    Of many records the most exposed also is the luckiest. So its lower end is one that all records keep at once with
-    probability ``confidence``: d - c e, with the standard error e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) of d at f
-    degrees of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are
-    drawn anew, as they are drawn where nothing is leaked: by a coin for each pair and model, or for each two
-    neighbouring models that always trained on opposite records; without pairs, by a permutation of each record's own
-    memberships. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
-    record then. With fewer than `LEAST_MODELS` a record's deviation is not known at all, and there are no lower ends.
+    The most exposed of many records is also the luckiest. So all records keep their lower ends at once with probability
+    ``confidence``. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at
+    f degrees of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships
+    are drawn anew, as if nothing were leaked. They are drawn by a coin for each pair and model, or for each two
+    neighbouring models that always trained on opposite records; without pairs, each record's own memberships are
+    permuted. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
+    record then. With fewer than `MIN_MODELS` a record's deviation is not known at all, and there are no lower ends.
 
     Args:
         scores: of the attacked and of the reference models.
@@ -75,7 +75,7 @@ def record_exposure(
     if not prior[0] > 0:
         return np.full(len(scores), nan), np.full(len(scores), nan)
     exposure = norm.cdf(distance / 2)
-    if values.shape[1] < LEAST_MODELS:
+    if values.shape[1] < MIN_MODELS:
         return exposure, np.full(len(scores), nan)
     random, largest = stream("record exposure").numpy(), []
     for redrawn in _redrawn(inside, pair, random):
@@ -126,7 +126,7 @@ def _prior(squares: Floats, freedom: int) -> tuple[float, float]:
     return mean, 2 + 1 / max(spread, 1e-3)
 
 
-def _opposites(inside: Bools) -> NDArray[np.int64]:
+def _opposites(inside: Bools) -> Ints:
     """(1 + R,) the columns of memberships that one coin draws: models 2 i and 2 i + 1 where always one trained."""
     block = np.arange(inside.shape[1])
     for first in range(1, inside.shape[1] - 1, 2):
@@ -135,7 +135,7 @@ def _opposites(inside: Bools) -> NDArray[np.int64]:
     return block
 
 
-def _redrawn(inside: Bools, pair: NDArray[np.int64] | None, random: np.random.Generator) -> Iterator[Bools]:
+def _redrawn(inside: Bools, pair: Ints | None, random: np.random.Generator) -> Iterator[Bools]:
     """`DRAWS` assignments of memberships, drawn as they are where nothing is leaked."""
     if pair is None:
         yield from (random.permuted(inside, axis=1) for _ in range(DRAWS))

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.attacks.reference_scores import Bools, Floats, Ints
+from shoal.attacks.updates.update_scores import NOBODY
 from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, membership_metrics
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
@@ -28,9 +29,6 @@ CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
 
 AGAINST_CLIENTS = "-others"
 """Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
-
-NOBODY = -1
-"""The client of a record that is no client's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +101,7 @@ class RecordTable:
     def take(self, rows: Ints | Bools) -> "RecordTable":
         """Some of the rows, by position or by mask."""
         positions: NDArray[Any] = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return replace(self, **{name: _taken(column, positions) for name, column in self.columns().items()})
+        return replace(self, **{name: _rows_of(column, positions) for name, column in self.columns().items()})
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The columns by name."""
@@ -118,7 +116,7 @@ class RecordTable:
         return RecordTable(**{name: _joined([getattr(table, name) for table in tables]) for name in names})
 
 
-def _taken(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
+def _rows_of(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
     single = column.strides == (0,) and len(column) > 0
     return np.broadcast_to(column[:1], len(positions)) if single else column[positions]
 
@@ -175,7 +173,7 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
     return replace(fits[0], **{name: float(np.mean([getattr(fit, name) for fit in fits])) for name in averaged})
 
 
-class Judged(NamedTuple):
+class DecisiveFigures(NamedTuple):
     """The part of an attack's `MembershipMetrics` that decides which attack is the `strongest`."""
 
     accuracy: float
@@ -193,7 +191,10 @@ def views_within(view: View) -> tuple[View, ...]:
 
 
 def attacks_of_view(
-    view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, Judged | MembershipMetrics]
+    view: View,
+    needed: Mapping[str, View],
+    order: Iterable[str],
+    measured: Mapping[str, DecisiveFigures | MembershipMetrics],
 ) -> list[str]:
     """The attacks that a view can carry out, the one that is chosen beforehand first.
 
@@ -238,17 +239,17 @@ def attacks_of_view(
     return names
 
 
-def _exact(metrics: Judged | MembershipMetrics) -> bool:
+def _exact(metrics: DecisiveFigures | MembershipMetrics) -> bool:
     return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
 
 
-def strongest(attacks: Mapping[str, Judged | MembershipMetrics]) -> tuple[str, float]:
+def strongest(attacks: Mapping[str, DecisiveFigures | MembershipMetrics]) -> tuple[str, float]:
     """The attack that decides how exposed records are, of all that were made on the same records.
 
-    The largest of many figures is above chance where nothing is leaked. So the first attack decides, which was chosen
-    beforehand (of those that are measured), unless another is certain to be above 0.5 and above the first's figure: by
-    the lower end of an interval that all of them keep at once (Bonferroni; it is as much wider as that of a normal
-    distribution). Of several such attacks it is the one of highest lower end.
+    The largest of many figures is above chance where nothing is leaked. So the first measured attack decides, which was
+    chosen beforehand, unless another is certain to be above 0.5 and above the first's figure. It is certain by the
+    lower end of an interval that all attacks keep at once (Bonferroni; it is as much wider as that of a normal
+    distribution). Where several do, it is the one of highest lower end.
 
     Returns:
         The attack, and the lower end of its balanced accuracy that it is judged by: the first's own, or that of all.

@@ -21,14 +21,15 @@ from shoal.attacks import (
     ReferenceScores,
     Stack,
 )
-from shoal.attacks.reference_scores import Bools, Floats, Ints, View
-from shoal.attacks.scores.record_levels import LEAST_OF_LEVELS, record_levels
+from shoal.attacks.reference_scores import View
+from shoal.attacks.scores.record_levels import MIN_FOR_LEVELS, record_levels
 from shoal.audit.records import OUTSIDER, RecordTable, attacks_of_view, measure, views_within
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
 from shoal.data.preferences import VIEWS
 from shoal.metrics import MembershipMetrics, roc_auc
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 Names = NDArray[np.object_]
 
@@ -41,10 +42,10 @@ CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.
 """The attack that decides how exposed records are, where reference models are too few to say which is the strongest:
 the first of these that was asked."""
 
-LEAST_TO_CHOOSE = 4
+MIN_TO_CHOOSE = 4
 """Reference models from which on they say which attack decides."""
 
-LEAST_OF_CELL = 50
+MIN_OF_CELL = 50
 """Scores of members, and of non-members, at least, by which a threshold of some records alone is set."""
 
 
@@ -126,7 +127,7 @@ class AuditRecords:
     def _levels(self, scores: AttackScores) -> Floats | None:
         """The levels (M,) of an attack's scores; None with too few reference models."""
         reference = scores.reference
-        if reference is None or reference.shape[1] < LEAST_OF_LEVELS or not np.isfinite(reference).all():
+        if reference is None or reference.shape[1] < MIN_FOR_LEVELS or not np.isfinite(reference).all():
             return None
         try:
             return record_levels(scores.score, reference, self.scores.reference_member)
@@ -195,7 +196,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     """Attack ``records`` with every attack that their scores allow; see `shoal.audit_records`.
 
     The attack that is chosen beforehand is the one of largest area under the ROC curve where each reference model in
-    turn is attacked with the others as its references. With fewer than `LEAST_TO_CHOOSE` it is the first of
+    turn is attacked with the others as its references. With fewer than `MIN_TO_CHOOSE` it is the first of
     `CHOSEN_WITHOUT_REFERENCES`. Stacks of attacks are never chosen beforehand.
     """
     scores, trained = records.scores, records.scores.reference_member
@@ -218,7 +219,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
         left_out = leave_one_out_scores(attack, scores)
         thresholds = reference_thresholds(score, left_out, trained, *cells)
         answers[attack.name] = AttackScores(attack.view, score, thresholds, left_out)
-        if left_out is not None and scores.references >= LEAST_TO_CHOOSE:
+        if left_out is not None and scores.references >= MIN_TO_CHOOSE:
             strength[attack.name] = roc_auc(left_out.ravel(), trained.ravel())
     if records.all_models is not None and records.all_models.shape[1] > 1:
         score = OtherClusters(records.all_models).scores(scores)
@@ -245,10 +246,6 @@ def stacked(
 
     A stack is of all attacks that the view or a weaker one can carry out, and whose scores on reference models are
     known. Its key is the outsider's name, or ``stack-client`` and ``stack-server``.
-
-    Args:
-        answers: scores of each attack.
-        trained, cells: as of `reference_thresholds`.
     """
     references = trained.shape[1]
     if references < Stack.least:
@@ -281,9 +278,9 @@ def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> F
     and where its threshold should be. None where that cannot be: too few reference models for the attack, or members
     of too few of them among the records.
 
-    Reference federations come in two, trained on opposite records. The other one of two is left out too: with it a
-    record has one IN score less where the attacked one trained on it, by which LiRA has an AUC of 0.40 where nothing
-    is leaked (four models, 1,200 records), as it never is of the attacked run.
+    Reference federations come in two, trained on opposite records. The other one of two is left out too. With it, a
+    record would have one IN score less where the attacked one trained on it, which is never so for the attacked run;
+    LiRA would then have an AUC of 0.40 where nothing is leaked (four models, 1,200 records).
     """
     trained = records.reference_member
     if not 0 < records.references > attack.least or not trained.any() or trained.all():
@@ -312,7 +309,7 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
 
     The threshold is the one of best balanced accuracy of the attacks on the reference models, whose right answers are
     known. Without these it is the median of the scores, so that half of the records are called members. Either is set
-    for the records of a cell alone where it has scores enough (`LEAST_OF_CELL` of members and of non-members), since a
+    for the records of a cell alone where it has scores enough (`MIN_OF_CELL` of members and of non-members), since a
     threshold that is right on average may lie above or below all scores of one model or group.
 
     Args:
@@ -342,7 +339,7 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
             rows = cell == value
             members = rows.sum() / 2 if left_out is None else trained[rows].sum()
             non_members = rows.sum() / 2 if left_out is None else (~trained[rows]).sum()
-            if min(members, non_members) >= LEAST_OF_CELL:
+            if min(members, non_members) >= MIN_OF_CELL:
                 thresholds[rows] = of(rows)
     return thresholds
 

@@ -1,7 +1,7 @@
 """Attacks of an honest-but-curious server on the updates of single clients.
 
-A client's update says which labels and groups its examples have, and an attack would be right by that alone were its
-non-members of another mix: with 30 examples of ten labels, how many the client has of a record's label has an AUC of
+A client's update says which labels and groups its examples have. If the non-members had another mix, an attack would be
+right by that alone: with 30 examples of ten labels, the number that the client has of a record's label has an AUC of
 0.651 against records of all labels alike. So non-members are weighted to the mix of the client's members, for client i:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -46,7 +45,6 @@ from shoal.audit.records import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
     SERVER,
-    Floats,
     RecordTable,
     matching_weights,
     measure,
@@ -59,6 +57,7 @@ from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, Preferences, View
 from shoal.engine import RoundUpdates
 from shoal.metrics import MembershipMetrics, mean_interval
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
 """The attacks on updates that an audit asks."""
@@ -82,7 +81,7 @@ class ScoredUpdates:
     view: View
     values: Floats
     threshold: Floats
-    exact: NDArray[np.bool_]
+    exact: Bools
     __repr__ = one_line
 
     def score(self, scores: UpdateScores) -> Floats:
@@ -176,7 +175,7 @@ def _audits(
     return audits
 
 
-def _clients(scores: UpdateScores, group: str | None) -> NDArray[np.int64]:
+def _clients(scores: UpdateScores, group: str | None) -> Ints:
     """The ids of the clients with records, or of those with records of a group."""
     owner = scores.client if group is None else scores.client[scores.group == scores.groups.index(group)]
     return scores.clients[np.unique(owner[owner != NOBODY])]

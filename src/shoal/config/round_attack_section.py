@@ -1,4 +1,4 @@
-"""The door of ``[property_attack]``: an attack that observes rounds, with the federation that it is made for."""
+"""The table ``[property_attack]``: an attack that observes rounds, with the federation that it is made for."""
 
 from typing import Any, Protocol
 

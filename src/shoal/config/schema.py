@@ -59,7 +59,7 @@ class DataSection:
             them are on this machine.
         partition: how many examples go where; None where clients have their own.
         path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
-            cache and Debian's folder. Of ``folder`` and ``table`` required.
+            cache and Debian's folder. ``folder`` and ``table`` require it.
         task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
             default the labels, except that ``faces`` and ``lfw`` need one.
         groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``, a

@@ -12,7 +12,7 @@ from shoal.config.settings_tables import keys_of
 from shoal.core.errors import InputError, nearest, require
 from shoal.core.settings import is_settings
 
-_DEALT = """clients = 50
+_PARTITION = """clients = 50
 examples_per_client = 20
 test_examples = {test}
 shadow_examples = 400      # the server's own, on which its red team trains shadow models
@@ -28,11 +28,11 @@ shadow_examples = 400      # the server's own, on which its red team trains shad
 _OWN = "shadow_fraction = 0.2      # of each client's, for the server's red team, which trains shadow models on them\n"
 
 SOURCES = {
-    "digits": (_DEALT.format(test=300), "digits-cnn"),
-    "mnist": (_DEALT.format(test=2000), "mnist-cnn"),
-    "fashion-mnist": (_DEALT.format(test=2000), "mnist-cnn"),
-    "emnist-byclass": (_DEALT.format(test=2000), "femnist-cnn"),
-    "cifar10": (_DEALT.format(test=2000), "vgg11"),
+    "digits": (_PARTITION.format(test=300), "digits-cnn"),
+    "mnist": (_PARTITION.format(test=2000), "mnist-cnn"),
+    "fashion-mnist": (_PARTITION.format(test=2000), "mnist-cnn"),
+    "emnist-byclass": (_PARTITION.format(test=2000), "femnist-cnn"),
+    "cifar10": (_PARTITION.format(test=2000), "vgg11"),
     "folder": (
         'path = "pictures"          # CLIENT/CLASS/*.png, or a CSV file with the columns client, class and path\n'
         f"# size = [64, 64]         # height and width, where pictures differ\n{_OWN}",

@@ -4,18 +4,12 @@ May import `engine` and below, never `algorithms`, `attacks` or `defenses`: the 
 its knobs.
 """
 
-from shoal.control.coordinator import CHANCE, SHOWN, Coordinator
+from shoal.control.coordinator import CHANCE, ROUND_FIGURES, Coordinator
 from shoal.control.knobs import Knob
-from shoal.control.recorded_directives import COLUMN, RecordedDirectives, directives_of
+from shoal.control.recorded_directives import DIRECTIVE_COLUMN, RecordedDirectives, directives_of
 from shoal.control.risk_prediction import RiskPrediction
 
 __all__ = [
-    "CHANCE",
-    "COLUMN",
-    "SHOWN",
-    "Coordinator",
-    "Knob",
-    "RecordedDirectives",
-    "RiskPrediction",
+    "CHANCE", "DIRECTIVE_COLUMN", "ROUND_FIGURES", "Coordinator", "Knob", "RecordedDirectives", "RiskPrediction",
     "directives_of",
 ]  # fmt: skip

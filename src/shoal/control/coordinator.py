@@ -27,10 +27,10 @@ LOG = logging.getLogger(__name__)
 CHANCE = 0.5
 """The balanced accuracy at chance; no training can keep a limit below it."""
 
-LEAST = 0.25
+MIN_REDUCTION = 0.25
 """The smallest share of a knob's prior risk reduction that measurements may leave of it."""
 
-SHOWN = ("over_limit", "heldout_accuracy", "limit_unmet")
+ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
 """Figures of each cluster in a coordinator's memory that rounds.csv shows."""
 
 
@@ -210,11 +210,11 @@ class Coordinator:
     def _effects(self, memory: Memory) -> tuple[Tensor, Tensor]:
         """Risk reduction and accuracy cost of each knob at full strength, (J,) each.
 
-        The reduction is at least ``LEAST`` of its prior: one unlucky estimate would otherwise switch a knob off for
-        good, since of a knob that does not move nothing is learned.
+        The reduction is at least `MIN_REDUCTION` of its prior: one unlucky estimate would otherwise switch a knob off
+        for good, since nothing is learned of a knob that does not move.
         """
         reduction = memory.risk_reduction
-        return reduction.effect().maximum(LEAST * reduction.prior), memory.accuracy_cost.effect().clamp(min=0)
+        return reduction.effect().maximum(MIN_REDUCTION * reduction.prior), memory.accuracy_cost.effect().clamp(min=0)
 
     def _most(self, reduction: Tensor, cost: Tensor, held: Tensor | None = None) -> float:
         """The largest risk reduction of all knobs together at the allowed cost, from the strengths that are held."""

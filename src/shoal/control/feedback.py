@@ -19,7 +19,8 @@ def over_limit_shares(
     stream: Stream,
     known: Tensor | None = None,
 ) -> Tensor:
-    """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate.
+    """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate; NaN of a
+    model without members.
 
     Thresholds stay with the clients: each answers one bit. With ``epsilon`` it is by randomised response (Warner 1965),
     true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private per estimate; the
@@ -33,9 +34,6 @@ def over_limit_shares(
         stream: of the flipped answers.
         known: (N,), what each client's model certainly risks, whatever is estimated; NaN: nothing is known. None: of
             no client.
-
-    Returns:
-        (K,) float64; NaN of a model without members.
     """
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]
@@ -46,13 +44,8 @@ def over_limit_shares(
 
 
 def over_limit_answers(risks: Tensor, thresholds: Tensor, ids: Tensor, epsilon: float | None, stream: Stream) -> Tensor:
-    """The clients' part of `over_limit_shares`: their answers (n,) bool.
-
-    Args:
-        risks: (n,), of their models, as reported.
-        thresholds: (n,), that they tolerate.
-        ids: (n,) int64.
-        epsilon, stream: as there.
+    """The clients' part of `over_limit_shares`: the answers (n,) bool of clients with ``ids`` (n,) to the reported
+    risks (n,) of their models and the thresholds (n,) that they tolerate.
     """
     coins = stream("answers").seeds(ids).double() / 2**63
     return (risks > thresholds) ^ (coins < _flip_probability(epsilon))
@@ -75,7 +68,7 @@ def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Ten
     """Accuracy of each model for its members, and its standard error, (K,) float64 each; NaN without members.
 
     It is measured on the hold-out examples of its members, who send counts, or where clients have none on the server's
-    shadow set. Of a regression it is minus the mean loss.
+    shadow set. In a regression it is minus the mean loss.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []

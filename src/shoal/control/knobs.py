@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.core.settings import PositiveFloat, settings
 from shoal.engine import ScalableDefense
 
-FORGETTING = 0.9
+MEMORY_DECAY = 0.9
 """Weight of what was learned until the last estimate: the effect of a knob changes while a model learns."""
 
 
@@ -71,8 +71,8 @@ class Sensitivity:
         y = change[measured] - change[measured].mean()
         return Sensitivity(
             self.prior,
-            FORGETTING * self.information + x.T @ x,
-            FORGETTING * self.evidence + x.T @ (y - x @ self.prior),
+            MEMORY_DECAY * self.information + x.T @ x,
+            MEMORY_DECAY * self.evidence + x.T @ (y - x @ self.prior),
             self.ratio,
         )
 

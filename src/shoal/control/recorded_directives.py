@@ -9,7 +9,7 @@ from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.engine import Coordinator as EngineCoordinator, Engine, State, Tensors
 
-COLUMN = "directive."
+DIRECTIVE_COLUMN = "directive."
 """Prefix of the names of `rounds.csv`'s columns with directives."""
 
 
@@ -73,5 +73,5 @@ def directives_of(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]
         >>> directives_of([{"round": 1, "cluster": k, "directive.l2": k / 2} for k in (0, 1)])
         {'l2': [0.0, 0.5]}
     """
-    names = [column for column in rows[0] if column.startswith(COLUMN)] if rows else []
-    return {name.removeprefix(COLUMN): [row[name] for row in rows] for name in names}
+    names = [column for column in rows[0] if column.startswith(DIRECTIVE_COLUMN)] if rows else []
+    return {name.removeprefix(DIRECTIVE_COLUMN): [row[name] for row in rows] for name in names}

@@ -54,7 +54,7 @@ def _rows(value: Tensor) -> int:
 def content_hashes(x: Tensor, y: Tensor) -> NDArray[np.uint64]:
     """(M,) hashes of 64 bits, equal where inputs (M, ...) and labels (M,) or (M, d) are equal byte for byte.
 
-    Of m different examples two have one hash with a probability of about m^2 / 2^65.
+    Among m different examples, two have the same hash with a probability of about m^2 / 2^65.
 
     >>> first, again, other = content_hashes(torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([0, 0, 1])).tolist()
     >>> first == again, first == other

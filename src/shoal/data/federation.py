@@ -166,10 +166,11 @@ class Federation:
         """A federation of your own examples: tensors, numpy arrays, lists, or data sets of PyTorch.
 
         Args:
-            clients: (x, y) of each client, or a `torch.utils.data.Dataset` of such pairs. x: numbers (m, ...), words of
-                texts as integers. y: (m,) integers from 0, of any type; one-hot rows too. In a regression y: (m,) or
-                (m, d) numbers, kept as (m, d) float32, so that losses and metrics get labels (B, d). Or
-                `ClientArrays`: all clients' examples in two arrays, which may be memory-mapped.
+            clients: (x, y) of each client, a `torch.utils.data.Dataset` of such pairs, or a `DataLoader` whose batches
+                are pairs or dictionaries with ``label``. x: numbers (m, ...), words of texts as integers. y: (m,)
+                integers from 0, of any type; one-hot rows too. In a regression y: (m,) or (m, d) numbers, kept as
+                (m, d) float32, so that losses and metrics get labels (B, d). Or `ClientArrays`: all clients' examples
+                in two arrays, which may be memory-mapped.
             test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each, and
                 perhaps the client.
             shadow: the server's examples for its red team; None: no red team that needs shadow models.

@@ -22,7 +22,7 @@ from shoal.data.names import require_unambiguous
 from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group, shifted_inputs, shifted_labels, skew_labels
-from shoal.data.user.origins import at, official_example
+from shoal.data.user.origins import numbered_name, official_example
 from shoal.data.user.standardizer import Standardizer
 
 DEFAULT_STREAM = Stream(0, ("data",))
@@ -224,7 +224,7 @@ def partitioned(
         groups=tuple(group.name for group in groups),
         preferences=preferences,
         classes=dataset.classes,
-        origins={part: partial(at, name_of, indices) for part, indices in rows.items()},
+        origins={part: partial(numbered_name, name_of, indices) for part, indices in rows.items()},
         own_inputs=any(group.shift_per == "client" and group.share > 0 for group in groups),
     )
 

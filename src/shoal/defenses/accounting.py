@@ -1,8 +1,8 @@
 """The guarantee of DP-SGD: the epsilon of each client over its local trainings, by Opacus' accountants.
 
-It protects one record of a client, which is present or left out, against anybody who sees everything that the client
-sends in all rounds, all released models, and the model that the client uses: every local training of the client is
-counted, also those that send nothing (`ClientTrainings`).
+It protects one record of a client, which is present or left out. It holds against anybody who sees everything that the
+client sends in all rounds, all released models, and the model that the client uses. So every local training of the
+client is counted, also those that send nothing (`ClientTrainings`).
 
 Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
 is reported, as is usual, and is an approximation. A choice of model, as in IFCA, is computed without noise and sent,
@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
@@ -27,12 +26,15 @@ from shoal.data.federation import Federation
 from shoal.data.preferences import VIEWS, View
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
+from shoal.metrics.intervals import Floats
 
-Spent = tuple[float, int]
+SampledSteps = tuple[float, int]
 """The sampling rate of a step, in (0, 1], and a number of such steps."""
 
 
-def epsilon(spent: Sequence[Spent], noise_multiplier: float, delta: float, accountant: Accountant = "rdp") -> float:
+def epsilon(
+    spent: Sequence[SampledSteps], noise_multiplier: float, delta: float, accountant: Accountant = "rdp"
+) -> float:
     """The epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
 
     Args:
@@ -105,7 +107,7 @@ def federation_epsilons(
     first_round: int = 1,
     choice_noise: float | None = None,
 ) -> Tensor:
-    """The epsilon of each of a federation's N clients after some rounds and the trainings after the last.
+    """The epsilon (N,) float64 of each of a federation's N clients after some rounds and the trainings after the last.
 
     A client with a schedule uses an example either in every k-th round or in all others: its epsilon is the larger of
     the two.
@@ -116,9 +118,6 @@ def federation_epsilons(
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
         choice_noise: as of `client_epsilons`.
-
-    Returns:
-        (N,) float64.
     """
     count = len(federation)
     attended = torch.zeros(len(cohorts), count, dtype=torch.int64)
@@ -212,7 +211,7 @@ def _mu(noise: float, rounds: int, chosen: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _rdp_of_step(rate: float, noise: float) -> NDArray[np.float64]:
+def _rdp_of_step(rate: float, noise: float) -> Floats:
     """The Renyi divergences of one subsampled Gaussian mechanism, at Opacus' default orders."""
     from opacus.accountants import RDPAccountant  # noqa: PLC0415
     from opacus.accountants.analysis.rdp import compute_rdp  # noqa: PLC0415

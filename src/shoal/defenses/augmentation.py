@@ -19,8 +19,8 @@ from shoal.engine import ClusterRound, LocalSGD
 class Augmentation(Scaled):
     """Random rotations, shifts, flips and crops of the images in every batch, bilinear, 0 outside the image.
 
-    Each image is transformed on its own and anew in every pass, so DP-SGD bounds what it can change as before. Of
-    images alone.
+    Each image is transformed on its own and anew in every pass, so DP-SGD bounds what it can change as before. It
+    is for images alone.
 
     Args:
         rotation: largest angle in degrees, in either direction; angles are uniform.

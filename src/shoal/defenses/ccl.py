@@ -17,8 +17,8 @@ class CCL(LossDefense):
     """A step minimises the mean over a batch of ``beta * (alpha * CE - (1 - alpha) * g(p))``.
 
     CE is an example's cross-entropy and p = exp(-CE) the probability of its label; g is ``exp(p)`` (CCEL) or
-    ``p + p^2 / 2`` (CCQL). As beta scales every gradient, a learning rate for plain cross-entropy is too small here. Of
-    classification by cross-entropy, not with DP-SGD, and in the ``loop`` backend only.
+    ``p + p^2 / 2`` (CCQL). As beta scales every gradient, a learning rate for plain cross-entropy is too small here. It
+    is for classification by cross-entropy, without DP-SGD, in the ``loop`` backend.
 
     Args:
         variant: the concave term, ``ccel`` (exponential) or ``ccql`` (quadratic).

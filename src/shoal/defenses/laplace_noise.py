@@ -61,10 +61,8 @@ class LaplaceNoise:
         require(count == 1, f"Laplace noise takes either 'noise_multiplier' or 'epsilon'; got {count} of them")
 
     def leakage(self, parameters: int) -> float:
-        """Epsilon times the length of an update, n / nu: what d-privacy states for a whole update in one round.
-
-        Args:
-            parameters: n.
+        """Epsilon times the length of an update of n ``parameters``, n / nu: what d-privacy states for a whole update
+        in one round.
 
         Raises:
             InputError: 'noise_multiplier' is 0 or not given, so it is not one number for all updates.
@@ -110,15 +108,8 @@ class LaplaceNoise:
 
 
 def laplace_noise(parameters: int, mean: float, stream: Stream) -> Tensor:
-    """One draw of n-dimensional Laplace noise whose mean length is ``mean`` = n / epsilon.
-
-    Args:
-        parameters: n.
-        mean: at least 0.
-        stream: decides the draw.
-
-    Returns:
-        (n,) float32.
+    """One draw (n,) float32 of n-dimensional Laplace noise, of n ``parameters``, whose mean length is ``mean`` = n /
+    epsilon.
     """
     direction = torch.randn(parameters, generator=stream("direction").generator())
     radius = mean / parameters * float(stream("radius").numpy().gamma(parameters))

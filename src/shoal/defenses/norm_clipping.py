@@ -16,8 +16,8 @@ from shoal.defenses.defense import TrainingSetup
 class NormClipping:
     """Scales every update to at most a given L2 norm before aggregation.
 
-    An update is what a client sent less what it started from: under `FedSoft` and `MRMTL` its own last model, so that
-    there the norm bounds how far each client's model moves in a round, and not how far it is from the cluster's.
+    An update is what a client sent less what it started from. Under `FedSoft` and `MRMTL` that is its own last model,
+    so the norm bounds how far each client's model moves in a round, not how far it is from the cluster's.
 
     Args:
         max_norm: largest L2 norm of an update at the server, above 0; ``inf``: no clipping.

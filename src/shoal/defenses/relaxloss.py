@@ -19,8 +19,8 @@ class RelaxLoss(LossDefense):
 
     In odd passes it does so where L is above alpha; below, it minimises the cross-entropy towards the posterior with
     the probability of the label kept and the rest spread evenly over the other classes, by which no gradient passes. A
-    client's passes are counted over all rounds, so with one epoch a round even and odd rounds differ. Of classification
-    by cross-entropy, not with DP-SGD, and in the ``loop`` backend only.
+    client's passes are counted over all rounds, so with one epoch a round even and odd rounds differ. It is for
+    classification by cross-entropy, without DP-SGD, in the ``loop`` backend.
 
     Args:
         alpha: the level of the mean loss, in nats; 0: plain training.

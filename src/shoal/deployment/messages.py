@@ -8,7 +8,6 @@ from typing import Annotated, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -18,11 +17,12 @@ from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
 from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, remote_rounds
+from shoal.metrics.intervals import Floats, Ints
 
 LARGEST_MOVE = 10.0
 """The root mean square by which a round may move parameters where a run says nothing of it: far above any training."""
 
-_MOST_COUNTED = 100_000
+_MAX_EXAMPLES = 100_000
 """Examples of a client that sends counts by model, with whose sum the server's memory grows."""
 
 LARGEST_TOTAL = 4.0
@@ -154,7 +154,7 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters, examples = len(models), update.examples
-    most = min(limits.max_examples, _MOST_COUNTED) if counts_best else limits.max_examples
+    most = min(limits.max_examples, _MAX_EXAMPLES) if counts_best else limits.max_examples
     reject_unless(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
     reject_unless(1 <= examples <= most, f"{examples} examples, which must be in [1, {most}]")
     shape, required = tuple(update.end.shape), tuple(models.shape[1:])
@@ -192,7 +192,7 @@ def too_long(norms: Sequence[float], clusters: Sequence[int], ratio: float) -> l
     return [(i, limit) for i, limit in limited if of_all > 0 and norms[i] > limit]
 
 
-def check_histograms(counts: NDArray[np.float64], examples: int, limits: Limits, epsilon: float | None) -> None:
+def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: float | None) -> None:
     """Raise `RejectedReplyError` unless histograms (2, B) are of a client with so many training ``examples``.
 
     With noise a bin may be below 0 by as much as noise of this ``epsilon`` is, but for once in 10^13 bins, and a total
@@ -208,7 +208,7 @@ def check_histograms(counts: NDArray[np.float64], examples: int, limits: Limits,
     reject_unless(holdouts <= limits.max_examples + slack, f"a histogram of {holdouts:g} hold-out examples")
 
 
-def with_bounded_shares(counts: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
+def with_bounded_shares(counts: Floats, clusters: Ints) -> Floats:
     """Histograms (N, 2, B) of which no total is above `LARGEST_TOTAL` times the median of its cluster's clients.
 
     Above it they are scaled down, so that no client decides alone what its model's risk is.

@@ -19,13 +19,13 @@ Gradient = Callable[[Tensor, int], Tensor]
 """The gradients (u, P) of u clients' losses, with weight decay, at their parameters (u, P) on one of a step's batches,
 counted from 0; 0 for a client whose steps are done."""
 
-_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
+_UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam")
 """LBFGS evaluates the loss several times in a step; SparseAdam needs sparse gradients."""
 
 _OPTIMIZERS = sorted(
     name
     for name, value in vars(torch.optim).items()
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _UNFIT
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _UNSUPPORTED
 )
 
 _Item = TypeVar("_Item")

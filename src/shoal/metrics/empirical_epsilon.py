@@ -44,7 +44,7 @@ def empirical_epsilon(
     The examples are halved at random, members and non-members each. The threshold of the largest bound on one half is
     judged by `epsilon_lower_bound` on the other; so trying many thresholds costs no confidence.
 
-    Of n examples of a kind in a half, no attack can show more than about log(n / 3.7) at a confidence of 0.95.
+    With n examples of a kind in a half, no attack can show more than about log(n / 3.7) at a confidence of 0.95.
 
     Args:
         scores: (M,).

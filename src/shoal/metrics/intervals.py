@@ -163,8 +163,9 @@ def auc_design_effect(members: Floats, non_members: Floats) -> float:
     """The ratio of the variance of the area under a ROC curve to that with as many independent examples.
 
     With V_q the share of non-members below member q and W_q that of members above non-member q, ties counting by half:
-    Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2, since Q pairs say it only roughly: the 97.5 %
-    quantiles of Student's t with Q - 1 degrees of freedom and of the normal distribution. 1 where scores do not vary.
+    Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2. Since Q pairs say the ratio only roughly, t and z are
+    the 97.5 % quantiles of Student's t with Q - 1 degrees of freedom and of the normal distribution. It is 1 where
+    scores do not vary.
 
     Source: Obuchowski 1997, Biometrics 53:567-578, with a pair as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
 

@@ -60,11 +60,11 @@ def frozen_prefix(model: Model, x: Tensor) -> FrozenPrefix:
     """
     shape = x.shape[1:]
     if shape not in model.derived:
-        model.derived[shape] = _tried_prefix(model, x[:2])
+        model.derived[shape] = _checked_prefix(model, x[:2])
     return model.derived[shape]
 
 
-def _tried_prefix(model: Model, few: Tensor) -> FrozenPrefix:
+def _checked_prefix(model: Model, few: Tensor) -> FrozenPrefix:
     network = model.structure()
     children, kept, reason = _children(network), list[nn.Module](), ""
     for name, child in children:

@@ -17,6 +17,7 @@ from shoal.core.errors import InputError, described, quoted, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 from shoal.core.representation import one_line
+from shoal.models.image_order import take_images
 from shoal.models.layers import SeededDropout, changing_buffers, require_trainable
 
 LOG = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ class Model:
             network.register_forward_hook(partial(_extract, self.outputs))
         if self.inputs is not None:
             network.register_forward_pre_hook(partial(_arranged, self.inputs), with_kwargs=True)
-        return _with_seeded_dropout(network)
+        return take_images(_with_seeded_dropout(network))
 
     def _require_unchanged(self, network: nn.Module) -> None:
         """Raise `InputError` where ``build`` makes another network than when the model was first used."""

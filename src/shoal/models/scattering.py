@@ -65,12 +65,12 @@ class Scattering(nn.Module):
         images = functional.pad(images, (*width, *height), mode="reflect")
         whole, averages, deeper = torch.fft.fft2(images), [self._averaged(images, bank, 0)], []
         for j in range(self.scale):
-            moduli = torch.fft.ifft2(_every(whole * bank[f"psi {j} 0"], 2**j)).abs()
+            moduli = torch.fft.ifft2(_subsampled(whole * bank[f"psi {j} 0"], 2**j)).abs()
             averages.append(self._averaged(moduli, bank, j))
             spectra = torch.fft.fft2(moduli)[:, :, None] if j + 1 < self.scale else moduli
             for k in range(j + 1, self.scale):
                 # (B, L, 1, h, w) by (L, h, w): each angle of the first wavelet with each of the second.
-                pairs = _every(spectra * bank[f"psi {k} {j}"], 2 ** (k - j)).flatten(1, 2)
+                pairs = _subsampled(spectra * bank[f"psi {k} {j}"], 2 ** (k - j)).flatten(1, 2)
                 deeper.append(self._averaged(torch.fft.ifft2(pairs).abs(), bank, k))
         return torch.cat([*averages, *deeper], dim=1)
 
@@ -85,7 +85,7 @@ def _margins(side: int, window: int) -> tuple[int, int]:
     return (padded - side) // 2, padded - side - (padded - side) // 2
 
 
-def _every(spectrum: Tensor, step: int) -> Tensor:
+def _subsampled(spectrum: Tensor, step: int) -> Tensor:
     """The spectrum of every ``step``-th pixel: the mean over the frequencies that it cannot tell apart."""
     while step > 1:
         # Sums of halves: PyTorch's mean over such dimensions took three quarters of the whole transform.
@@ -109,7 +109,7 @@ def _bank(height: int, width: int, scale: int, device: torch.device) -> dict[str
         for j in range(level, scale):
             angles = [math.pi * (ANGLES // 2 - 1 - a) / ANGLES for a in range(ANGLES)]
             wavelets = [_morlet(size, 2**j, angle) for angle in angles]
-            bank[f"psi {j} {level}"] = torch.stack([_at(wavelet, level) for wavelet in wavelets])
+            bank[f"psi {j} {level}"] = torch.stack([_low_frequencies(wavelet, level) for wavelet in wavelets])
     return {name: filters.float().to(device) for name, filters in bank.items()}
 
 
@@ -151,7 +151,7 @@ def _spectrum(size: tuple[int, ...], scale: float, angle: float, frequency: floa
     return torch.fft.fft2(periodic).real
 
 
-def _at(spectrum: Tensor, level: int) -> Tensor:
+def _low_frequencies(spectrum: Tensor, level: int) -> Tensor:
     """A filter's spectrum for images of every 2^level-th pixel: its low frequencies."""
     if level == 0:
         return spectrum

@@ -29,7 +29,7 @@ HEAD_OUTPUTS = 2
 class ActivePropertyAttacker:
     """A malicious client that trains on the main task and the property, and scales its update.
 
-    Implements the engine's protocol `MaliciousClients`. Of the weights, the client sends
+    Implements the engine's protocol `MaliciousClients`. The client sends the weights
     ``start + gamma * (end - start)``.
 
     The last layer has `HEAD_OUTPUTS` further outputs, the property head. One head per model stays with the attacker; it

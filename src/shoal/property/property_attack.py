@@ -135,8 +135,8 @@ class PropertyAttack:
     ) -> tuple[Tensors, Tensors]:
         """Observe a round, and simulate updates for it: the tensors of a `RoundObservation`.
 
-        A model that nobody but the attacker trained is not attacked: it knows that update. Nor is any in a round in
-        which the number of models changed.
+        A model that nobody but the attacker trained is not attacked: it knows that update. No model is
+        attacked in a round in which their number changed.
         """
         schedule = schedule_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)

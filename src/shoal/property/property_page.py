@@ -33,10 +33,10 @@ CHECKPOINTS = 100
 WITHOUT, WITH = plot.LineStyle(plot.WITHIN, "", "o"), plot.LineStyle(plot.OVER, "", "^")
 """Marks of updates without the property and with it, which differ in shape and in colour."""
 
-MOST = 1200
+MAX_POINTS = 1200
 """Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
 
-SAMPLE = f"A panel shows at most {MOST:,} updates, the same share of either kind."
+SAMPLE = f"A panel shows at most {MAX_POINTS:,} updates, the same share of either kind."
 
 MEAN = "#222222"
 """The colour of rolling means."""
@@ -274,7 +274,7 @@ def draw_map(axes: Axes, points: pd.DataFrame) -> None:
 def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
     """Updates as points by kind, the same share of either, so that densities can be compared."""
     for kind, style in ((0, WITHOUT), (1, WITH)):
-        points = updates[updates["present"] == kind].sample(frac=min(1.0, MOST / len(updates)), random_state=0)
+        points = updates[updates["present"] == kind].sample(frac=min(1.0, MAX_POINTS / len(updates)), random_state=0)
         axes.plot(
             points[x], points[y], linestyle="", marker=style.marker, color=style.color,
             markersize=3.0 + 1.5 * kind, alpha=0.5 + 0.35 * kind, markeredgewidth=0,
@@ -293,13 +293,9 @@ def by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 
 def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
-    """The AUC of all updates up to a round, by round; empty where one kind of updates never occurs.
+    """The AUC of all updates up to a round by their ``score``, by round; empty where one kind of updates never occurs.
 
     It begins with the first round by which there are both kinds, and has at most `CHECKPOINTS` values.
-
-    Args:
-        updates: the rows of property.csv, in any order.
-        score: the column to judge.
 
     >>> frame = pd.DataFrame({"round": [1, 2, 3], "cluster": 0, "present": [1, 0, 0], "score": [0.5, 0.5, 0.1]})
     >>> running_auc(frame).to_dict()

@@ -20,9 +20,9 @@ from torch import Tensor
 from shoal.audit import RecordTable, measure
 from shoal.audit.records import CLIENT
 from shoal.core.randomness import Stream
+from shoal.metrics.intervals import Bools, Floats
 from shoal.metrics.summary import Metrics, Summary
 
-Floats = NDArray[np.float64]
 Forests = Literal["single", "per-cluster"]
 
 CONTROLS = 5
@@ -135,7 +135,7 @@ def classify_updates(
     if forests == "single":
         trained = {-1: (slice(None), slice(None))}
 
-    def scores(label: NDArray[np.bool_], size: int, stream: Stream) -> NDArray[np.float32]:
+    def scores(label: Bools, size: int, stream: Stream) -> NDArray[np.float32]:
         """Scores of observed, then of swapped updates; NaN where a forest has only one kind to train on."""
         scored = np.full(len(observed), np.nan, dtype=np.float32)
         for k, (of_training, of_observed) in trained.items():
@@ -158,7 +158,7 @@ def classify_updates(
     return updates
 
 
-def _shuffled(label: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.bool_]:
+def _shuffled(label: Bools, generator: np.random.Generator) -> Bools:
     """Labels without information: half of each kind is labelled "with", half "without".
 
     A plain permutation would leave the two kinds slightly different in their features, and a forest would learn that.

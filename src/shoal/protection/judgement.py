@@ -19,13 +19,13 @@ LOOKS = 2
 _CONFIDENCE = 1 - 0.10 / LOOKS
 """Of each interval, of which the upper end counts, so that both looks together err in one case of twenty."""
 
-MOST_CHOSEN = 5
+MAX_CHOSEN = 5
 """Protections, at most, that are attacked on all choosing seeds."""
 
 SLACK = 0.02
 """Accuracy and exposure by which one seed may be misleading: protections this close to price and limit stay."""
 
-MOST_SEEDS = 100
+MAX_SEEDS = 100
 """Judging seeds, at most, that are asked for."""
 
 
@@ -79,7 +79,7 @@ class Protection:
         epsilon: that the protected runs state in the demand's view, the largest; NaN: none.
         seeds: that judged.
         more_seeds: further judging seeds that would show that the limit is met at this mean and standard deviation; 0:
-            none are needed, or `MOST_SEEDS` in all would not show it.
+            none are needed, or `MAX_SEEDS` in all would not show it.
     """
 
     rung: str
@@ -167,14 +167,14 @@ def affordable(figures: Figures, demand: Demand) -> list[str]:
     return change.index[change >= -demand.max_cost - SLACK].tolist()
 
 
-def promising(figures: Figures, demand: Demand) -> list[str]:
+def shortlist(figures: Figures, demand: Demand) -> list[str]:
     """The settings that may be within limit and price, by one seed or more: those whose groups pay least, and the least
     exposed; where there is none, the two least exposed.
     """
     means = figures.means()
     exposure = means["exposure"].sort_values(kind="stable")
     close = means[(means["exposure"] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
-    best = close.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable").index[:MOST_CHOSEN]
+    best = close.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable").index[:MAX_CHOSEN]
     return [*dict.fromkeys([*best, exposure.index[0]])] if len(best) else exposure.index[:2].tolist()
 
 
@@ -201,15 +201,13 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
     return cheapest.index[cheapest["exposure"] < lowest].tolist()
 
 
-def judged(rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan) -> Protection:
-    """The judgement of a rung on the judging seeds.
+def judgement_of(
+    rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan
+) -> Protection:
+    """The judgement of a rung by the ``figures`` of its runs on the judging seeds.
 
-    Args:
-        rung: whose runs are among ``figures``.
-        figures: of the judging seeds.
-        demand: what must be kept.
-        before: the unprotected federation on the choosing seeds, a row of `Figures.means`.
-        alone: accuracy without any client.
+    ``before`` is the unprotected federation on the choosing seeds, a row of `Figures.means`; ``alone`` is the accuracy
+    without any client.
     """
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name
@@ -254,5 +252,5 @@ def _width(spread: float, seeds: int) -> float:
 
 
 def _needed(gap: float, spread: float, seeds: int) -> int:
-    """The fewest further seeds after which `_width` is below ``gap``; 0: `MOST_SEEDS` in all are too few."""
-    return next((n - seeds for n in range(seeds + 1, MOST_SEEDS) if _width(spread, n) < gap), 0)
+    """The fewest further seeds after which `_width` is below ``gap``; 0: `MAX_SEEDS` in all are too few."""
+    return next((n - seeds for n in range(seeds + 1, MAX_SEEDS) if _width(spread, n) < gap), 0)

@@ -33,9 +33,9 @@ CHOICE_NOISE = 2.0
 """Noise multiplier of a private choice of clusters."""
 
 DELTA = 1e-5
-"""Of the epsilon of noise."""
+"""The delta at which the epsilon of noise is stated."""
 
-MOST_CHOICE = 0.25
+MAX_CHOICE_SHARE = 0.25
 """The part of the budget, in squared sensitivities, that a private choice of clusters takes, at most."""
 
 STEP_RATES = (4.0, 16.0)
@@ -255,10 +255,10 @@ class Ladder:
             return [(noise, CHOICE_NOISE) for noise in usual]
         share = {"outsider": 1.0, "client": (least - 1) / least, "server": 1 / least}[self.view]
         budget = mu_of(self.epsilon, DELTA) ** 2
-        choice = MOST_CHOICE * budget if chosen else 0.0
+        choice = MAX_CHOICE_SHARE * budget if chosen else 0.0
         # Rounded up: less noise would break the promise.
-        noise = _up(sqrt(ONE_STEP_ROUNDS / (share * (budget - choice))))
-        return [(noise, _up(1 / sqrt(choice)) if chosen else inf)]
+        noise = _rounded_up(sqrt(ONE_STEP_ROUNDS / (share * (budget - choice))))
+        return [(noise, _rounded_up(1 / sqrt(choice)) if chosen else inf)]
 
     def _of_the_network(self) -> Iterator[Rung]:
         """What leaves the network as it is."""
@@ -302,7 +302,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     return float(solution)
 
 
-def _up(noise: float) -> float:
+def _rounded_up(noise: float) -> float:
     """The noise multiplier with three digits, not below ``noise``."""
     step = 10.0 ** (len(str(int(noise))) - 3)
     return round((noise // step + 1) * step, 6)

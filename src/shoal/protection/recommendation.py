@@ -6,7 +6,7 @@ from shoal.data.preferences import View
 from shoal.protection.judgement import Demand, Protection
 from shoal.protection.ladder import DELTA, UNPROTECTED
 
-_COVERS: dict[View, str] = {
+_COVERAGE: dict[View, str] = {
     "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",
     "client": "It does not cover the server, which sees each client's updates; where the server sees their sums alone, "
     "by secure aggregation, it has the view of a client that sends nothing.",
@@ -43,7 +43,7 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
                 helps = "the federation is not shown to be above the limit as it is"
         exposed = f"The exposure of {best.group}, the most exposed group, is {stands}."
         cost = f"Accuracy over all clients is {best.accuracy:.3f}."
-        return [f"Change nothing: {helps}.", exposed, cost, _alone(best), _what(best, demand)]
+        return [f"Change nothing: {helps}.", exposed, cost, _without_clients(best), _caveat(best, demand)]
     what = f"Train the federation with {best.words}."
     if best.outcome != "met":
         what = f"Nothing tried is shown to keep the limit. The best that was judged: {best.words}."
@@ -51,7 +51,7 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         f"The exposure of {best.group}, the most exposed group, is then {stands}; without it, {best.group_before} had "
         f"{best.before:.3f} while it was chosen."
     )
-    return [what, exposed, _cost(best, demand), _alone(best), _what(best, demand)]
+    return [what, exposed, _cost(best, demand), _without_clients(best), _caveat(best, demand)]
 
 
 def _cost(best: Protection, demand: Demand) -> str:
@@ -65,7 +65,7 @@ def _cost(best: Protection, demand: Demand) -> str:
     )
 
 
-def _alone(best: Protection) -> str:
+def _without_clients(best: Protection) -> str:
     """What the labelled shadow set gives without any client."""
     if isnan(best.alone):
         return "No shadow set says how accurate a model would be without any client."
@@ -76,9 +76,9 @@ def _alone(best: Protection) -> str:
     )
 
 
-def _what(best: Protection, demand: Demand) -> str:
+def _caveat(best: Protection, demand: Demand) -> str:
     attacks = f"the strongest attack of the {demand.view}'s view with {demand.references} reference federations"
     promise = "a measurement, not a promise"
     if not isnan(best.epsilon):
         promise = f"a measurement beside a promise, an epsilon of {best.epsilon:.2f} at delta {DELTA:g} for a record"
-    return f"This is {promise}, by {attacks}; stronger attacks may find more. {_COVERS[demand.view]}"
+    return f"This is {promise}, by {attacks}; stronger attacks may find more. {_COVERAGE[demand.view]}"

@@ -34,8 +34,8 @@ from shoal.protection.judgement import (
     affordable,
     candidates,
     chosen,
-    judged,
-    promising,
+    judgement_of,
+    shortlist,
 )
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.protection.recommendation import sentences
@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 
 BASE = "base.toml"
 
-MOST_JUDGED = 3
+MAX_JUDGED = 3
 """Rungs, at most, that are judged one after another."""
 
 FIRST_JUDGED = 3
@@ -105,15 +105,15 @@ def protect(
     before = figures.means().loc[UNPROTECTED.name].to_dict()
     judgements: list[Protection] = []
     names = candidates(figures, demand)
-    for name in names[:MOST_JUDGED]:
-        judgements.append(_judged(runs, by_name[name], alone, demand, before, min(FIRST_JUDGED, demand.judging)))
+    for name in names[:MAX_JUDGED]:
+        judgements.append(_judgement(runs, by_name[name], alone, demand, before, min(FIRST_JUDGED, demand.judging)))
         if judgements[-1].exposure <= demand.limit:
-            judgements[-1] = _judged(runs, by_name[name], alone, demand, before, demand.judging)
+            judgements[-1] = _judgement(runs, by_name[name], alone, demand, before, demand.judging)
         if judgements[-1].outcome == "met":
             break
     best = chosen(judgements)
     if 0 < best.more_seeds <= (LOOKS - 1) * demand.judging:
-        best = _judged(runs, by_name[best.rung], alone, demand, before, best.seeds + best.more_seeds)
+        best = _judgement(runs, by_name[best.rung], alone, demand, before, best.seeds + best.more_seeds)
     _write(out, config, by_name[best.rung], best, demand, pd.concat([figures.means(), left_out]), runs)
     return best
 
@@ -197,7 +197,7 @@ def _chosen_on_seeds(runs: _Runs, rungs: Sequence[Rung], demand: Demand) -> tupl
         if kept:
             tried += kept
             attacked.append(runs.of(kept, seeds[:1], attacked=True))
-            names = promising(runs.figures(attacked[-1:], seeds[:1]), demand)
+            names = shortlist(runs.figures(attacked[-1:], seeds[:1]), demand)
             again = [rung for rung in kept if rung.name in names]
             if seeds[1:] and again:
                 attacked.append(runs.of(again, seeds[1:], attacked=True))
@@ -232,7 +232,7 @@ def _screened(
     return kept, rest.rename(index=variants)
 
 
-def _judged(
+def _judgement(
     runs: _Runs, rung: Rung, alone: Rung | None, demand: Demand, before: Mapping[Any, Any], judging: int
 ) -> Protection:
     """The judgement of a rung on so many judging seeds."""
@@ -240,7 +240,7 @@ def _judged(
     seeds = range(first, first + judging)
     figures = runs.figures([runs.of([rung], seeds, attacked=True)], seeds)
     without = nan if alone is None else float(runs.of([alone], seeds, attacked=False)["accuracy.overall"].mean())
-    return judged(rung, figures, demand, before, without)
+    return judgement_of(rung, figures, demand, before, without)
 
 
 def possible_rungs(config: Config, data: SourceData, rungs: Sequence[Rung]) -> list[Rung]:

@@ -18,7 +18,7 @@ from shoal.engine import RoundReport, RoundUpdates, State, Training
 ROUNDS = 5
 """Rounds, at most, whose moves are kept."""
 
-MOST_BYTES = 1_000_000_000
+MAX_BYTES = 1_000_000_000
 """Memory, at most, of the updates that are kept; rounds whose updates do not fit are seen without them."""
 
 
@@ -30,7 +30,7 @@ class FirstRounds:
         first: the number of the first of them.
         models: (K, P) before the first and after each round, T + 1 of them.
         updates: of each round, as the server received them: after the client's defences. Fewer rounds where their
-            updates are large; see `MOST_BYTES`.
+            updates are large; see `MAX_BYTES`.
         senders: (m,) int64, the ids of the clients that sent an update in these rounds.
         most: T, at most.
     """
@@ -46,7 +46,7 @@ class FirstRounds:
         """`Training.rounds`, whose first rounds are collected; no bit of training depends on it."""
         self.first, last = state.round + 1, min(upto, state.round + self.most)
         self.models.append(state.models.cpu())
-        room, ids = MOST_BYTES, training.federation.ids
+        room, ids = MAX_BYTES, training.federation.ids
         while state.round < last:
             room -= 4 * len(training.cohort(state.round + 1)) * training.engine.model.layout.size
             state, report = replace(training, record_every=int(room >= 0)).round(state)

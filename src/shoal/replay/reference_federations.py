@@ -32,8 +32,8 @@ from shoal.data.memory_format import gather
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
-from shoal.replay.span_scores import SPANS, AskedRecords, knowledge_of, span_scores
-from shoal.replay.stages import Stage, opened, recorded, stages_before, starts_before
+from shoal.replay.span_scores import SPANS, CandidateRecords, knowledge_of, span_scores
+from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.simulation import Simulation, initial_state
@@ -98,8 +98,8 @@ class AttackedRun:
         deployed: what its clients use then.
         risks: that it published, by round.
         directives: that its coordinator gave, by round; None without one.
-        records: whose membership is asked: of clients that are members of the model that they trained last. Of others
-            both records of a pair would count as non-members, of which one was trained on.
+        records: whose membership is asked: of clients that are members of the model that they trained last. A pair
+            of another client would count as two non-members, although one of them was trained on.
         population: examples that nobody trained on.
         notes: what must be known of the records, in sentences without a full stop.
         rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.
@@ -255,7 +255,7 @@ class AttackedRun:
         return seen, known
 
     @cached_property
-    def _asked(self) -> AskedRecords:
+    def _asked(self) -> CandidateRecords:
         """The records for the span attacks. Of the population the attacker knows that nobody trained on it; where there
         is none, of the test examples that are in no pair.
         """
@@ -264,7 +264,7 @@ class AttackedRun:
             unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)
             others = federation.test.take(torch.nonzero(unpaired).flatten()[:POPULATION].to(device))
         everyone = self.records.rows_on_device(torch.arange(2 * len(self.records)))
-        return AskedRecords(
+        return CandidateRecords(
             client=federation.ids[self.records.client],
             x=gather(self.records.federation.clients.x, everyone),
             y=self.records.labels,
@@ -328,7 +328,7 @@ class AttackedRun:
                 stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=Start(state))
-            with opened(stage.engine, engine) as stage_engine:
+            with matching_engine(stage.engine, engine) as stage_engine:
                 training = replace(
                     replay.on(stage_engine),
                     stream=Stream(replay.seed) if stream is None else stream,

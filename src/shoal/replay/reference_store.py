@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from shoal.attacks import LossTrajectory
-from shoal.attacks.reference_scores import Floats
 from shoal.audit.records import OUTSIDER, SERVER, views_within
 from shoal.audit.reference_records import AttackedRecords, AttackScores, attack_records
 from shoal.audit.update_audit import all_attacks
@@ -24,6 +23,7 @@ from shoal.core.processes import IN_TURN, Workers
 from shoal.data.content import fingerprint
 from shoal.data.preferences import View
 from shoal.engine import Engine
+from shoal.metrics.intervals import Floats
 from shoal.replay.reference_federations import NOT_REPEATED, AttackedRun, FederationScores
 from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.simulation.simulation import Simulation, SimulationState

@@ -36,10 +36,10 @@ from shoal.replay.reference_federations import AttackedRun, FederationScores, jo
 LABEL_ATTACKS = ("label-only", "boundary-distance")
 """The keys in audit.json of the attacks that need labels alone."""
 
-MOST_INPUTS = 4096
+MAX_INPUTS = 4096
 """Numbers of an image, at most, for the distance to the boundary to be asked: 20 queries with noise on all of them."""
 
-_Used = tuple[int, Tensor, Tensor]
+_UsedModel = tuple[int, Tensor, Tensor]
 """The cluster of a model, its parameters (P,), and the records that are asked of it (m,) int64."""
 
 
@@ -100,14 +100,16 @@ def left_out(attacked: AttackedRun) -> dict[str, str]:
         return dict.fromkeys(LABEL_ATTACKS, "changes inputs, of which 'cache_features' keeps the features alone")
     if len(shape) != 3:
         return dict.fromkeys(LABEL_ATTACKS, "changes images; the records are not images")
-    if prod(shape) > MOST_INPUTS:
+    if prod(shape) > MAX_INPUTS:
         return {
-            "boundary-distance": f"is asked of images of at most {MOST_INPUTS:,} numbers; these have {prod(shape):,}"
+            "boundary-distance": f"is asked of images of at most {MAX_INPUTS:,} numbers; these have {prod(shape):,}"
         }
     return {}
 
 
-def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Used], engine: Engine) -> AttackScores:
+def _fitted(
+    attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_UsedModel], engine: Engine
+) -> AttackScores:
     """An attack that is fitted on shadow models of each cluster."""
     training, state = attacked.simulation.on(engine), attacked.state
     team, local = replace(attacked.simulation.red_team, attack=attack), training.local_of_clusters(state)
@@ -128,7 +130,7 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Use
     return AttackScores(OUTSIDER, scores.numpy(), thresholds.numpy())
 
 
-def _by_label(key: str, attacked: AttackedRun, used: Sequence[_Used], engine: Engine) -> Tensor:
+def _by_label(key: str, attacked: AttackedRun, used: Sequence[_UsedModel], engine: Engine) -> Tensor:
     """(2 Q,) float64: how many changed copies of each record get its label, or how much noise changes its label."""
     clients, scores = attacked.records.federation.clients, torch.empty(2 * len(attacked.records), dtype=torch.float64)
     for _, parameters, inside in used:
@@ -141,7 +143,7 @@ def _by_label(key: str, attacked: AttackedRun, used: Sequence[_Used], engine: En
     return scores
 
 
-def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_Used]:
+def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_UsedModel]:
     """The models that records are asked of."""
     deployed = attacked.deployed
     of_record, personal = model[attacked.records.client], is_personal(deployed)

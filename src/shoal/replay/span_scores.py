@@ -11,7 +11,6 @@ from torch import Tensor
 from shoal.algorithms import MRMTL, FedOpt, FedSoft, Pooling, Scaffold
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
-from shoal.attacks.reference_scores import Ints
 from shoal.attacks.span.record_scores import calibrated
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.reference_records import AttackScores
@@ -20,17 +19,18 @@ from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, RoundUpdates, State, Training
-from shoal.replay.first_rounds import MOST_BYTES, ROUNDS, FirstRounds
+from shoal.metrics.intervals import Ints
+from shoal.replay.first_rounds import MAX_BYTES, ROUNDS, FirstRounds
 
 SPANS = (ModelSpan(), UpdateSpan())
 """The span attacks that an audit asks."""
 
-TOO_LARGE = f"the updates of one round take more than {MOST_BYTES / 1e6:,.0f} MB of memory"
+TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB of memory"
 """Why an attack on updates is left out."""
 
 
 @dataclass(frozen=True, eq=False)
-class AskedRecords:
+class CandidateRecords:
     """M records whose membership is asked, and Z of which the attacker knows that nobody trained on them.
 
     Args:
@@ -64,7 +64,7 @@ class AskedRecords:
 
 
 def span_scores(
-    seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge
+    seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge
 ) -> tuple[dict[str, AttackScores], dict[str, str]]:
     """The scores (M,) of each of `SPANS` that can be asked, by its name, and why others cannot.
 
@@ -96,7 +96,7 @@ def span_scores(
     return scores, omitted
 
 
-def _of_updates(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
+def _of_updates(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
     clients = torch.cat([updates.clients for updates in seen.updates]).unique()
     sent = torch.isin(asked.client, clients)
     row = torch.where(sent, torch.searchsorted(clients, asked.client), -1)
@@ -106,7 +106,7 @@ def _of_updates(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledg
     return AttackScores(UpdateSpan.view, score, threshold, exact=found.exact[row])
 
 
-def _of_models(seen: FirstRounds, asked: AskedRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
+def _of_models(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
     candidates = asked.candidates()
     scores = largest(ModelSpan().score(seen.moves(), candidates, engine, knowledge, seen.first), candidates)
     unseen = ~torch.isin(asked.client, seen.senders).numpy()
@@ -119,9 +119,9 @@ def spans_of_updates(
 ) -> tuple[list[ScoredUpdates], dict[str, str]]:
     """The span attacks on recorded rounds, each record asked of every client, and why one cannot be asked.
 
-    Of the records that nobody trained on every second one is known to the attacker and sets thresholds; it is not asked
-    (NaN). Of each client the first `ROUNDS` updates are read, as far as they fit into memory. The moves of models are
-    those of the first rounds that follow each other.
+    The attacker knows every second record that nobody trained on; these set thresholds and have no score (NaN). The
+    first `ROUNDS` updates of each client are read, as far as they fit into memory. The moves of models are those of the
+    first rounds that follow each other.
 
     Args:
         rounds: recorded updates, in order.
@@ -138,7 +138,7 @@ def spans_of_updates(
     x, y, group = (
         [of[part.to(of.device)] for part in (columns, known)] for of in (records.x, records.y.cpu(), records.group)
     )
-    candidates = AskedRecords(
+    candidates = CandidateRecords(
         records.client[columns], x[0], y[0], group[0], known=x[1], known_y=y[1], known_group=group[1]
     ).candidates()
 
@@ -173,7 +173,7 @@ def _kept(rounds: Iterable[RoundUpdates]) -> tuple[list[RoundUpdates], list[Tens
     """The rounds with the first updates of each client, and the models before the first rounds that follow each other,
     with the number of the first of these.
     """
-    room, times = MOST_BYTES, Counter[int]()
+    room, times = MAX_BYTES, Counter[int]()
     kept, models, first = list[RoundUpdates](), list[Tensor](), 1
     for updates in rounds:
         if not models:

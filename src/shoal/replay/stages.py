@@ -37,11 +37,7 @@ class Stage:
 
 
 def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]:
-    """The simulations that ``simulation`` went on from, the first one first.
-
-    Args:
-        simulation: whose records are attacked.
-        records: these.
+    """The simulations that ``simulation``, whose ``records`` are attacked, went on from, the first one first.
 
     Raises:
         InputError: it went on from models of which it is not known how they were trained.
@@ -72,7 +68,7 @@ def recorded(simulation: Simulation, rows: Sequence[Row]) -> tuple[RecordedRisks
 
 
 @contextmanager
-def opened(asked: Engine | None, engine: Engine) -> Iterator[Engine]:
+def matching_engine(asked: Engine | None, engine: Engine) -> Iterator[Engine]:
     """``engine`` where it computes as the one that is ``asked`` for, perhaps closed; else that one, opened again."""
     settings = ("model", "device", "dtype", "backend", "personal_models")
     if asked is None or all(getattr(asked, name) == getattr(engine, name) for name in settings):

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from shoal.core.formats import decimal
+from shoal.metrics.intervals import Floats, Ints
 from shoal.reports.figure_titles import by_name
 from shoal.reports.plotting import LineStyle, key
 from shoal.reports.svg import add_named_points
@@ -20,7 +20,7 @@ NAMED = 60
 """Values of a curve that are named: more could not be told apart with a pointer."""
 
 
-def evenly(count: int, most: int = NAMED) -> NDArray[np.int64]:
+def evenly(count: int, most: int = NAMED) -> Ints:
     """At most so many indices of ``count`` values, evenly chosen and with the last.
 
     >>> evenly(3).tolist(), evenly(9, most=3).tolist()
@@ -58,7 +58,7 @@ class Curve:
         self._name_values(axes)
         return line
 
-    def held_until(self, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def held_until(self, end: float) -> tuple[Floats, Floats]:
         """The rounds and values, the last of which holds until ``end``."""
         return np.append(self.values.index, end), np.append(self.values, self.values.iloc[-1])
 

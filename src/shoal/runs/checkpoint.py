@@ -37,12 +37,9 @@ def save_checkpoint(
 ) -> None:
     """Write ``progress`` into ``folder`` and remove all but the newest checkpoints, with files that only those need.
 
-    Args:
-        folder: of the run's checkpoints.
-        progress: to go on from.
-        observations: what a round attack kept since the last checkpoint, by round. They are many and never change, so
-            each is written once, to a file that stays; `stored_observations` reads them all.
-        frozen: `Model.frozen_hash`.
+    ``observations`` are what a round attack kept since the last checkpoint, by round. They are many and never change,
+    so each is written once, to a file that stays; `stored_observations` reads them all. ``frozen`` is
+    `Model.frozen_hash`.
     """
     state = progress.state
     if observations:
@@ -199,11 +196,10 @@ def _read(path: Path) -> tuple[SimulationState | None, str]:
         trained=tensors["trained"],
         **by_kind,
     )
-    # A checkpoint of an earlier version has no times of single rounds.
-    parts = json.loads(about.get("by_round", "{}"))
+    parts = json.loads(about["by_round"])
     by_round = tuple(dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True))
     progress = SimulationState(state, rows, json.loads(about["seconds"]), memory, by_round=by_round)
-    return progress, about.get("frozen", "")
+    return progress, about["frozen"]
 
 
 def _newest_first(folder: Path) -> list[Path]:

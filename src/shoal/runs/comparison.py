@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from shoal.control import COLUMN
+from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.errors import described, path_of, require
 from shoal.core.formats import ACCURACY, number
 from shoal.core.representation import shortened
@@ -116,7 +116,7 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
         )
     titles = _titles(names, [result.description.algorithm_title for result in results])
     declared = {metric.key: metric for result in results for metric in result.description.metrics}
-    asked = _differing([_asked(result.description.settings) for result in results])
+    asked = _differing([_settings_of(result.description.settings) for result in results])
     table = {"view of exposure": [summary.view for summary in summaries]} | _metrics(summaries, metrics[0], declared)
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
@@ -132,7 +132,7 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
     )
 
 
-def _asked(settings: str) -> dict[str, Any]:
+def _settings_of(settings: str) -> dict[str, Any]:
     """The settings of a run, by configuration or from Python, from the text of its config.toml."""
     return decisive_settings(tomllib.loads(settings))
 
@@ -203,7 +203,7 @@ def _further(summaries: Sequence[Summary]) -> list[str]:
     of_others = [
         key for summary in summaries for metrics in (summary.overall, *summary.by_group.values()) for key in metrics
     ]
-    directives = [key for key in of_models if key.startswith(f"{MODELS}{COLUMN}")]
+    directives = [key for key in of_models if key.startswith(f"{MODELS}{DIRECTIVE_COLUMN}")]
     return [*directives, *(key for key in [*of_others, *of_models] if not is_declared(key.removeprefix(MODELS)))]
 
 

@@ -73,7 +73,7 @@ def _is_first(path: Path) -> bool:
     return path.name == "checkpoint" or path.name.startswith(".config.toml.")
 
 
-def taken(out: Path) -> InputError:
+def existing_directory_error(out: Path) -> InputError:
     """The error of a new run in a directory that exists."""
     return InputError(
         f"{out}: exists already; choose another directory, or go on in it with --resume (in Python: resume=True)"
@@ -134,7 +134,7 @@ def opened(
             if examples is not None and not (out / NAME).exists():
                 write_hashes(out, examples)
         except FileExistsError as error:
-            raise taken(out) from error
+            raise existing_directory_error(out) from error
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
         if new and resume:
@@ -182,7 +182,7 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     return before["algorithm"]["rounds"]
 
 
-def prolong(
+def extend_rounds(
     out: Path, description: RunDescription, progress: SimulationState | None, before: int, every: int
 ) -> SimulationState | None:
     """Make a run of ``before`` rounds one of more; returns its progress as if it had been that from the start.

@@ -66,12 +66,8 @@ def read_summary(out: Path) -> Summary:
 
 
 def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd.DataFrame:
-    """A CSV file of a run. Only an empty cell is NaN: a group may be called "NA".
-
-    Args:
-        path: of the file.
-        columns: that it must have.
-        empty: whether it may be without rows.
+    """A CSV file of a run, with these ``columns`` at least; only an ``empty`` one may be without rows. Only an empty
+    cell is NaN: a group may be called "NA".
 
     Raises:
         InputError: the file is missing or damaged.

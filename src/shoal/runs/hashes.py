@@ -18,7 +18,7 @@ from shoal.runs.updates import FOLDER
 
 NAME = "hashes.json"
 
-_LATER = (
+_UNHASHED = (
     "report.html",
     "run.log",
     "audit.json",
@@ -37,7 +37,7 @@ def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
     about: dict[str, Any] = {"examples": examples}
     if summary is not None:
         there = [path for folder in (out, out / FOLDER) if folder.is_dir() for path in sorted(folder.iterdir())]
-        named = {str(path.relative_to(out)): path for path in there if path.is_file() and path.name not in _LATER}
+        named = {str(path.relative_to(out)): path for path in there if path.is_file() and path.name not in _UNHASHED}
         hashes = {name: _hash(path) for name, path in named.items() if not path.name.startswith(".")}
         about["files"] = hashes | {"summary.json": hashlib.sha256(summary.encode()).hexdigest()}
     write_text(out / NAME, json.dumps(about, indent=2) + "\n")

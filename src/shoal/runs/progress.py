@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from shoal.control import COLUMN
+from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.formats import format_duration
 from shoal.engine import RoundReport
 from shoal.simulation.coordination import became_unmet, changed_directives
@@ -129,8 +129,8 @@ def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
     groups = [simulation.federation.groups[g] for g in simulation.federation.groups_with_clients]
     table = Table(box=None, pad_edge=False)
     rows = progress.rows[-len(progress.state.models) :]
-    directives = [column for column in rows[0] if column.startswith(COLUMN)] if rows else []
-    names = [column.removeprefix(COLUMN) for column in directives]
+    directives = [column for column in rows[0] if column.startswith(DIRECTIVE_COLUMN)] if rows else []
+    names = [column.removeprefix(DIRECTIVE_COLUMN) for column in directives]
     for title in ("cluster", "clients", *groups, "accuracy", "risk", *names):
         table.add_column(title, justify="right")
     for row in rows:

@@ -158,7 +158,7 @@ class Result:
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
 
-        Of a simulation in Python, config.toml has a table ``[simulation]``, for reading: it cannot be run from a file.
+        The config.toml of a simulation in Python has a table ``[simulation]`` for reading; no command can run it.
 
         Raises:
             InputError: ``directory`` exists or cannot be written; nothing is left behind then.

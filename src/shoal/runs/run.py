@@ -26,12 +26,12 @@ from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
 from shoal.runs.directory import (
+    existing_directory_error,
+    extend_rounds,
     is_finished,
     logged,
     opened,
-    prolong,
     rounds_before,
-    taken,
     train,
     warned,
     with_kept_precision,
@@ -153,7 +153,7 @@ class Run:
             with settings.engine(simulation.setup.model) as engine, warned() as warnings:
                 return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
         if out.exists() and not resume:
-            raise taken(out)
+            raise existing_directory_error(out)
         description = self.description or description_of(simulation, settings)
         rounds = simulation.last_round
         if out.exists() and rounds_before(out, description, rounds) == rounds and is_finished(out):
@@ -233,7 +233,7 @@ class Run:
             out, progress = checkpoints.parent, load_checkpoint(checkpoints, engine.model.frozen_hash)
             before = rounds_before(out, description, simulation.last_round)
             if before != simulation.last_round:
-                progress = prolong(out, description, progress, before, simulation.evaluate_every)
+                progress = extend_rounds(out, description, progress, before, simulation.evaluate_every)
             if progress is not None:
                 LOG.info("resume after round %d", progress.state.round)
                 return progress
@@ -352,7 +352,7 @@ def run(
     loaded = dataset is None or isinstance(dataset, SourceData)
     require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
-        raise taken(out)
+        raise existing_directory_error(out)
     config = replace(config, engine=with_kept_precision(config.engine, out))
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation = resolved.config, resolved.simulation()

@@ -10,7 +10,7 @@ import torch
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit.measurement import FinishedTraining, measurement
-from shoal.control import CHANCE, COLUMN, Coordinator, directives_of
+from shoal.control import CHANCE, DIRECTIVE_COLUMN, Coordinator, directives_of
 from shoal.data.preferences import Preferences
 from shoal.defenses import accounting
 from shoal.engine import ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 Rows = Sequence[Mapping[str, float]]
 """Rows of `rounds.csv`: one per round and cluster, in order."""
 
-SUMMARIZED = ("over_limit", "limit_unmet")
+SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
 """Columns of a coordinator's memory that `summary.json` has."""
 
 
@@ -67,8 +67,8 @@ def _spending(local: LocalSGD) -> tuple[object, ...]:
 def coordination(finished: FinishedTraining) -> Summary:
     """Measure each cluster's last directives and its members' limits; nothing without a coordinator."""
     state = finished.state
-    columns = {name: state.control[name] for name in SUMMARIZED if name in state.control}
-    columns |= {f"{COLUMN}{name}": values for name, values in state.directives.items()}
+    columns = {name: state.control[name] for name in SUMMARY_COLUMNS if name in state.control}
+    columns |= {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
     # Where an algorithm changed the number of models since, these are of others.
     columns = {name: values for name, values in columns.items() if len(values) == len(state.models)}
     return Summary(

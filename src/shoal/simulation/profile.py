@@ -31,7 +31,7 @@ from shoal.simulation.simulation import (
     with_features,
 )
 
-_LARGE, _MOST = 0.2, 2
+_MIN_SHARE, _MAX_HINTS = 0.2, 2
 """The share of a round from which a part is worth a hint, and how many hints there are."""
 
 
@@ -222,7 +222,7 @@ def _hints(
     if engine.device.type == "cpu" and engine.threads < cores():
         found.append((training + share["choose"], f"engine.threads: {engine.threads} of {cores()} cores train"))
     slow, speed = decided.slow_precision(), None
-    if decided.precision == "fp32" and training >= _LARGE:
+    if decided.precision == "fp32" and training >= _MIN_SHARE:
         speed = machine_speed.bf16_speed(decided.device)
     if slow is not None:
         found.append((training, slow))
@@ -235,8 +235,8 @@ def _hints(
         found.append((share["choose"], 'algorithm.choose_by = "batch" scores the models on one batch a client'))
     if of_red_team:
         found.append((share["red_team"], f"red_team.every = {2 * of_red_team} halves what the red team takes"))
-    large = sorted((hint for hint in found if hint[0] >= _LARGE), reverse=True)
-    return tuple(f"Hint, {percent(of)} of a round: {text}." for of, text in large[:_MOST])
+    large = sorted((hint for hint in found if hint[0] >= _MIN_SHARE), reverse=True)
+    return tuple(f"Hint, {percent(of)} of a round: {text}." for of, text in large[:_MAX_HINTS])
 
 
 def _name(part: str) -> str:

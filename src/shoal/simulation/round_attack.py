@@ -1,4 +1,4 @@
-"""The door of an attack that observes every round, such as property inference (`shoal.property`)."""
+"""The protocol of an attack that observes every round, such as property inference (`shoal.property`)."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ class RoundAttack(Protocol):
     """
 
     name: ClassVar[str]
-    """Of its table ``NAME.csv`` and its wall time ``seconds.NAME_attack``."""
+    """Name of its table ``NAME.csv`` and of its wall time ``seconds.NAME_attack``."""
     columns: ClassVar[tuple[str, ...]]
     """Columns that its table always has."""
 

@@ -5,17 +5,15 @@ from math import nan
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.audit.measurement import FinishedTraining, measurement
-from shoal.control import COLUMN, SHOWN
+from shoal.control import DIRECTIVE_COLUMN, ROUND_FIGURES
 from shoal.data import Federation
 from shoal.engine import Engine, RoundReport, State
 from shoal.metrics import roc_auc
+from shoal.metrics.intervals import Floats, Ints
 from shoal.metrics.summary import Metrics, Summary
-
-Floats = NDArray[np.float64]
 
 Row = Mapping[str, float]
 """One cluster in one round: numbers by column."""
@@ -71,8 +69,8 @@ def directive_columns(state: State, k: int) -> dict[str, float]:
 
     Where an algorithm changed the number of models, they are of others until the next estimate, and NaN here.
     """
-    columns = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
-    columns |= {name: state.control[name] for name in SHOWN if name in state.control}
+    columns = {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
+    columns |= {name: state.control[name] for name in ROUND_FIGURES if name in state.control}
     return {name: float(values[k]) if len(values) == len(state.models) else nan for name, values in columns.items()}
 
 
@@ -99,7 +97,7 @@ def main_task(finished: FinishedTraining) -> Summary:
     return Summary() if outputs is None else Summary(overall=main_task_metrics(outputs, model, finished.federation))
 
 
-def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation: Federation) -> Metrics:
+def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation) -> Metrics:
     """The AUC of the main task, by summary key.
 
     ``main.auc`` is over what clients see: each client's model on the test examples, weighted to the labels that the
@@ -132,7 +130,7 @@ def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation
     }
 
 
-def _one_against_rest(answers: Floats, labels: NDArray[np.int64], weights: Floats) -> float:
+def _one_against_rest(answers: Floats, labels: Ints, weights: Floats) -> float:
     """Mean over classes of the AUC of each against the others; of two classes, the AUC of the second."""
     models, classes = len(answers), answers.shape[2]
     truth, weight = np.tile(labels, models), weights.ravel()

@@ -79,8 +79,8 @@ def require_known(simulation: "Simulation") -> None:
 
     Raises:
         InputError: it starts from models that may have been trained on the clients' examples, in a way that is not
-            known; or not all its clients take part in a round, and those of its start had other examples, so that it
-            is not known which of them a model was trained on.
+            known; or it is not known which examples a model was trained on, since not all clients take part in a round
+            and those of the start had other examples.
     """
     start = simulation.start
     if start is None or start.public:

@@ -1,10 +1,6 @@
 """A sweep as a directory: finished runs are kept, broken ones resumed, then tables, figures and a page are written.
 
-sweep.toml, base.toml   the sweep's own files; `shoal sweep` continues from them as from the originals
-runs/DIGEST/            a run's directory, named by what it runs
-results.csv             one row per finished run; timings.json has their wall times
-tables/, figures/       what the sweep's file asks for
-report.html             all of it on one page
+Its files are in docs/sweeps.md.
 """
 
 import tomllib

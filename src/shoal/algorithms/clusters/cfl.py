@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, NonNegativeFloat, Positive, settings
@@ -41,10 +40,10 @@ class CFL(Derived):
     ``gamma_max < sqrt((1 - a) / 2)``. All clients begin in one cluster. The server assigns, and a client is sent the
     model of its own cluster alone.
 
-    A client that was absent at a division, or that joins later, walks down the tree of splits, one per round: it
-    trains the model as it was before the split, which moves no current model, and goes to the part that has the client
-    with the most similar update. Until it arrives it uses the larger part's model. A client that `admission` refuses
-    stays where it is and is asked again in its next round, with the same model.
+    A client that was absent at a division, or that joins later, walks down the tree of splits, one per round. It trains
+    the model as it was before the split, which moves no current model, and goes to the part that has the client with
+    the most similar update. Until it arrives it uses the larger part's model. A client that `admission` refuses stays
+    where it is and is asked again in its next round, with the same model.
 
     Ours: a cluster of two clients may be divided (the authors' notebook: of three or more); both parts go on with the
     average of the round of their division; the larger part keeps the model's number; risks, directives and members are
@@ -97,11 +96,6 @@ class CFL(Derived):
     name: Literal["cfl"] = "cfl"
     title: ClassVar[str] = "CFL"
     changes_clusters: ClassVar[bool] = True
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg."""
-        return FedAvg()
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """FedAvg's random model, and a tree of one node, at which every client is."""

@@ -13,7 +13,7 @@ from shoal.core.settings import settings
 from shoal.data.federation import Federation
 from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
 
-_LEAST = 1e-8
+_MIN_SUM = 1e-8
 """The least sum of responsibilities of a label, as in the authors' code."""
 
 
@@ -63,7 +63,7 @@ class FedRC(FedEM):
         """FedEM's update; and the shares of labels are those of this round."""
         after = super().server_update(state, cohort, plan, aggregate)
         q = trained_responsibilities(plan).double()
-        total = torch.zeros_like(state.server[_SHARES].T).index_add_(0, cohort.labels, q).clamp(min=_LEAST)
+        total = torch.zeros_like(state.server[_SHARES].T).index_add_(0, cohort.labels, q).clamp(min=_MIN_SUM)
         return replace(after, server={**after.server, _SHARES: (total / total.sum(dim=0)).T})
 
     def responsibilities(self, losses: Tensor, state: State, cohort: Cohort) -> Tensor:

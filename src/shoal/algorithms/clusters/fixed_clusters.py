@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.engine import Cohort, Deployed, LocalTraining, RoundPlan, State, averaging_weights
 
@@ -15,11 +14,6 @@ class FixedClusters(Derived):
 
     key: ClassVar[str]
     """The key of `State.clients` that has each client's cluster."""
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg, which moves each model to the average."""
-        return FedAvg()
 
     def clustered(self, state: State, cluster: Tensor, count: int) -> State:
         """``state`` of one model, with it as each of ``count`` models, and each client's ``cluster`` (N,)."""

@@ -1,19 +1,16 @@
 """HypCluster: IFCA's choice by loss, weighted by examples, with an optimizer at the server."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
-from shoal.algorithms.one_model.fedopt import FedOpt
+from shoal.algorithms.one_model.fedopt import Beta, FedOpt
 from shoal.algorithms.wrapper import Derived
 from shoal.algorithms.wrappers.starts import FarthestFirstStart
 from shoal.core.errors import require
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.engine import Algorithm, Cohort, LocalSGD, RemoteRounds, RoundPlan, State
-
-_Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
 @settings
@@ -24,8 +21,8 @@ class HypCluster(Derived):
     server (`FedOpt`), which each model has for itself. With "sgd", learning rate 1 and clients of equal sizes it is
     IFCA.
 
-    The "farthest-first" start takes the first round that has clients: some of them train the first random model, each
-    by itself, and the server takes K of the results, the first at random and each other from the client whose lowest
+    The "farthest-first" start takes the first round that has clients. Some of them train the first random model, each
+    by itself, and the server takes K of the results: the first at random, and each other from the client whose lowest
     loss under those taken is the highest. These losses are sent without noise, so DP-SGD is refused. Each of these
     models shows one client's examples alone until others train it. Where fewer clients than K train then, the remaining
     models stay random. In fedjax candidates train in advance; training them in a round is ours.
@@ -57,8 +54,8 @@ class HypCluster(Derived):
     candidates: Positive = 20
     optimizer: Literal["sgd", "adam", "yogi"] = "sgd"
     server_learning_rate: PositiveFloat = 1.0
-    beta1: _Beta = 0.0
-    beta2: _Beta = 0.99
+    beta1: Beta = 0.0
+    beta2: Beta = 0.99
     tau: PositiveFloat = 1e-3
     name: Literal["hypcluster"] = "hypcluster"
     title: ClassVar[str] = "HypCluster"

@@ -147,13 +147,8 @@ class IFCA:
         return self.plan_of(losses.argmin(dim=1), losses, state, cohort)
 
     def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan in which each client trains its cluster's model; for algorithms with another rule of choice.
-
-        Args:
-            assignment: (n,) int64.
-            losses: (n, K) that decided it, for the record.
-            state: before the round.
-            cohort: the n clients.
+        """The plan in which each client trains its cluster's model, by ``assignment`` (n,) int64; for algorithms with
+        another rule of choice. ``losses`` (n, K), which decided it, are for the record.
         """
         clusters = len(state.models)
         sizes = cohort.sizes.double() if self.weighting == "examples" else torch.ones(len(cohort), dtype=torch.float64)

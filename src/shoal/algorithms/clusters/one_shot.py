@@ -123,13 +123,8 @@ def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPla
 
 
 def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: LocalTraining) -> RoundPlan:
-    """The plan in which members train their cluster's model, and newcomers take another training, which moves none.
-
-    Args:
-        models: (K, P).
-        cluster: (n,) int64; -1 of newcomers.
-        sizes: (n,), the clients' weights in averages.
-        newcomers: their training, of everybody.
+    """The plan in which members train the model (P,) of their ``cluster`` (n,), weighed by ``sizes`` (n,), and
+    newcomers, whose cluster is -1, take the training ``newcomers`` of everybody, which moves no model.
     """
     new, assignment = cluster < 0, cluster.clamp(min=0)
     weights = averaging_weights(assignment, sizes * ~new, len(models))
@@ -143,13 +138,8 @@ def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: Lo
 def grouped(
     state: State, cohort: Cohort, update: Tensor, weighting: Literal["examples", "equal"] = "examples"
 ) -> tuple[State, Tensor]:
-    """``state`` after `first_plan`, with the mean of each cluster as its model, and each client's cluster (n,).
-
-    Args:
-        state: with the models before the round.
-        cohort: the n clients.
-        update: (n, P), what they sent.
-        weighting: of clients in the means.
+    """``state`` after `first_plan`, with the mean of what each cluster sent, ``update`` (n, P), as its model, and each
+    client's cluster (n,).
     """
     sizes = cohort.sizes if weighting == "examples" else torch.ones_like(cohort.sizes)
     cluster = k_means(update, min(len(state.models), len(update)), cohort.stream("k-means"))

@@ -28,8 +28,8 @@ class PACFL(FixedClusters):
     trains a model for each, all from one initial model. With all clients in one cluster it is FedAvg.
 
     The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the choice of basis
-    vectors within a subspace and on their signs, and p vectors of each label, which are not orthogonal; thresholds for
-    it do not apply here. Ours: U_i is of all examples of a client, with fewer than p vectors where it has fewer
+    vectors within a subspace and on their signs. It takes p vectors of each label, which are not orthogonal. Thresholds
+    for it do not apply here. Ours: U_i is of all examples of a client, with fewer than p vectors where it has fewer
     examples; average linkage weighs by clients, as scipy's does. The formulas were taken from notes on the paper and
     from its code, not from its text.
 

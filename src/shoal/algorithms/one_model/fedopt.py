@@ -13,7 +13,8 @@ from shoal.core.layout import Layout
 from shoal.core.settings import PositiveFloat, settings
 from shoal.engine import Aggregate, Algorithm, Cohort, LocalSGD, RemoteRounds, RoundPlan, State, remote_rounds
 
-_Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+"""The part of a moment that stays from round to round."""
 
 
 @settings
@@ -51,8 +52,8 @@ class FedOpt(Wrapper):
     base: Algorithm = FedAvg()
     optimizer: Literal["sgd", "adam", "yogi"] = "adam"
     learning_rate: PositiveFloat = 0.01
-    beta1: _Beta = 0.9
-    beta2: _Beta = 0.99
+    beta1: Beta = 0.9
+    beta2: Beta = 0.99
     tau: PositiveFloat = 1e-3
     name: Literal["fedopt"] = "fedopt"
     title: ClassVar[str] = "FedOpt"

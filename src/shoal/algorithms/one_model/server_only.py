@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -52,11 +51,6 @@ class ServerOnly(Derived):
     epochs: Positive = 20
     name: ClassVar[str] = "server-only"
     title: ClassVar[str] = "Shadow set alone"
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg, whose one model every client uses."""
-        return FedAvg()
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """The trained model.

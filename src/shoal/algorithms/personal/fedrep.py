@@ -59,7 +59,7 @@ class FedRep(OwnLayers):
         return FedAvg(self.weighting)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """There must be epochs for the head beside those for the body, and all of them."""
+        """Local training must be in epochs, more than the body's, so that some are the head's."""
         require(
             local.epochs is not None and local.epochs > self.body_epochs,
             f"FedRep trains the head in all local 'epochs' but the last {self.body_epochs}, which train the body, so "

@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 
 import torch
 
-from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.wrapper import Derived
 from shoal.core.layout import Layout
 from shoal.core.settings import settings
@@ -36,11 +35,6 @@ class LocalOnly(Derived):
 
     name: Literal["local"] = "local"
     title: ClassVar[str] = "Local training only"
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg."""
-        return FedAvg()
 
     def begun(self, state: State, layout: Layout) -> State:
         """FedAvg's random model, and the same one for each client."""

@@ -19,7 +19,7 @@ class MRMTL(Derived):
     ``m <- m + 1 / N * sum of the cohort's updates``, so m stays the mean of all N clients' models, those that sit out
     included. All start from one initial model, and every client counts the same. With strength 0 the clients' models
     are those of `LocalOnly`, bit for bit. A client trains once in a round, unlike in Ditto, so that DP-SGD spends its
-    budget on one model. Of what a client sends, its model is what passed the server's filter, where there is one.
+    budget on one model. Where the server has a filter, a client's model is what the filter let pass of its update.
 
     Args:
         strength: the pull lambda (the authors' code: 0.1 to 3); best stronger, the more noise DP-SGD adds.

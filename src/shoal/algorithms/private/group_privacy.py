@@ -79,12 +79,8 @@ _TRAINED = "group-privacy.trained"
 
 
 def k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm.
-
-    Args:
-        points: (n, P), at least one.
-        centroids: (K, P) to begin with; one without points stays.
-        iterations: at most, at least 1.
+    """Lloyd's algorithm on points (n, P), from centroids (K, P), of which one without points stays, for at most so many
+    ``iterations``.
 
     Returns:
         The centroids (K, P), each the mean of its points; and the cluster (n,) int64 of each point.

@@ -178,12 +178,7 @@ def principal_components(updates: Tensor) -> Tensor:
 
 
 def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, float]:
-    """Fit of a mixture of round Gaussians.
-
-    Args:
-        points: (n, d), at least as many as clusters.
-        clusters: K, the number of Gaussians.
-        stream: of the fit's random start.
+    """Fit of a mixture of round Gaussians, one for each of K clusters, to points (n, d), at least as many.
 
     Returns:
         The probabilities (n, K) float64 of each cluster, all being equally likely in advance; and the overlap of the

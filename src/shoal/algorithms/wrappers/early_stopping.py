@@ -49,7 +49,7 @@ class EarlyStopping(Wrapper):
         if not bool(stopped.any()):
             return plan
         trains = ~stopped[plan.assignment]
-        return replace(plan, trainings=tuple(_only(training, trains, stopped) for training in plan.trainings))
+        return replace(plan, trainings=tuple(_restricted(training, trains, stopped) for training in plan.trainings))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update by those who trained; stopped models stay."""
@@ -72,7 +72,7 @@ class EarlyStopping(Wrapper):
         return torch.full((len(state.models),), self.after is not None and cohort.round > self.after)
 
 
-def _only(training: LocalTraining, trains: Tensor, stopped: Tensor) -> LocalTraining:
+def _restricted(training: LocalTraining, trains: Tensor, stopped: Tensor) -> LocalTraining:
     """A local training in which only clients in ``trains`` (n,) bool take part, and no ``stopped`` (K,) model moves."""
     together = training.participants() & trains
     weights = None if training.weights is None else training.weights * (trains & ~stopped[:, None])

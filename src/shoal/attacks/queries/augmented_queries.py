@@ -16,7 +16,7 @@ from shoal.core.errors import integer, require
 from shoal.data.memory_format import gather
 from shoal.engine import Engine
 
-MOST_QUERIES = 18
+MAX_QUERIES = 18
 """2 flips times 9 shifts."""
 
 _CHUNK = 512
@@ -26,15 +26,11 @@ _CHUNK = 512
 def require_queries(queries: object, shape: Sequence[int]) -> int:
     """The number of queries of each record.
 
-    Args:
-        queries: 1 to `MOST_QUERIES`.
-        shape: of an input.
-
     Raises:
         InputError: another number, or copies of what is no image.
     """
     number = integer("queries", queries, "such as 18", 1)
-    require(number <= MOST_QUERIES, f"'queries' must be 1 to {MOST_QUERIES} (2 flips x 9 shifts); got {number}")
+    require(number <= MAX_QUERIES, f"'queries' must be 1 to {MAX_QUERIES} (2 flips x 9 shifts); got {number}")
     require(
         number == 1 or len(shape) == 3,
         f"'queries' above 1 asks for copies of images; these inputs are of shape {tuple(shape)}",

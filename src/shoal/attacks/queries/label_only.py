@@ -68,7 +68,7 @@ class NoiseChanges:
 
     def changes(self) -> Iterator[Change]:
         """The changes of one input, among them none."""
-        yield _same
+        yield _identity
         for draw in range(self.draws):
             yield partial(_with_noise, stream=self.stream("draw", draw), std=self.std)
 
@@ -76,7 +76,7 @@ class NoiseChanges:
 def augmentation_votes(
     engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | NoiseChanges | None = None
 ) -> Tensor:
-    """Number of changed copies of each record to which the model gives the record's label.
+    """Number (M,) int64 of changed copies of each record to which the model gives the record's label.
 
     Args:
         engine: evaluates the model.
@@ -85,9 +85,6 @@ def augmentation_votes(
         y: (N,) int64, labels.
         rows: (M,) int64, the records that are scored.
         copies: the changes; None: `ImageChanges` of images.
-
-    Returns:
-        (M,) int64, from 0 to the number of copies.
 
     Raises:
         InputError: inputs that are words, or translations and rotations of inputs that are no images.
@@ -112,7 +109,9 @@ def augmentation_votes(
     fits = x.dim() == 4 or isinstance(copies, NoiseChanges)
     require(fits, "inputs that are no images need NoiseChanges(stream, std)")
     changes = list((ImageChanges() if copies is None else copies).changes())
-    votes = [sum(_right(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)]
+    votes = [
+        sum(_is_correct(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)
+    ]
     return torch.cat([torch.as_tensor(part) for part in votes]) if votes else torch.empty(0, dtype=torch.int64)
 
 
@@ -127,7 +126,7 @@ def boundary_distance(
     levels: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8),
     draws: int = 4,
 ) -> Tensor:
-    """The smallest of some noise levels at which the model's label is no longer the record's, a mean over draws.
+    """The smallest (M,) of some noise levels at which the model's label is no longer the record's, a mean over draws.
 
     Each draw is one direction of noise for all records, scaled by the levels. A record that is wrong without noise has
     distance 0, and a draw whose label holds at all levels counts twice the largest of them. A record takes ``draws``
@@ -138,9 +137,6 @@ def boundary_distance(
         stream: of the noise.
         levels: standard deviations of the noise in units of the inputs, increasing.
         draws: directions of noise.
-
-    Returns:
-        (M,) float64.
 
     Raises:
         InputError: inputs that are words, levels that do not increase from above 0, or no draws.
@@ -156,21 +152,21 @@ def boundary_distance(
             flips = torch.full_like(total, 2 * levels[-1])
             for level in reversed(levels):
                 noisy = partial(_with_noise, stream=stream("draw", draw), std=level)
-                right = _right(engine, model, x, y, part, noisy)
+                right = _is_correct(engine, model, x, y, part, noisy)
                 flips[~right] = level
             total += flips
-        distances.append(total / draws * _right(engine, model, x, y, part, _same))
+        distances.append(total / draws * _is_correct(engine, model, x, y, part, _identity))
     return torch.cat(distances)
 
 
-def _right(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
+def _is_correct(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
     """(m,) bool on the CPU, True where the model gives a changed record its label."""
     rows = rows.to(x.device)
     outputs = engine.outputs(model, change(gather(x, rows).float())).cpu()
     return outputs.argmax(dim=1) == y[rows.to(y.device)].cpu()
 
 
-def _same(inputs: Tensor) -> Tensor:
+def _identity(inputs: Tensor) -> Tensor:
     return inputs
 
 

@@ -19,7 +19,6 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -30,15 +29,15 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, State
-from shoal.metrics.intervals import RateEstimate, mean_rate_interval
+from shoal.metrics.intervals import Floats, Ints, RateEstimate, mean_rate_interval
 
-EDGES: NDArray[np.float64] = np.geomspace(1e-4, 20.0, 33)
+EDGES: Floats = np.geomspace(1e-4, 20.0, 33)
 """Edges of 32 bins of the loss, in nats; one more bin on each side takes smaller and larger losses."""
 
-RELATIVE_EDGES: NDArray[np.float64] = np.concatenate([-EDGES[::-1], EDGES])
+RELATIVE_EDGES: Floats = np.concatenate([-EDGES[::-1], EDGES])
 """Edges of the bins of a loss less that of other models."""
 
-Counts = NDArray[np.float64]
+Counts = Floats
 
 
 @settings
@@ -121,19 +120,11 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
 
 
 def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Tensor:
-    """A client's own estimates of the risk of K models: no server, no shadow models, nothing sent.
+    """A client's own estimates (K,) float64 of the risk of K models (K, P), the attack's balanced accuracies: no
+    server, no shadow models, nothing sent.
 
     By the best threshold on the loss, taken from every second of the client's own members and hold-outs and judged on
     the others, and the other way round. The idea of an estimate by the client is of IFCA-MIR, section 5.7.
-
-    Args:
-        models: (K, P).
-        members: the training examples of one owner.
-        holdout: its hold-out examples.
-        engine: computes the losses.
-
-    Returns:
-        (K,) float64, the balanced accuracy of the attack.
 
     Raises:
         InputError: fewer than two members or two hold-outs.
@@ -165,7 +156,7 @@ def require_holdout(federation: Federation, estimator: str) -> None:
     )
 
 
-def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Counts) -> RateEstimate:
+def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> RateEstimate:
     """The balanced accuracy of a threshold that each half of the clients takes from the other; NaN without one.
 
     The interval is that of the counts as they were received: the noise of clients who add it is not in it.
@@ -220,7 +211,7 @@ def histograms(model: Tensor, shards: Shards, engine: Engine, others: Sequence[T
     if len(shards.indices):
         rows = shards.indices.to(shards.y.device)
 
-        def of(row: Tensor) -> NDArray[np.float64]:
+        def of(row: Tensor) -> Floats:
             return losses(engine.outputs(row, shards.x, rows).cpu(), shards.y[rows].cpu(), engine.model.loss)
 
         loss = of(model) - (np.mean([of(other) for other in others], axis=0) if others else 0.0)
@@ -233,7 +224,7 @@ def client_histograms(model: Tensor, members: Shards, holdout: Shards, engine: E
     return np.stack([histograms(model, shards, engine)[0] for shards in (members, holdout)])
 
 
-def _halves(ids: Tensor, stream: Stream) -> NDArray[np.int64]:
+def _halves(ids: Tensor, stream: Stream) -> Ints:
     """Random halves (n,), 0 or 1, whatever the order of clients."""
     rank = stream.seeds(ids).argsort().argsort()
     return (rank % 2).numpy()

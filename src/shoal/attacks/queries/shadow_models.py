@@ -27,7 +27,7 @@ from shoal.engine.rounds.cohort_trainer import CohortTrainer
 
 LOG = logging.getLogger(__name__)
 
-_MOST_OWNERS = 2**20
+_MAX_OWNERS = 2**20
 """Most owners of one shadow model. Their ids are consecutive, so its randomness does not depend on the others."""
 
 
@@ -45,11 +45,11 @@ class ShadowModels:
             At most half the shadow set either way.
         epochs: passes over these examples, with "federated" training in each round; "round": as many as a client makes
             in a round.
-        warm_start: start from the federation's model; otherwise from random parameters. Of "pooled" training.
+        warm_start: start from the federation's model; otherwise from random parameters. For "pooled" training.
         training: "pooled": the shadow model is trained on all its examples for one round, as one client (IFCA-MIR);
-            "federated": they are split between as many owners as the cluster has clients, who train it from random
-            parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as
-            much as the rounds of the run so far, times the number of shadow models, for every estimate.
+            "federated": they are split between as many owners as the cluster has clients. All owners train it together
+            by federated averaging, from random parameters, for as many rounds as the run has done. That costs as much
+            as the rounds of the run so far, times the number of shadow models, for every estimate.
 
     Example:
         >>> import shoal
@@ -188,10 +188,6 @@ class ShadowModels:
 def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
     """Split a number of examples between owners, in proportion to clients' sizes.
 
-    Args:
-        examples: at least 1.
-        sizes: (n,) int64, of the clients.
-
     Returns:
         (m,) int64, which sum to ``examples``: the sizes themselves where they do. Who would get none is left out.
 
@@ -223,27 +219,18 @@ class ShadowFederation:
 def train_shadow_federations(
     federations: Sequence[ShadowFederation], shadow: GroupedExamples, rounds: int, engine: Engine, stream: Stream
 ) -> Tensor:
-    """Train S shadow models by federated averaging, the owners of all of them together in every round.
+    """Train S shadow models (S, P), on the CPU, by federated averaging, the owners of all of them together in every
+    round.
 
     Owners weigh by examples, and all of a model take part in each round. Local training is the clients' of the last
     round, in earlier rounds at their learning rate; what a defence changed from round to round is not repeated.
-
-    Args:
-        federations: S, their number.
-        shadow: the server's examples.
-        rounds: how many.
-        engine: computes it.
-        stream: of batches and all else that is random in local training.
-
-    Returns:
-        (S, P), on the CPU.
 
     Raises:
         DivergenceError: a result is not finite.
     """
     counts = torch.tensor([len(model.sizes) for model in federations])
     model_of = torch.repeat_interleave(torch.arange(len(federations)), counts)
-    names = torch.cat([s * _MOST_OWNERS + torch.arange(len(model.sizes)) for s, model in enumerate(federations)])
+    names = torch.cat([s * _MAX_OWNERS + torch.arange(len(model.sizes)) for s, model in enumerate(federations)])
     indices, sizes = (torch.cat([getattr(model, name) for model in federations]) for name in ("examples", "sizes"))
     shards = Shards.from_indices(shadow.x, shadow.y, indices, sizes)
     weights = averaging_weights(model_of, sizes, len(federations))

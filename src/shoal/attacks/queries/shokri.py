@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from shoal.attacks.membership_attack import Needs, Query, Records
 from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, settings
+from shoal.metrics.intervals import Bools, Floats
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -73,7 +73,7 @@ class ShadowModelAttack:
                 fitted[int(label)] = _classifier(self.classifier, features[of_class], member[of_class], seeds)
         return FittedShadowModelAttack(self, fitted)
 
-    def features(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    def features(self, outputs: Tensor, labels: Tensor) -> Floats:
         """The classifiers' inputs (M, F) for outputs (M, C) and labels (M,)."""
         posteriors = torch.softmax(outputs.double(), dim=1)
         if self.sorted_posteriors:
@@ -97,7 +97,7 @@ class FittedShadowModelAttack:
     classifiers: dict[int, "Pipeline"]
     threshold: float = 0.5
 
-    def score(self, query: Query) -> NDArray[np.float64]:
+    def score(self, query: Query) -> Floats:
         """Probabilities (M,) that the examples are members."""
         features = self.attack.features(query.outputs, query.labels)
         scores = np.full(len(query.labels), 0.5)
@@ -115,9 +115,7 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _classifier(
-    kind: Classifier, features: NDArray[np.float64], member: NDArray[np.bool_], stream: Stream
-) -> "Pipeline":
+def _classifier(kind: Classifier, features: Floats, member: Bools, stream: Stream) -> "Pipeline":
     """A classifier of ``features`` (M, F) into ``member`` (M,), fitted."""
     # Here, since scikit-learn takes long to import.
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415

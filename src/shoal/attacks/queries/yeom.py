@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.attacks.membership_attack import Needs, Query, Records, losses
 from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
+from shoal.metrics.intervals import Floats
 
 
 @settings
@@ -55,7 +55,7 @@ class FittedLossThreshold:
 
     threshold: float
 
-    def score(self, query: Query) -> NDArray[np.float64]:
+    def score(self, query: Query) -> Floats:
         """Negative losses (M,)."""
         return -losses(query.outputs, query.labels, query.loss)
 
@@ -89,6 +89,6 @@ class FittedGap:
 
     threshold: float = 0.5
 
-    def score(self, query: Query) -> NDArray[np.float64]:
+    def score(self, query: Query) -> Floats:
         """1 for each of the M examples that is classified correctly, else 0."""
         return (query.outputs.argmax(dim=1) == query.labels).double().numpy()

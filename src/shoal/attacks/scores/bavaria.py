@@ -10,9 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Floats, ReferenceScores, View
+from shoal.attacks.reference_scores import ReferenceScores, View
 from shoal.attacks.scores.in_and_out import Side, log_ratio
 from shoal.core.settings import settings
+from shoal.metrics.intervals import Floats
 
 LARGEST = 1e3
 """Largest number of scores that a prior counts for, where records do not differ in mean or variance."""
@@ -37,8 +38,8 @@ class BaVarIA:
     """The log density of a record's score by its IN scores minus that by its OUT scores, each a Student-t distribution.
 
     The Student-t distribution is what a record's scores on one side predict of the next one, given a prior of mean and
-    variance that fits all records of the side; so with few scores the variance is nearly the pooled one, and with many
-    the record's own. Records without IN (or OUT) scores as in `LiRA`.
+    variance that fits all records of the side. So with few scores the variance is nearly the pooled one, and with many
+    it is the record's own. Records without IN (or OUT) scores as in `LiRA`.
 
     The prior is our choice, since the paper's was not at hand: the moments of the records' means and variances
     (see `fitted_prior`).

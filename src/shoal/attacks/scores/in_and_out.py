@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Bools, Floats, ReferenceAttack, ReferenceScores
+from shoal.attacks.reference_scores import ReferenceAttack, ReferenceScores
 from shoal.core.errors import require
+from shoal.metrics.intervals import Bools, Floats
 
 
 @dataclass(frozen=True, eq=False)

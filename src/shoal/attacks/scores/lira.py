@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Floats, ReferenceScores, View
+from shoal.attacks.reference_scores import ReferenceScores, View
 from shoal.attacks.scores.in_and_out import Side, in_and_out, log_ratio, pooled_variances
 from shoal.core.settings import Positive, settings
+from shoal.metrics.intervals import Floats
 
 VARIANCE_FLOOR = 1e-3
 """Least variance of one record's scores, as a share of the pooled variance."""
@@ -21,8 +22,8 @@ class LiRA:
 
     log N(score; mean_in, variance_in) - log N(score; mean_out, variance_out). With few reference models a side has one
     variance for all records: that of the scores around each record's own mean, with the degrees of freedom that these
-    means leave. (The paper's "fixed variance" is that of all scores of a side, in which records differ by their
-    difficulty too; and its code takes the IN scores for both sides.) A record without IN scores takes its OUT scores
+    means leave. The paper's "fixed variance" is that of all scores of a side, in which records differ by their
+    difficulty too, and its code takes the IN scores for both sides. A record without IN scores takes its OUT scores,
     moved by the mean difference between IN and OUT, and the other way round.
 
     Args:

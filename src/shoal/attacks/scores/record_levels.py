@@ -6,17 +6,18 @@ rate on each of them, so a true positive rate "at 1 %" mixes records at 20 % wit
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.attacks.scores.in_and_out import in_and_out, pooled_variances
 from shoal.attacks.scores.lira import OfflineLiRA, variances
+from shoal.metrics.intervals import Bools, Floats
 
-LEAST_OF_LEVELS = 8
+MIN_FOR_LEVELS = 8
 """Reference models from which on records have levels. Half of them are a record's: of 4 scores the 1 % quantile of
 Student's t is 4.5 standard deviations, of 2 it would be 32."""
 
 
 def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
-    """Minus the logarithm of the false positive rate that a threshold at each record's score has on that record.
+    """Minus the logarithm (M,) of the false positive rate that a threshold at each record's score has on that record.
 
     A threshold on levels is one threshold a record, at which all records have the same false positive rate: that of
     Student's t, for a score (x - mean) / (std sqrt(1 + 1 / n)) of n normal scores by models that did not train on the
@@ -28,9 +29,6 @@ def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
         score: (M,) of an attack on the attacked model.
         reference: (M, R) of the attack on each reference model.
         trained: (M, R) whether each reference model was trained on each record.
-
-    Returns:
-        (M,) above 0.
 
     Raises:
         InputError: all models were trained on all records, or scores of a record do not vary.

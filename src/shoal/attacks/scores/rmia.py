@@ -8,9 +8,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from shoal.attacks.reference_scores import Floats, ReferenceScores, View
+from shoal.attacks.reference_scores import ReferenceScores, View
 from shoal.attacks.scores.in_and_out import Side, in_and_out
 from shoal.core.settings import Fraction, settings
+from shoal.metrics.intervals import Floats
 
 Gamma = Annotated[float, Field(ge=1, strict=True, allow_inf_nan=False)]
 """A number, at least 1."""
@@ -24,8 +25,8 @@ class RMIA:
     """The fraction of records z whose ratio a record's ratio exceeds by a factor gamma.
 
     The ratio is p(record) by the attacked model over its mean by reference models, half IN and half OUT. z are the
-    population's rows of the same attacked model, which all reference models count for, since none trained on them;
-    where a model has none, z are its other records, by their OUT scores.
+    population's rows of the same attacked model. All reference models count for these, since none trained on them.
+    Where a model has no population, z are its other records, by their OUT scores.
 
     A fraction has as few levels as there are z, so that low false positive rates could not be told apart: records of a
     level are ordered by their ratio (our addition, at most `TIE`). So the population does not decide the order of one

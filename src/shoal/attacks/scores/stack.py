@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Bools, Floats
 from shoal.core.errors import require
 from shoal.core.settings import PositiveFloat, settings
+from shoal.metrics.intervals import Bools, Floats
 
 FOLDS = 8
 """Parts of the reference models, at most, each of which is scored by a regression that was fitted on the others."""

@@ -10,10 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Bools, Floats, View
+from shoal.attacks.reference_scores import View
 from shoal.attacks.scores.stack import Regression
 from shoal.core.errors import require
 from shoal.core.settings import PositiveFloat, settings
+from shoal.metrics.intervals import Bools, Floats
 
 
 @settings

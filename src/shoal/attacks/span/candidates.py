@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.representation import one_line
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Candidates:
     __repr__ = one_line
 
     @property
-    def strata(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def strata(self) -> tuple[Ints, Ints]:
         """The strata (M, S) and (Z, S), coarse columns first; S is 0 where all records are of one."""
         known = 0 if self.known is None else len(self.known)
         if self.stratum is None or self.known_stratum is None:
@@ -81,11 +81,11 @@ class SpanScores:
         noisy: whether noise hides the span, so that scores are no residuals.
     """
 
-    score: NDArray[np.float64]
-    threshold: NDArray[np.float64]
-    exact: NDArray[np.bool_]
-    rank: NDArray[np.int64]
-    known: NDArray[np.float64]
+    score: Floats
+    threshold: Floats
+    exact: Bools
+    rank: Ints
+    known: Floats
     layer: str
     inputs: int
     direct: bool

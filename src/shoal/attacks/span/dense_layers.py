@@ -1,10 +1,10 @@
 """The dense layers of a network: their places in the flat vector, and what comes into them.
 
 A convolution whose patches do not overlap is a dense layer on each patch, and a record's inputs are its patches. Others
-are not attacked. The rows of a convolution's gradient are combinations of patches: a kernel of 3 x 3 on c channels has
-9 c inputs and hundreds of patches an image, so its span is all of its inputs as soon as it has rows enough. A recurrent
-layer's are combinations of words' embeddings, which many texts share; and an embedding's own
-gradient names the words of a batch, and no text.
+are not attacked. The rows of a convolution's gradient are combinations of patches. A kernel of 3 x 3 on c channels has
+9 c inputs and hundreds of patches an image, so its span is all of its inputs as soon as it has enough rows. A recurrent
+layer's are combinations of words' embeddings, which many texts share; and an embedding's own gradient names the words
+of a batch, and no text.
 """
 
 from dataclasses import dataclass
@@ -47,11 +47,7 @@ class DenseLayer:
 
 
 def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
-    """The dense layers of a model's network, in its order.
-
-    Args:
-        model: whose network is looked at.
-        only: the name of the one layer that is wanted.
+    """The dense layers of a model's network, in its order; the one called ``only``, if that is given.
 
     Raises:
         InputError: the network has no dense layer that is trained, or none of this name.
@@ -90,19 +86,12 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors.
-
-    Args:
-        model: of the network.
-        row: its parameters.
-        layer: of the network.
-        x: inputs of the network.
-        dtype: in which it computes.
-        y: labels (M,) or targets, for errors.
+    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors for
+    labels or targets y (M,).
 
     Returns:
         Inputs (M, d) float32, with a bias one more column, of 1; and the errors (M, h), each example's gradient of the
-        loss by the layer's outputs; (M, 0) without ``y``. Of a layer that sees L vectors or patches of each example,
+        loss by the layer's outputs; (M, 0) without ``y``. A layer that sees L vectors or patches of each example has
         (M, L, d) and (M, L, h).
     """
     network = model.structure()

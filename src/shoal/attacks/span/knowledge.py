@@ -96,12 +96,8 @@ class Knowledge:
         return theta - 1.0
 
     def deviation(self, number: int, lengths: Tensor, parameters: int) -> Tensor:
-        """The noise in each number of clients' updates of round ``number``, without rounding: (n,).
-
-        Args:
-            number: of the round.
-            lengths: (n,), L2 norms of the updates with their noise.
-            parameters: P.
+        """The noise in each number of clients' updates of round ``number``, without rounding: (n,); ``lengths`` (n,)
+        are the L2 norms of these updates of P ``parameters``.
         """
         variance = lengths.new_full(lengths.shape, self.noise**2, dtype=torch.float64)
         variance += (self.relative_noise * lengths) ** 2 / (1 + self.relative_noise**2) / parameters

@@ -102,9 +102,10 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
     return cleaned
 
 
-def worth(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tuple[bool, float]:
+def layer_information(layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool) -> tuple[bool, float]:
     """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
-    has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is.
+    has all inputs. If it does, the share of the space that is left to others follows; otherwise the size of that
+    minimum.
 
     Under noise the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
     """

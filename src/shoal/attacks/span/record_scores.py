@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks.span.candidates import Candidates, SpanScores
 from shoal.attacks.span.dense_layers import DenseLayer, dense_layers, layer_inputs
 from shoal.attacks.span.knowledge import Knowledge
-from shoal.attacks.span.layer_moves import LayerMove, Move, layer_moves, worth
+from shoal.attacks.span.layer_moves import LayerMove, Move, layer_information, layer_moves
 from shoal.attacks.span.matched_filter import Clutter
 from shoal.attacks.span.row_space import joined
 from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
 from shoal.engine import Engine
+from shoal.metrics.intervals import Floats, Ints
 
-_LEAST_KNOWN = 20
+_MIN_KNOWN = 20
 """Known non-members, at least, of which the matched filter learns."""
 
-_LEAST_OF_STRATUM = 5
+_MIN_OF_STRATUM = 5
 """Known non-members of a stratum, at least, by which thresholds are set."""
 
-_SEARCHED = 40
+_MAX_SEARCHED = 40
 """Known non-members, at most, that are searched for by transforms."""
 
 _COPIES = 8
@@ -49,8 +49,8 @@ def scores_of_moves(
     """
     layers = dense_layers(engine.model, layer)
     pairs = ((layer, layer_moves(layer, moves, engine, knowledge)) for layer in layers)
-    chosen, parts = max(pairs, key=lambda pair: worth(*pair, noisy=knowledge.noisy))
-    seen = _Seen(chosen, candidates, engine, knowledge, parts)
+    chosen, parts = max(pairs, key=lambda pair: layer_information(*pair, noisy=knowledge.noisy))
+    seen = _LayerView(chosen, candidates, engine, knowledge, parts)
     of_row: dict[int, list[LayerMove]] = defaultdict(list)
     for part in parts:
         of_row[part.move.row].append(part)
@@ -70,7 +70,7 @@ def scores_of_moves(
             used = own
         rank[row] = max(part.space.rank for part in used)
         if len(asked):
-            values, judged, cut, exact[row] = _judged(false_alarms, seen, own, used, asked)
+            values, judged, cut, exact[row] = _attacked_records(false_alarms, seen, own, used, asked)
             # As arrays: NumPy takes a tensor of one element for a number.
             score[row, asked.numpy()], threshold[row, asked.numpy()] = values[: len(asked)], cut
             known[row, judged.numpy()] = values[len(asked) :]
@@ -78,13 +78,11 @@ def scores_of_moves(
     return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
 
 
-def calibrated(
-    others: NDArray[np.float64], of_others: NDArray[np.int64], of_asked: NDArray[np.int64], rate: float
-) -> NDArray[np.float64]:
+def calibrated(others: Floats, of_others: Ints, of_asked: Ints, rate: float) -> Floats:
     """Thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
 
     A further non-member exceeds the k-th of n known ones, in order, with probability ``(n + 1 - k) / (n + 1)``, so the
-    threshold is at ``k = (1 - rate) (n + 1)``, between two by interpolation, where conformal prediction rounds k up.
+    threshold is at ``k = (1 - rate) (n + 1)``. It is interpolated between two; conformal prediction would round k up.
     Known ones are weighted to the mix of strata of the records that are asked, since who is asked of a client has its
     labels: those of a stratum have the weight of the records there, and n is their effective number.
 
@@ -92,8 +90,8 @@ def calibrated(
 
     Args:
         others: (Z,) scores of known non-members, Z >= 1.
-        of_others, of_asked: strata (Z, S) and (m, S), coarse columns first; see `Candidates`. Of a record counts
-            the last stratum that five known ones are of.
+        of_others, of_asked: strata (Z, S) and (m, S), coarse columns first; see `Candidates`. A record is
+            compared within its last stratum that has five known non-members.
         rate: of false alarms.
 
     Example:
@@ -110,7 +108,7 @@ def calibrated(
         for column, known in zip(of_asked.T[::-1], of_others.T[::-1], strict=True):
             for stratum, count in zip(*np.unique(column[rest], return_counts=True), strict=True):
                 same = known == stratum
-                if same.sum() >= _LEAST_OF_STRATUM:
+                if same.sum() >= _MIN_OF_STRATUM:
                     weights += same * count / same.sum()
                     rest = rest & (column != stratum)
         weights += rest.sum() / len(others)
@@ -120,7 +118,7 @@ def calibrated(
     return cuts
 
 
-class _Seen:
+class _LayerView:
     """What a layer sees of candidates and of known non-members, by the model that a move started from."""
 
     def __init__(
@@ -133,7 +131,7 @@ class _Seen:
     ) -> None:
         self.layer, self.candidates, self.engine, self.knowledge = layer, candidates, engine, knowledge
         self.filters = (
-            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _LEAST_KNOWN
+            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _MIN_KNOWN
         )
         self.known = candidates.x[:0] if candidates.known is None else candidates.known
         self.family: TransformFamily | None = None
@@ -197,7 +195,7 @@ class _Seen:
             return places
         kinds, of_known = (strata[:, :1] for strata in self.candidates.strata)
         other = ~np.isin(of_known, kinds[asked.numpy()]).all(axis=1)
-        return places[np.argsort(other, kind="stable")[:_SEARCHED]]
+        return places[np.argsort(other, kind="stable")[:_MAX_SEARCHED]]
 
     def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals and their floors: of candidates and of known non-members."""
@@ -215,7 +213,7 @@ class _Seen:
         weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
         return weighted(inputs[torch.cat([asked, known])])
 
-    def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> NDArray[np.float64] | None:
+    def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> Floats | None:
         """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
         if not self.filters:
             return None
@@ -229,16 +227,16 @@ class _Seen:
         return ((total - others.mean()) / others.std().clamp(min=1e-300)).numpy()
 
 
-def _complete(seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove]) -> bool:
+def _complete(seen: _LayerView, own: Sequence[LayerMove], used: Sequence[LayerMove]) -> bool:
     """Whether moves show all their inputs: each has fewer directions than rows, or directions come again."""
     parts = own if seen.family is None else used
     again = seen.direct and seen.family is None and used[0].space.rank < sum(part.space.rank for part in own)
     return again or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
 
 
-def _judged(
-    rate: float, seen: _Seen, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
-) -> tuple[NDArray[np.float64], Tensor, NDArray[np.float64], bool]:
+def _attacked_records(
+    rate: float, seen: _LayerView, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
+) -> tuple[Floats, Tensor, Floats, bool]:
     """Scores (m + z,) of the records ``asked`` of one row and of the known non-members that it is judged by, the places
     (z,) of these, thresholds (m,), and whether its span is exact.
 
@@ -248,7 +246,7 @@ def _judged(
     columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
     residual, floor = (torch.stack(column).mean(dim=0).numpy() for column in columns)
 
-    def weighted() -> NDArray[np.float64]:
+    def weighted() -> Floats:
         if seen.family is not None:
             return residual
         return torch.stack([seen.weighted(part, asked) for part in used]).mean(dim=0).numpy()

@@ -1,7 +1,7 @@
 """The space that the rows of moves of a dense layer span, and the share of a record outside of it.
 
 A gradient of W in ``W a + b`` is ``sum_i e_i a_i'``, the errors e of the layer's outputs times its inputs a: its rows
-are combinations of the inputs. So are the rows of a sum of gradients, whatever its factors.
+are combinations of the inputs. The rows of a sum of gradients are too, whatever its factors.
 """
 
 from collections.abc import Sequence
@@ -98,16 +98,12 @@ def edge(rows: int, inputs: int, deviation: float) -> float:
 
 
 def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: float = 2.0) -> list[RowSpace]:
-    """The row space of each of n matrices (R, d).
+    """The row space of each of n matrices D (R, d) with noise nu, its singular values above ``above`` times the noise's
+    edge.
 
     The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``; where among these a value below
     a thousandth of the first is `GAP` times the next, it ends there. Matrices of one shape are decomposed together, by
     the eigenvectors of the smaller of ``D D'`` and ``D'D`` in float64.
-
-    Args:
-        moves: D of each.
-        deviations: nu of each.
-        above: the factor on the noise's edge.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)
     shapes = [tuple(move.shape) for move in moves]

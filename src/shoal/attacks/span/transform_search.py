@@ -25,7 +25,7 @@ _IMAGES = 4096
 """Transformed images in memory at a time."""
 
 _DIFFERENCE = 2e-3
-"""Of draws, for derivatives."""
+"""The difference of draws for derivatives."""
 
 
 @runtime_checkable

@@ -40,11 +40,7 @@ class ReconstructedUpdates:
     __repr__ = one_line
 
     def cosines(self, rounds: Sequence[RoundUpdates]) -> Tensor:
-        """Cosines (N,) of each reconstructed update with the mean of the updates that the client did send.
-
-        Args:
-            rounds: with the updates that the server received; the attacker has not seen them.
-        """
+        """Cosines (N,) of each reconstructed update with the mean of the updates that the client did send."""
         truth = torch.stack([_sent(rounds, client).mean(dim=0) for client in self.clients.tolist()])
         return cosine_similarity(self.updates, truth, dim=1)
 

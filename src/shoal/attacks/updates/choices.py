@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
@@ -22,6 +21,7 @@ from shoal.core.representation import one_line
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data.preferences import Preferences
 from shoal.metrics import mean_rate_interval
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 STRICTER, LAXER, NEITHER = 1, 0, -1
 """The classes of clients that `strictness` gives."""
@@ -47,7 +47,7 @@ class IdentityGuesses:
     high: float
     last_round: float
     chance: float
-    margin: NDArray[np.float64]
+    margin: Floats
     __repr__ = one_line
 
 
@@ -85,11 +85,11 @@ class ClusterIdentity:
 
     def guess(
         self,
-        assignment: NDArray[np.int64],
-        group: NDArray[np.int64],
-        clients: NDArray[np.int64],
+        assignment: Ints,
+        group: Ints,
+        clients: Ints,
         stream: Stream,
-        strata: NDArray[np.int64] | None = None,
+        strata: Ints | None = None,
     ) -> IdentityGuesses:
         """Guess the groups of N clients from their choices in T rounds.
 
@@ -139,9 +139,7 @@ class ClusterIdentity:
             margin=margin / self.splits,
         )
 
-    def _likelihood(
-        self, choices: NDArray[np.int64], group: NDArray[np.int64], labelled: NDArray[np.bool_]
-    ) -> NDArray[np.float64]:
+    def _likelihood(self, choices: Ints, group: Ints, labelled: Bools) -> Floats:
         """Values (T, N, G) of log P(choice | group) by the ``labelled`` clients; 0 where a client did not take part."""
         groups = np.arange(int(group.max()) + 1)
         likelihood, in_group = np.zeros((*choices.shape, len(groups))), (group[:, None] == groups) & labelled[:, None]
@@ -172,10 +170,10 @@ class PreferenceInference:
 
     def guess(
         self,
-        assignment: NDArray[np.int64],
-        group: NDArray[np.int64],
+        assignment: Ints,
+        group: Ints,
         preferences: Preferences,
-        clients: NDArray[np.int64],
+        clients: Ints,
         stream: Stream,
     ) -> IdentityGuesses:
         """Guess the classes of N clients from their choices in T rounds.
@@ -199,7 +197,7 @@ class PreferenceInference:
         return self.identity.guess(assignment, half, clients, stream, strata=np.maximum(seen, 0))
 
 
-def strictness(preferences: Preferences, group: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
+def strictness(preferences: Preferences, group: Ints, clients: Ints) -> Ints:
     """Classes (N,), `STRICTER` or `LAXER`: equally many in every group, and each stricter than all laxer ones.
 
     A client is stricter than another if its threshold is lower, or is the same and its beta larger. `NEITHER`: the
@@ -227,7 +225,7 @@ def _alike(preferences: Preferences, one: int, other: int) -> bool:
     return bool(same and preferences.beta[one] == preferences.beta[other])
 
 
-def _halves(cell: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:
+def _halves(cell: Ints, stream: Stream) -> Bools:
     """Random half (N,) bool of each cell; of an odd one the larger or the smaller half by a coin."""
     half = np.zeros(len(cell), dtype=bool)
     generator = stream.generator()
@@ -239,7 +237,7 @@ def _halves(cell: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:
     return half
 
 
-def _margin(likelihood: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
+def _margin(likelihood: Floats, group: Ints) -> Floats:
     """Log-likelihood (T, N) of a client's group minus the largest of another group, from those of all (T, N, G)."""
     true = group[:, None] == np.arange(int(group.max()) + 1)
     return np.where(true, likelihood, 0.0).sum(axis=2) - np.where(true, -np.inf, likelihood).max(axis=2)

@@ -13,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.errors import require
@@ -22,10 +21,8 @@ from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.engine import Algorithm, MaliciousTraining, RoundReport, State, Tensors, Training
 from shoal.metrics import Metric, mean_interval
-from shoal.metrics.intervals import RateEstimate
+from shoal.metrics.intervals import Floats, RateEstimate
 from shoal.metrics.summary import Summary
-
-Floats = NDArray[np.float64]
 
 _MEANING = "An estimate of client-level epsilon, for these canaries; not a bound."
 

@@ -15,14 +15,13 @@ whose evidence is a linear model of the sum that is fitted on shadow updates. Ou
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from shoal.core.errors import require
+from shoal.metrics.intervals import Bools, Floats, Ints
 
-_Floats = NDArray[np.float64]
 
-
-def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -> tuple[NDArray[np.int64], _Floats]:
+def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -> tuple[Ints, Floats]:
     """The mean rank of the records of each of C candidates, in (0, 1): higher where it more likely took part.
 
     A rank is the share of all records of the stratum with a lower score, and half of those with the same: the scale of
@@ -54,10 +53,10 @@ def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -
     return clients, np.bincount(position, rank) / np.bincount(position)
 
 
-def cohort_coefficients(evidence: _Floats, took_part: NDArray[np.bool_]) -> _Floats:
+def cohort_coefficients(evidence: Floats, took_part: Bools) -> Floats:
     """How much of the evidence of each of C candidates comes with each of N clients' taking part, by least squares.
 
-    Of all solutions it is the shortest, so fewer rounds than clients will do.
+    It is the shortest of all solutions, so fewer rounds than clients will do.
 
     Args:
         evidence: (T, C), what the sum of round t says of candidate c, such as `client_scores` of one move.

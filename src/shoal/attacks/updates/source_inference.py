@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import settings
 from shoal.metrics import clopper_pearson
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Guesses:
         return self.right / self.count if self.count else float("nan")
 
     @staticmethod
-    def from_outcomes(right: NDArray[np.bool_], chance: NDArray[np.float64]) -> "Guesses":
+    def from_outcomes(right: Bools, chance: Floats) -> "Guesses":
         """Guesses (m,) that were right or not, and the chance of each."""
         low, high = (float(end) for end in clopper_pearson(right.sum(), len(right)))
         return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
@@ -111,7 +111,7 @@ class GroupInference:
         return Guesses.from_outcomes(guessed == group, np.full(len(group), share))
 
 
-def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
+def last_assignment(scores: UpdateScores) -> Ints:
     """The cluster (N,) of each client in its last recorded round; -1 for one in none."""
     last = np.full(len(scores.clients), -1, dtype=np.int64)
     for assignment in scores.assignment:
@@ -119,12 +119,12 @@ def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
     return last
 
 
-def client_groups(scores: UpdateScores) -> NDArray[np.int64]:
+def client_groups(scores: UpdateScores) -> Ints:
     """The group (N,) of most records of each client; -1 for one without records."""
     by_client = [scores.group[scores.client == i] for i in range(len(scores.clients))]
     return np.array([_most(groups) if len(groups) else -1 for groups in by_client], dtype=np.int64)
 
 
-def _most(values: NDArray[np.int64]) -> int:
+def _most(values: Ints) -> int:
     """The most frequent of some numbers, the smallest of several such."""
     return int(np.bincount(values).argmax())

@@ -26,13 +26,13 @@ inference attacks in federated learning against overparameterized models", ICLR 
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import Flag, settings
+from shoal.metrics.intervals import Floats, Ints
 
-LEAST_OTHERS = 2
+MIN_OTHERS = 2
 """Clients in a null: one has no variance."""
 
 
@@ -61,7 +61,7 @@ class FedMIALoss:
     view: ClassVar[View] = "server"
     threshold: ClassVar[float] = 0.5
 
-    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+    def score(self, scores: UpdateScores) -> Floats:
         """(N, M) in [0, 1]; NaN for a client with fewer than two others beside it in all of its rounds."""
         return _percentiles(-scores.loss.astype(np.float64), scores.assignment)
 
@@ -82,7 +82,7 @@ class FedMIACosine:
 
     drop_outliers: Flag = False
 
-    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+    def score(self, scores: UpdateScores) -> Floats:
         """(N, M) in [0, 1]; NaN as in `FedMIALoss`."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=self.drop_outliers)
 
@@ -96,7 +96,7 @@ class GradCosine:
     view: ClassVar[View] = "server"
     threshold: ClassVar[float] = 0.0
 
-    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+    def score(self, scores: UpdateScores) -> Floats:
         """(N, M) in [-1, 1]; NaN for a client in no recorded round."""
         return mean_over_rounds(scores.cosine.astype(np.float64))
 
@@ -110,14 +110,12 @@ class GradDifference:
     view: ClassVar[View] = "server"
     threshold: ClassVar[float] = 0.0
 
-    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+    def score(self, scores: UpdateScores) -> Floats:
         """(N, M); NaN for a client in no recorded round."""
         return mean_over_rounds(scores.difference.astype(np.float64))
 
 
-def _percentiles(
-    values: NDArray[np.float64], assignment: NDArray[np.int64], *, drop_outliers: bool = False
-) -> NDArray[np.float64]:
+def _percentiles(values: Floats, assignment: Ints, *, drop_outliers: bool = False) -> Floats:
     """The mean over rounds (N, M) of where each client's values (T, N, M) lie among the others' of its cluster."""
     from scipy.special import ndtr  # noqa: PLC0415 - scipy takes a while to import
 
@@ -126,7 +124,7 @@ def _percentiles(
         for i in np.flatnonzero(clusters >= 0):
             same_model = np.flatnonzero(clusters == clusters[i])
             null = values[t, same_model[same_model != i]]
-            if len(null) >= LEAST_OTHERS:
+            if len(null) >= MIN_OTHERS:
                 kept = np.ones(null.shape, dtype=bool)
                 if drop_outliers:
                     kept = null <= null.mean(axis=0) + 3 * null.std(axis=0)

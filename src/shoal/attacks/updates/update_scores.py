@@ -21,6 +21,7 @@ from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.engine import Engine, RoundUpdates
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 NOBODY = -1
 """The client of a record that nobody trained on."""
@@ -95,20 +96,20 @@ class UpdateScores:
         groups: names of the groups.
     """
 
-    rounds: NDArray[np.int64]
-    clients: NDArray[np.int64]
-    assignment: NDArray[np.int64]
+    rounds: Ints
+    clients: Ints
+    assignment: Ints
     loss: NDArray[np.float32]
     cosine: NDArray[np.float32]
     difference: NDArray[np.float32]
-    label: NDArray[np.int64]
-    client: NDArray[np.int64]
-    group: NDArray[np.int64]
+    label: Ints
+    client: Ints
+    group: Ints
     groups: tuple[str, ...]
     __repr__ = one_line
 
     @property
-    def present(self) -> NDArray[np.bool_]:
+    def present(self) -> Bools:
         """(T, N), whether each client took part in each round."""
         return self.assignment >= 0
 
@@ -124,7 +125,7 @@ class UpdateAttack(Protocol):
     threshold: ClassVar[float]
     """The largest score of a non-member."""
 
-    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+    def score(self, scores: UpdateScores) -> Floats:
         """(N, M), higher where a record is more likely one of that client's; NaN where nothing was seen of it."""
         ...
 
@@ -164,7 +165,7 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
     """
     require(len(records) > 0, "there are no records to attack")
     owners = records.client[records.client != NOBODY].unique().tolist()
-    seen: list[tuple[int, list[int], NDArray[np.int64], dict[str, Tensor]]] = []
+    seen: list[tuple[int, list[int], Ints, dict[str, Tensor]]] = []
     for updates in rounds:
         try:
             check_updates(updates, engine.model.layout.size)
@@ -244,7 +245,7 @@ def _compared(moved: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(lengths > 0, inner / lengths.clamp(min=1e-30), 0).cpu(), (2 * inner - squares).cpu()
 
 
-def mean_over_rounds(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_over_rounds(values: Floats) -> Floats:
     """The mean (N, M) of values (T, N, M) over the rounds in which they are not NaN; NaN where they always are."""
     present = ~np.isnan(values)
     count = present.sum(axis=0)

@@ -34,7 +34,7 @@ from shoal.attacks.span.matched_filter import RIDGE, Clutter
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.models import Model
 
-LEAST_EXAMPLES = 100
+MIN_EXAMPLES = 100
 """Examples below which moments say nothing."""
 
 _EXAMPLES, _FEWER_EXAMPLES, _LARGE = 2000, 400, 1 << 21
@@ -134,7 +134,7 @@ class InitialGradients:
     """The gradients of examples by an initial model.
 
     Args:
-        terms: of each dense layer, by its name; of none where there are fewer than `LEAST_EXAMPLES`.
+        terms: of each dense layer, by its name; of none where there are fewer than `MIN_EXAMPLES`.
         length, common: E |g|^2 and |E g|^2 of the gradients of all parameters; 0 where nobody asked.
     """
 
@@ -163,7 +163,7 @@ def initial_gradients(
     """
     modules = dict(model.structure().named_modules())
     layers = [name for name in names if type(modules[name]) is nn.Linear]
-    if len(x) < LEAST_EXAMPLES or not layers:
+    if len(x) < MIN_EXAMPLES or not layers:
         return InitialGradients({})
     some = _spread(len(x), _EXAMPLES if model.parameters < _LARGE else _FEWER_EXAMPLES)
     x, y, scored = x[some].cpu(), y[some].cpu(), _spread(len(some), _SCORED)

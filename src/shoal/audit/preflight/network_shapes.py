@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoal.audit.preflight.exposure_rule import LayerShape
 from shoal.models import Model, cross_entropy
 
-MOST_INPUTS = 4096
+MAX_INPUTS = 4096
 """Inputs up to which the rank of what a layer reads is computed."""
 
 _RANK_TOLERANCE = 1e-6
@@ -72,7 +72,7 @@ def _note(
     reads_data = not read.requires_grad
     if isinstance(module, nn.Linear):
         inputs, outputs, positions = module.in_features, module.out_features, read.numel() // module.in_features
-        if ranks and positions == count and 1 < inputs <= MOST_INPUTS:
+        if ranks and positions == count and 1 < inputs <= MAX_INPUTS:
             inputs = _rank(read.detach().reshape(count, inputs))
     elif isinstance(module, nn.Embedding):
         inputs, outputs, positions = module.num_embeddings, module.embedding_dim, read.numel()

@@ -19,10 +19,10 @@ from shoal.core.errors import InputError, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.file_contents import opened
 
-_What = Literal["images", "labels"]
+_Part = Literal["images", "labels"]
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
 _DIMENSIONS = {"images": 3, "labels": 1}
-_FILES: list[tuple[str, _What]] = [
+_FILES: list[tuple[str, _Part]] = [
     ("train", "images"),
     ("train", "labels"),
     ("t10k|test", "images"),
@@ -89,7 +89,7 @@ def count_idx_images(folder: Path, prefixed: bool = False) -> str:
     return f"{sum(shape[0] for shape in shapes):,} of {shapes[0][1]}x{shapes[0][2]}"
 
 
-def read_idx(path: Path, what: _What) -> Tensor:
+def read_idx(path: Path, what: _Part) -> Tensor:
     """The elements of an IDX file: images (M, H, W) or labels (M,), uint8; M may be 0.
 
     Raises:
@@ -105,7 +105,7 @@ def read_idx(path: Path, what: _What) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, np.uint8)).reshape(shape)
 
 
-def _shape(file: io.BufferedIOBase, path: Path, what: _What) -> list[int]:
+def _shape(file: io.BufferedIOBase, path: Path, what: _Part) -> list[int]:
     """The shape that a file's header says."""
     magic, dimensions = file.read(4), _DIMENSIONS[what]
     _require_whole(magic, 4, path, "header")
@@ -146,7 +146,7 @@ def size_of(images: Tensor) -> str:
     return f"{images.shape[-2]}x{images.shape[-1]}"
 
 
-def _find(folder: Path, part: str, what: _What, prefixed: bool) -> Path | None:
+def _find(folder: Path, part: str, what: _Part, prefixed: bool) -> Path | None:
     """A file by its accepted names; of several the first in alphabetical order."""
     name = re.compile(rf"{_PREFIX * prefixed}({part})-{what}[-.]idx{_DIMENSIONS[what]}-ubyte(\.gz)?")
     return min((path for path in folder.glob("*-ubyte*") if name.fullmatch(path.name) and path.is_file()), default=None)

@@ -1,9 +1,9 @@
 """Yelp-author: reviews by the ten most active authors of the Yelp Open Dataset, with their stars.
 
 Source: Kim et al., RAID 2023, doi:10.1145/3607199.3607218, section 4.1.1. Words are numbered as in the authors' public
-code, with two differences: that code looks words up as they are written in a vocabulary in lower case, so that
-capitalised words vanish, while here both are in lower case; and it pads every text to the longest one, while here texts
-are cut at `MAX_WORDS` words.
+code, with two differences. That code looks words up as they are written in a vocabulary in lower case, so that
+capitalised words vanish; here both are in lower case. It pads every text to the longest one; here texts are cut at
+`MAX_WORDS` words.
 """
 
 import sys

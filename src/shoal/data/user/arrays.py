@@ -11,13 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from shoal.core.errors import InputError, described, require
 from shoal.core.representation import one_line, shortened
 from shoal.core.settings import Flag, settings
 from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset, TextDataset
 from shoal.data.names import require_group_names
+from shoal.data.user.loaders import pair_of_loader
 
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
@@ -106,13 +107,15 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
 
     Args:
         name: of the examples in sentences, such as "client 3".
-        value: a pair (x, y), or a data set of PyTorch that gives pairs.
+        value: a pair (x, y), a data set of PyTorch that gives pairs, or a `DataLoader` (`pair_of_loader`).
         task: what labels are.
 
     Raises:
         InputError: they cannot be converted, or differ in number.
     """
-    if isinstance(value, Dataset):
+    if isinstance(value, DataLoader):
+        value = pair_of_loader(name, value)
+    elif isinstance(value, Dataset):
         require(isinstance(value, Sized), f"{name} is a data set without a length; give one with __len__")
         rows = [value[i] for i in range(len(value))]  # pyright: ignore[reportArgumentType]
         pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
@@ -121,7 +124,7 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
         value = stacked(name, [x for x, _ in rows]), labels
     more = f"; {_PACKED}" if isinstance(value, tuple | list | dict) else ""
     if not isinstance(value, tuple | list) or len(value) != 2:
-        kinds = "a pair (x, y) or a torch.utils.data.Dataset of such pairs"
+        kinds = "a pair (x, y), a torch.utils.data.Dataset of such pairs or a DataLoader"
         raise InputError(f"{name} must be {kinds}; got {described(value)}{more}")
     x = _inputs(f"the inputs of {name}", value[0])
     y = (_targets if task == "regression" else _labels)(f"the labels of {name}", value[1])

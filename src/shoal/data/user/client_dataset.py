@@ -20,7 +20,7 @@ from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Impute
-from shoal.data.user.origins import NameOf, at
+from shoal.data.user.origins import NameOf, numbered_name
 from shoal.data.user.standardizer import Standardizer, Words
 
 _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
@@ -144,7 +144,7 @@ class ClientDataset:
             inputs=self.inputs,
             words=self.words,
             impute=self.impute,
-            origin=partial(at, self.origin, kept),
+            origin=partial(numbered_name, self.origin, kept),
         )
         return replace(others, warnings=(*self.warnings, f"{self.name}: left out {clients}: {left_out}{more}"))
 
@@ -293,7 +293,7 @@ def federation_of_clients(
         preferences=preferences,
         classes=data.classes,
         names=data.client_names,
-        origins={part: partial(at, data.origin, numbers) for part, numbers in rows.items()},
+        origins={part: partial(numbered_name, data.origin, numbers) for part, numbers in rows.items()},
         own_inputs=True,
     )
 

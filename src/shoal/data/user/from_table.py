@@ -13,7 +13,7 @@ from shoal.core.errors import require
 from shoal.data.names import EVERYBODY, groups_of_clients, numbered, similar_names
 from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task, tensors_of
 from shoal.data.user.from_tensors import Limits, fields_from_tensors
-from shoal.data.user.origins import at
+from shoal.data.user.origins import numbered_name
 from shoal.data.user.packed_arrays import ClientArrays
 from shoal.data.user.standardizer import Standardizer
 from shoal.data.user.table_rows import TableRows, frame_of, read_rows
@@ -84,5 +84,5 @@ def fields_from_table(
         classes=classes,
         task=task,
     )
-    origins = {**fields["origins"], "clients": partial(at, "table[{}]".format, order)}
+    origins = {**fields["origins"], "clients": partial(numbered_name, "table[{}]".format, order)}
     return fields | {"names": tuple(map(str, clients)), "origins": origins}

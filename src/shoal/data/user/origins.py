@@ -16,7 +16,7 @@ Origins = Mapping[str, NameOf]
 """The names of the rows of a federation's examples, by the part that they are in: clients, holdout, test."""
 
 
-def at(name_of: NameOf, numbers: Tensor, row: int) -> str:
+def numbered_name(name_of: NameOf, numbers: Tensor, row: int) -> str:
     """The name of the ``row``-th of examples with these ``numbers`` (m,)."""
     return name_of(int(numbers[row]))
 

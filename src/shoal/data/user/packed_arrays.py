@@ -58,17 +58,13 @@ class ClientArrays:
     def shards(self, name: str, task: Task) -> Shards:
         """The N clients' examples, not yet checked for numbers and labels that cannot be used; ``x`` is not copied.
 
-        Args:
-            name: of the examples in sentences.
-            task: what labels are.
-
         Raises:
             InputError: a file that is missing, cut off or of another form; or examples, labels and sizes that do not
                 match.
         """
         x, y = _opened(self.x), _opened(self.y)
         mapped = isinstance(x, np.memmap)
-        tensors = tensors_of(name, (_as_it_lies(x, self.x) if mapped else x, y), task)
+        tensors = tensors_of(name, (_mapped_tensor(x, self.x) if mapped else x, y), task)
         return Shards.from_contiguous(*tensors, _sizes(name, self.sizes, len(tensors[1])), mapped=mapped)
 
 
@@ -98,7 +94,7 @@ def _opened(value: Any) -> object:  # noqa: ANN401
         ) from error
 
 
-def _as_it_lies(array: np.memmap, value: object) -> Tensor:
+def _mapped_tensor(array: np.memmap, value: object) -> Tensor:
     """A mapped array as a tensor over the same memory.
 
     Raises:

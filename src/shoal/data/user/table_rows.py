@@ -148,7 +148,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     require(
         bool(inputs), f"{name} has no column of numbers besides {quoted(filter(None, used))}; the model needs inputs"
     )
-    return inputs, [*_left_out(name, table, columns, kinds), *_perhaps_codes(name, table, inputs)]
+    return inputs, [*_left_out(name, table, columns, kinds), *_code_warnings(name, table, inputs)]
 
 
 def _kind(column: pd.Series) -> _Kind:
@@ -181,7 +181,7 @@ def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str,
         yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}{how}"
 
 
-def _perhaps_codes(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterator[str]:
+def _code_warnings(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterator[str]:
     """A warning of inputs that look like ids or postcodes."""
     codes = []
     for column in [column for column in inputs if pd.api.types.is_integer_dtype(table[column])]:

@@ -15,6 +15,7 @@ from shoal.deployment.messages import Offer, parts_of
 from shoal.deployment.secure_sums.fixed_point import FixedPoint
 from shoal.deployment.secure_sums.protocol_messages import RefusedError
 from shoal.engine import ClientUpdate
+from shoal.metrics.intervals import Floats
 
 HISTOGRAMS = np.dtype("<u4")
 """The integers of histograms, modulo 2^32."""
@@ -80,12 +81,6 @@ def numbers_of(config: Config, clients: int) -> FixedPoint:
 def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: int) -> NDArray:
     """The block (1 + P,) of an update: number of examples, and the weighted and clipped update.
 
-    Args:
-        update: of the client.
-        models: (K, P), those that it was offered.
-        config: of the run.
-        clients: of the sum.
-
     Raises:
         RefusedError: it is not finite, or clipping would take away noise that others rely on.
     """
@@ -115,14 +110,14 @@ def summed_update(block: NDArray, members: int, config: Config, clients: int) ->
     return examples, torch.from_numpy(numbers.decoded(block[1:]) / weight)
 
 
-def histogram_block(counts: NDArray[np.float64], half: int) -> NDArray:
+def histogram_block(counts: Floats, half: int) -> NDArray:
     """The block of a client's histograms (2, B), in the ``half`` of the clients that it is in, 0 or 1."""
     halves = np.zeros((2, *counts.shape), np.int64)
     halves[half] = np.rint(counts)
     return halves.astype(HISTOGRAMS).ravel()
 
 
-def summed_histograms(block: NDArray) -> NDArray[np.float64]:
+def summed_histograms(block: NDArray) -> Floats:
     """The histograms (2, 2, B) of the clients of each half, of members and of hold-outs, from the block's sum."""
     return block.view("<i4").astype(np.float64).reshape(2, 2, -1)
 

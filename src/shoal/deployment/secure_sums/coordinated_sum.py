@@ -33,8 +33,9 @@ from shoal.deployment.secure_sums.protocol_messages import (
     threshold_of,
 )
 from shoal.deployment.secure_sums.shamir import secret_of
+from shoal.metrics.intervals import Ints
 
-Ask = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
+SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
 """Sends clients their questions, and hands out the answers that come in time: name, answer, and the blocks beside."""
 
 _Kind = TypeVar("_Kind", bound=Answer)
@@ -51,7 +52,7 @@ class ClusterSums:
     """
 
     members: tuple[str, ...]
-    counts: NDArray[np.int64]
+    counts: Ints
     blocks: Mapping[int, NDArray]
 
 
@@ -76,7 +77,7 @@ class CoordinatedSum:
     form: Callable[[int], tuple[int, np.dtype]]
     share: float
     offer: bytes
-    ask: Ask
+    ask: SendQuestions
     reject: Callable[[str, str], object]
 
     def carried_out(self, names: Sequence[str], known: KnownKeys, least: int) -> ClusterSums:

@@ -43,7 +43,7 @@ class FixedPoint:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of encoded numbers, little-endian."""
+        """The type of encoded numbers, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
     def encoded(self, values: NDArray[np.float64]) -> NDArray:

@@ -24,6 +24,7 @@ from shoal.core.errors import ShoalError
 from shoal.deployment.flower_config import CLIENT_NAME
 from shoal.deployment.secure_sums.masks import derived, mask_of, public_of, shared_key
 from shoal.deployment.secure_sums.node_keys import is_signed
+from shoal.metrics.intervals import Ints
 
 _BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", extra="forbid")
 
@@ -250,9 +251,7 @@ def own_mask(seed: bytes, binding: bytes, shape: tuple[int, ...], dtype: np.dtyp
     return mask_of(derived(seed, b"own", binding), shape, dtype)
 
 
-def opened_counts(
-    transcript: Transcript, cards: Mapping[str, Card], sharers: Sequence[str], binding: bytes
-) -> NDArray[np.int64]:
+def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Sequence[str], binding: bytes) -> Ints:
     """The number of members that chose each cluster (K,), from all that was sent.
 
     Args:

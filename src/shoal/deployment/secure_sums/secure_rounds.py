@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shoal.attacks.queries.loss_histograms import EDGES, cross_fitted_accuracy
 from shoal.audit import RedTeam
@@ -37,7 +36,7 @@ from shoal.deployment.secure_sums.protocol_messages import Answer, Delivery, Kin
 from shoal.deployment.secure_sums.secure_records import pack_question, unpack_answer
 from shoal.deployment.server.server_rounds import NAMES, Progress, Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, RoundPlan, State, Training, summed_round
-from shoal.metrics.intervals import RateEstimate
+from shoal.metrics.intervals import Floats, RateEstimate
 
 LOG = logging.getLogger("shoal")
 
@@ -121,7 +120,7 @@ class SecureRounds:
             after = replace(after, assignment=torch.cat([assignment, nobody]))
         return after, plan
 
-    def histograms(self, state: State) -> dict[int, NDArray[np.float64]]:
+    def histograms(self, state: State) -> dict[int, Floats]:
         """The histograms (2, 2, B) of each half of the clients of each cluster that is opened."""
         everybody = [i for i, member in enumerate(self.server.members) if member.node is not None and member.trained]
         try:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 PRIME = 2**255 - 19
 BYTES = 32
-"""Of a secret and of a share."""
+"""Length of a secret and of a share."""
 
 
 def draw_secret() -> bytes:

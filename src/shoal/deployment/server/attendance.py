@@ -20,10 +20,10 @@ from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.roster import Member, Roster
 from shoal.models import FeatureMap, Model
 
-_IDLE = 3
+_MAX_IDLE_ROUNDS = 3
 """Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
 
-_BEHIND = 2
+_LATE_REPLIES = 2
 """Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
 
 
@@ -110,8 +110,9 @@ class Attendance:
         """
         self.idle = 0 if merged else self.idle + 1
         require(
-            self.idle < _IDLE,
-            f"round {number}: in {_IDLE} rounds on end {otherwise}, as 'events.csv' says; the same command goes on",
+            self.idle < _MAX_IDLE_ROUNDS,
+            f"round {number}: in {_MAX_IDLE_ROUNDS} rounds on end {otherwise}, as 'events.csv' says; the same command "
+            "goes on",
         )
 
     def refuse(self, number: int, member: Member, reason: str) -> None:
@@ -131,7 +132,7 @@ class Attendance:
             if member is not None:
                 member.waits = True
             self._behind[answer.node] = self._behind[answer.node] + 1 if answer.late else 0
-            if self._behind[answer.node] == _BEHIND:
+            if self._behind[answer.node] == _LATE_REPLIES:
                 name = "unknown" if member is None else member.name
                 reason = "each of its replies comes a message late, as after an outage: restart its SuperNode"
                 self.events.add(number, "missed", name, answer.node, reason)

@@ -58,7 +58,7 @@ class Registration:
         return Registration(hashlib.sha256(public_key).hexdigest()[:32] if public_key else "", name)
 
 
-_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_UNAVAILABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 _POLL = 0.25
 """Seconds from one look for replies to the next. Flower's own loop takes three."""
@@ -170,7 +170,7 @@ class Exchange:
             NotUploadedError: it is not there as a whole.
         """
         if reply.error is not None:
-            gone = reply.error.code in _GONE
+            gone = reply.error.code in _UNAVAILABLE
             return Answer(node, None, plain(reply.error.reason), late, gone, failed=not gone)
         content, error = None, ""
         try:

@@ -1,8 +1,9 @@
 """Replies at the SuperLink, read object by object, so that nothing of a reply is larger than what was asked for.
 
-Flower's own `Grid.pull_messages` takes whatever a node has pushed, joins a chunk as often as its array names it, waits
-two hours for an object that is never uploaded, and ends at the first reply that it cannot read, with all others of the
-call lost. So this reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`) with a bound on each.
+Flower's own `Grid.pull_messages` takes whatever a node has pushed, and joins a chunk as often as its array names it. It
+waits two hours for an object that is never uploaded. It ends at the first reply that it cannot read, and all others of
+the call are lost. So this reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`) with a bound on
+each.
 """
 
 import json
@@ -22,7 +23,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from shoal.deployment.messages import RejectedReplyError, reject_unless
 
-_BESIDE = 1 << 20
+_HEADER_BYTES = 1 << 20
 """Bytes that a reply may have beside its arrays' numbers: names, counts, reasons, headers."""
 
 _CHILDREN = 64
@@ -119,13 +120,13 @@ def _collected(pull: Callable[[str], bytes], message: str, largest: int) -> tupl
     The message comes first, which Flower uploads last: where it is there, so is the rest. Numbers are counted as often
     as an array names their chunk, before the next chunk is taken.
     """
-    contents, beside, left = dict[str, bytes](), _BESIDE, largest
+    contents, beside, left = dict[str, bytes](), _HEADER_BYTES, largest
 
     def read(object_id: str, kinds: Collection[str], most: int = _CHILDREN) -> tuple[str, list[str]]:
         nonlocal beside
         content = contents.get(object_id) or pull(object_id)
         beside -= len(content)
-        reject_unless(beside >= 0, f"a reply with more than {_BESIDE} bytes beside its arrays")
+        reject_unless(beside >= 0, f"a reply with more than {_HEADER_BYTES} bytes beside its arrays")
         kind, children, _ = get_object_head_values_from_object_content(content)
         reject_unless(kind in kinds, f"an object '{kind}' in the place of {' or '.join(sorted(kinds))}")
         reject_unless(len(children) <= most, f"an object '{kind}' of {len(children)} parts, above {most}")

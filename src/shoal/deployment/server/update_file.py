@@ -1,8 +1,8 @@
 """The models that clients sent in a round, in a file, until all have come and their weights are known.
 
 A client's weight is its share of those who replied, and the order of summation goes by their numbers of examples. So a
-sum that is the simulation's bit for bit begins when the last reply is there, and what came before is kept on disk:
-memory is that of a few models for any number of clients, disk 4 bytes a parameter and client.
+sum that is the simulation's bit for bit begins when the last reply is there, and what came before is kept on disk.
+Memory is that of a few models for any number of clients; disk is 4 bytes a parameter and client.
 """
 
 import tempfile

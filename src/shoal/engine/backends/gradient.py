@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._functorch import eager_transforms  # pyright: ignore[reportMissingTypeStubs]
 from torch.func import grad
 
-KNOWN = "2.13."
+TORCH_VERSION = "2.13."
 """The version of PyTorch whose internal functions these are; a test compares the bits."""
 
 
@@ -21,7 +21,7 @@ def gradient_of(loss: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]
     that takes 0.9 s of processor time and 55 MiB, more than a short run needs for everything else. In another version
     of PyTorch it is `torch.func.grad` itself.
     """
-    if not torch.__version__.startswith(KNOWN):
+    if not torch.__version__.startswith(TORCH_VERSION):
         return grad(loss)
 
     def gradient(weights: dict[str, Tensor], *rest: object) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ The fast way needs only every layer's inputs and the gradients of its outputs (`
 layers, and those that use a parameter in several places, compute the gradients example by example.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,9 @@ from torch.func import functional_call, grad, vmap
 from shoal.core.errors import require
 from shoal.engine.backends.example_gradients import gradients_one_by_one
 from shoal.engine.backends.ghost_norms import ParameterGradients, formula
+from shoal.engine.steps import Forward
 from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Loss
-
-Forward = Callable[[Tensor], Tensor]
 
 
 def require_per_example_gradients(network: nn.Module) -> None:

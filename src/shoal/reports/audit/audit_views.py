@@ -73,7 +73,7 @@ def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str])
         return f"{finds}is right about {records} in {accuracy.percent} of cases, where chance is 50 % {by}."
     what = "is not shown to recognise" if accuracy.outcome == "chance" else "may or may not recognise, by so few,"
     interval = accuracy.with_interval(at_chance(worst.null_high))
-    return f"{what} {records}: {worst.title} has balanced accuracy {interval}."
+    return f"{what} {records}: {worst.title} has balanced accuracy {interval} and AUC {worst.auc.with_interval()}."
 
 
 def by_view(found: Headlines) -> plot.Figure | None:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
-from shoal.control import COLUMN, Coordinator
+from shoal.control import DIRECTIVE_COLUMN, Coordinator
 from shoal.core.formats import capitalized, decimal, percent
 from shoal.reports import plotting as plot
 from shoal.reports.curves import ends, fit_rounds, over_rounds
@@ -26,7 +26,7 @@ def coordinator_section(coordinator: Coordinator, rounds: pd.DataFrame) -> Secti
     """
     if "over_limit" not in rounds:
         return None
-    strengths = {column: rounds[column].fillna(0) for column in map(str, rounds) if column.startswith(COLUMN)}
+    strengths = {column: rounds[column].fillna(0) for column in map(str, rounds) if column.startswith(DIRECTIVE_COLUMN)}
     asked = [column for column, values in strengths.items() if (values != 0).any()]
     never = [column for column in strengths if column not in asked]
     paragraphs = (_method(coordinator), *_history(rounds, coordinator, [*strengths]))
@@ -54,7 +54,7 @@ def directive_name(column: str) -> str:
     >>> directive_name("directive.shorter_training")
     'shorter training'
     """
-    return column.removeprefix(COLUMN).replace("_", " ")
+    return column.removeprefix(DIRECTIVE_COLUMN).replace("_", " ")
 
 
 def _history(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[str]) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _history(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[s
     unmet = [sentence for k, inside in clusters.items() for sentence in _unmet(k, inside, coordinator)]
     if unmet:
         yield " ".join(unmet)
-    if f"{COLUMN}dp_sgd" in columns:
+    if f"{DIRECTIVE_COLUMN}dp_sgd" in columns:
         yield "No epsilon is stated, since the strength of DP-SGD differs by cluster and round."
 
 

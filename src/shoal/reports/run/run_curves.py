@@ -251,11 +251,6 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) 
     accuracy of the membership attack: lines are the red team's estimates, where it made any, and diamonds what was
     measured on the final models.
 
-    Args:
-        rounds: the rows of `rounds.csv`.
-        summary: of the run.
-        metric: its name.
-
     Returns:
         (3,) axes: accuracy or the metric, exposure, clients.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from shoal.config.kinds import algorithm_title
-from shoal.control import COLUMN
+from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
@@ -69,10 +69,10 @@ def _coordinator(summary: Summary) -> list[str]:
     if not steered:
         return []
     asked = [
-        f"{name.removeprefix(COLUMN).replace('_', ' ')} {value:.2f} of cluster {k}"
+        f"{name.removeprefix(DIRECTIVE_COLUMN).replace('_', ' ')} {value:.2f} of cluster {k}"
         for k, metrics in steered.items()
         for name, value in metrics.items()
-        if name.startswith(COLUMN) and value
+        if name.startswith(DIRECTIVE_COLUMN) and value
     ]
     unmet = ", ".join(str(k) for k, metrics in steered.items() if metrics["limit_unmet"])
     vain = f"; it cannot bring cluster {unmet} within the limits of its members at the cost it allows" if unmet else ""

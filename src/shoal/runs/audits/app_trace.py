@@ -96,7 +96,8 @@ def app_trace(
     Args:
         folder: of the recorder.
         model: the app's network, or a `Model` of it with its loss.
-        members: what each client trained on, by its number: a pair (x, y), or a `torch.utils.data.Dataset` of pairs.
+        members: what each client trained on, by its number: a pair (x, y), a `torch.utils.data.Dataset` of pairs, or
+            a `DataLoader` of pairs or of dictionaries with ``label``.
         others: such examples that nobody trained on, as many as you have.
         local: the clients' local training, where it is known; the span attack then subtracts weight decay.
 

@@ -1,17 +1,4 @@
-"""The files of an audit; score files, of any framework.
-
-audit.json   the figures, under flat keys; see `Audit.flat`
-audit.csv    a row for each attack on all records, on each group and on each model, and for each client
-scores.csv   the scores that all figures are computed from: a score file
-references/  the scores of each reference federation
-audit.html   all of it, to look at
-
-A score file has membership scores of records on an attacked model and on reference models, as a CSV table. Columns:
-``record, client, group, member, score``, and for each reference model i ``score_ref_i, member_ref_i``. Scores are
-logit-scaled confidences log(p / (1 - p)), members are 1 and others 0. ``model`` says which of several attacked models
-gave the score; without it there is one. A row without a client is of the population: no model trained on it. ``pair``
-names the pair of a client's member and a non-member in its place, where records were drawn so.
-"""
+"""The files of an audit; score files, of any framework. Their content is in docs/configuration.md."""
 
 import json
 import os
@@ -31,6 +18,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, located, require
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 COLUMNS = ("record", "client", "group", "member", "score")
 """The columns of every score file."""
@@ -135,9 +123,9 @@ def write_scores(path: Path, records: AuditRecords) -> None:
 
 def _frame(
     names: Mapping[str, object],
-    member: NDArray[np.bool_],
+    member: Bools,
     scores: ReferenceScores | Population,
-    reference_member: NDArray[np.bool_],
+    reference_member: Bools,
     pair: NDArray | str | None,
 ) -> pd.DataFrame:
     """Rows of a score file."""
@@ -193,7 +181,7 @@ class _ScoreFile:
     path: Path
     frame: pd.DataFrame
 
-    def refuse(self, wrong: NDArray[np.bool_], sentence: str, column: str = "") -> None:
+    def refuse(self, wrong: Bools, sentence: str, column: str = "") -> None:
         """Raise `InputError` with the line of the first row at a mask; ``sentence`` may have the row's ``{cell}``."""
         for row in np.flatnonzero(wrong)[:1]:
             cell = self.frame[column].iloc[row] if column else ""
@@ -209,13 +197,13 @@ class _ScoreFile:
             require(fits, f"{self.path}: the column '{name}' must end in a reference model's number, as {kind}_1")
         return {int(name.removeprefix(f"{kind}_")) for name in names}
 
-    def numbers(self, name: str) -> NDArray[np.float64]:
+    def numbers(self, name: str) -> Floats:
         """A column (M,) of finite numbers."""
         values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=float)
         self.refuse(~np.isfinite(values), f"'{name}' must be a finite number; got {{cell}}", name)
         return values
 
-    def flags(self, name: str) -> NDArray[np.bool_]:
+    def flags(self, name: str) -> Bools:
         """A column (M,) that says whether a record was trained on."""
         cells = self.frame[name]
         self.refuse(~cells.isin((*_TRUE, *_FALSE)).to_numpy(), f"'{name}' must be 0 or 1; got {{cell}}", name)
@@ -225,7 +213,7 @@ class _ScoreFile:
         """Columns (M, R), of which there may be none."""
         return np.stack(columns, axis=1) if columns else np.empty((len(self.frame), 0))
 
-    def models(self) -> NDArray[np.int64]:
+    def models(self) -> Ints:
         """(M,) numbers of the attacked models."""
         if "model" not in self.frame:
             return np.zeros(len(self.frame), dtype=np.int64)
@@ -234,7 +222,7 @@ class _ScoreFile:
         self.refuse(wrong, "'model' must be an integer, at least 0; got {cell}", "model")
         return values.astype(np.int64)
 
-    def check_names(self, owned: NDArray[np.bool_], member: NDArray[np.bool_], model: NDArray[np.int64]) -> None:
+    def check_names(self, owned: Bools, member: Bools, model: Ints) -> None:
         """Refuse records without a group, and those that one model both trained and did not train on."""
         unnamed = owned & (self.frame["group"] == "").to_numpy()
         self.refuse(unnamed, f"'group' is empty; name the client's group, or call the only one '{EVERYBODY}'")
@@ -249,7 +237,7 @@ class _ScoreFile:
             "record",
         )
 
-    def pairs(self, owned: NDArray[np.bool_], member: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+    def pairs(self, owned: Bools, member: Bools) -> Ints | None:
         """Numbers of the pairs of clients' records; each must have a member and a non-member of one client."""
         if "pair" not in self.frame:
             return None

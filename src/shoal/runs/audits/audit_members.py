@@ -29,7 +29,7 @@ from shoal.simulation.simulation import Simulation, SimulationState, move_to_eng
 Attack = ReferenceAttack | UpdateAttack
 """A user's own attack in an audit."""
 
-MOST_EXPOSED = 20
+PICTURED_RECORDS = 20
 """Records that the page shows as pictures."""
 
 
@@ -196,7 +196,7 @@ def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dic
     x = attacked.records.federation.clients.x
     if x.dim() != 4:
         return {}
-    shown = audit.records["record"].head(MOST_EXPOSED).tolist()
+    shown = audit.records["record"].head(PICTURED_RECORDS).tolist()
     place = {name: i for i, name in enumerate(records.record.tolist())}
     rows = attacked.records.rows[[place[name] for name in shown]]
     return dict(zip(shown, to_pixels(x[rows.to(x.device)]), strict=True))

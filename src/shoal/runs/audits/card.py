@@ -25,7 +25,7 @@ from shoal.runs.hashes import stored_files
 from shoal.runs.result import Result, read_tables
 
 SCHEMA = 1
-"""Of card.json; a key that is added does not change it."""
+"""Version of card.json; a key that is added does not change it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def write_card(run: Path, out: Path | None = None, *, allow_code: bool = False) 
 def card(run: Path, result: Result) -> dict[str, Any]:
     """The document of a card: ``run``, ``exposure``, ``promise`` and ``questions`` (docs/audit.md has the keys)."""
     about, summary, settings = result.description, result.summary, read_toml(run / "config.toml")
-    promise = _promise(summary.overall, settings)
+    promise = _stated_epsilon(summary.overall, settings)
     exposure = _exposure(run, result)
     return {
         "schema": SCHEMA,
@@ -105,12 +105,12 @@ def _exposure(run: Path, result: Result) -> dict[str, Any]:
         "references": int(flat["references"]),
         "members": int(flat["members"]),
         "non_members": int(flat["non_members"]),
-        "views": {view: {name: _found(finding) for name, finding in found[view].items()} for view in VIEWS},
-        "models": {finding.name: _found(finding) for finding in map(Finding.of, models.to_dict("records"))},
+        "views": {view: {name: _figures_of(finding) for name, finding in found[view].items()} for view in VIEWS},
+        "models": {finding.name: _figures_of(finding) for finding in map(Finding.of, models.to_dict("records"))},
     }
 
 
-def _found(finding: Finding) -> dict[str, Any]:
+def _figures_of(finding: Finding) -> dict[str, Any]:
     """A finding: balanced accuracy with its interval, and "exposed" only where chance is outside it."""
     accuracy = finding.accuracy
     figures = {
@@ -126,7 +126,7 @@ def _found(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _promise(overall: Mapping[str, float], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """What differential privacy promises, with what computed it; None where no epsilon is stated."""
     if not isfinite(overall.get("epsilon", float("inf"))):
         return None

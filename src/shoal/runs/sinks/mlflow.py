@@ -14,7 +14,7 @@ from shoal.runs.sinks.sink import LoggedRun
 _DIRECTORY = "shoal.directory"
 """The tag with a run's directory, by which one that is resumed is found again."""
 
-_MOST = 100
+_MAX_ENTRIES = 100
 """Entries of one request, at most; what MLflow takes of parameters."""
 
 _LONGEST = 6000
@@ -81,8 +81,8 @@ class _Tracked:
         self._send("metrics", entries)
 
     def _send(self, kind: str, entries: Sequence[object]) -> None:
-        for first in range(0, len(entries), _MOST):
-            self._client.log_batch(self._run, **{kind: entries[first : first + _MOST]})
+        for first in range(0, len(entries), _MAX_ENTRIES):
+            self._client.log_batch(self._run, **{kind: entries[first : first + _MAX_ENTRIES]})
 
     def close(self, summary: FlatSummary | None) -> None:
         """Log the metrics of `summary.json` and end the run."""

@@ -38,7 +38,7 @@ _ATTACKER = {
 }
 """Who sees what, in words."""
 
-_WHO = {SERVER: "the server", CLIENT: "a client", OUTSIDER: "an outsider"}
+_VIEW_NAMES = {SERVER: "the server", CLIENT: "a client", OUTSIDER: "an outsider"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Preflight:
         """Titles and their sentences."""
         answers = [f"{_ATTACKER[view]}: {answer}" for view, answer in self.answers.items()]
         yield "Who could recognise a record that was trained on", answers
-        yield from ((f"Why: {_WHO[view]}", said) for view, said in self.sentences.items())
+        yield from ((f"Why: {_VIEW_NAMES[view]}", said) for view, said in self.sentences.items())
         if self.epsilons:
             said = [_promise_words(view, epsilon, self.delta) for view, epsilon in self.epsilons.items()]
             yield "What DP-SGD promises", said if self.choice else [*said, "A client's choice of model is not covered."]
@@ -123,7 +123,7 @@ def preflight(simulation: "Simulation") -> Preflight:
         said[view] = _together(found, GroupExposure.sentence)
         if view != OUTSIDER:
             worst = max(found, key=lambda one: (one.exposure.auc, one.exposure.expected))
-            changes[f"{worst.group}, to {_WHO[view]}"] = [*protection_advice(seen, worst)]
+            changes[f"{worst.group}, to {_VIEW_NAMES[view]}"] = [*protection_advice(seen, worst)]
     views, choice = pd.DataFrame(rows, columns=[*COLUMNS]), choice_noise(simulation.algorithm)
     epsilons, delta = _promise(seen, choice)
     return Preflight(views, answers, said, changes, _assumptions(seen), epsilons, delta, choice is not None)

@@ -17,7 +17,7 @@ _STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)
 
 _GRID = tuple(step * 10.0**power for power in range(-1, 8) for step in _STEPS)
 
-_MOST_PASSES = 1000
+_MAX_PASSES = 1000
 """Passes beyond which no advice goes."""
 
 _ASSUMED_NORM = 1.0
@@ -100,7 +100,7 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
         def transformed(more: float) -> Exposure:
             return seen.most(replace(moves, copies=inf, passes=int(more)))
 
-        more = [value for value in _GRID if passes <= value <= _MOST_PASSES and value == int(value)]
+        more = [value for value in _GRID if passes <= value <= _MAX_PASSES and value == int(value)]
         what = "Passes a round over transformed images, against who searches the transform"
         yield _Option(what, "at least", more, transformed)
 

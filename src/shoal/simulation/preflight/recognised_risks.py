@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class RecognisedRisks:
     """The risk that records certainly have by the rule of exposure, which no red team's queries show.
 
-    Of a cluster as it is now, over all rounds of the simulation. The balanced accuracy of an attack that recognises
-    records is taken for the least AUC that the rule then predicts.
+    It is the risk of a cluster as it is now, over all rounds of the simulation. An attack that recognises records is
+    taken to have a balanced accuracy of the least AUC that the rule then predicts.
 
     Args:
         simulation: with the view of its figures, and those that clients' limits name.
