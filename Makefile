@@ -25,9 +25,11 @@ federation: install  ## Run IFCA-MIR on a Flower SuperLink and three SuperNodes 
 # Floors that the package's default imports touch; pages, commands, runs as directories and processes are not among them.
 CHECKED := laws algorithms attacks audit config control core data defenses engine metrics models replay simulation
 
+# A file's tests share their runs, so one worker has them all; what pytest has compiled is kept for the next time.
 check: install  ## Run ruff and the laws and references of training, attacks, defences and data, without processes
 	$(BIN)/ruff check --quiet
-	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 -m "not processes" $(CHECKED:%=tests/%)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 \
+		$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes" $(CHECKED:%=tests/%)
 
 test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
 	$(BIN)/python -m pytest

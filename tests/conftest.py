@@ -2,6 +2,7 @@
 
 import _posixsubprocess
 import copy
+import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +18,7 @@ from shoal.config.schema import Config, parse_config
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Federation
 from shoal.engine import Engine, State, machine_speed
-from shoal.models import Model
+from shoal.models import MLP, Model
 
 # Toy tensors gain nothing from PyTorch's second thread, and beside other processes two threads mostly wait for each
 # other: of the tests of training they took three times the CPU time. The engine has threads of its own.
@@ -48,6 +49,12 @@ def _fork_exec(*arguments: Any) -> int:
 FORK_EXEC = _posixsubprocess.fork_exec
 _posixsubprocess.fork_exec = _fork_exec
 sys.addaudithook(_audit)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end, so no search for garbage need go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -155,26 +162,19 @@ class TinyCNN(nn.Module):
         return self.output(features.flatten(1))
 
 
-class TinyMLP(nn.Module):
-    """Two linear layers on 6x6 images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(36, 8)
-        self.output = nn.Linear(8, 3)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.output(torch.relu(self.hidden(images.flatten(1))))
+def tiny_mlp() -> nn.Module:
+    """The shipped network of one hidden layer on 6x6 images, whose gradients are written out."""
+    return MLP(36, 8, 3)
 
 
-@pytest.fixture(params=[TinyCNN, TinyMLP], ids=["cnn", "mlp"])
+@pytest.fixture(params=[TinyCNN, tiny_mlp], ids=["cnn", "mlp"])
 def model(request: pytest.FixtureRequest) -> Model:
     return Model(request.param)
 
 
 @pytest.fixture
 def mlp() -> Model:
-    return Model(TinyMLP)
+    return Model(tiny_mlp)
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """Federations whose groups see the same inputs and call the classes by other names, trained on a linear model."""
 
 import torch
-from torch import nn
 
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, State, Training
 from shoal.metrics.clustering import adjusted_rand_index
-from shoal.models import Model
+from shoal.models import Logistic, Model
 
 RELABELLED = [[0, 1, 2, 3], [1, 0, 2, 3], [2, 3, 0, 1], [3, 2, 0, 1]]
 """What four groups call the classes: the first two, and the last two, disagree on half of them, others on all."""
@@ -19,16 +18,7 @@ FOUR = [0, 2, 3, 1, 2, 3, 0, 1, 3, 1, 2, 0]
 FULL = LocalSGD(steps=5, batch_size="all", learning_rate=0.5)
 
 
-class Linear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.output = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.output(x)
-
-
-LINEAR = Model(Linear)
+LINEAR = Model(lambda: Logistic(8, 4))
 
 
 def relabelled(groups: list[int], count: int = 40) -> Federation:

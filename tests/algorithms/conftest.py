@@ -11,9 +11,18 @@ from torch import Tensor
 from shoal.core.randomness import Stream
 from shoal.data import Preferences
 from shoal.engine import Cohort, Deployed, Engine, LocalSGD, RoundPlan, RoundReport, State, Training
+from shoal.models import Model
 
 SEED = 2
 """Of whose initial models each is chosen by some of the six clients, and by unequally many, whether two or three."""
+
+
+@pytest.fixture
+def model(mlp: Model) -> Model:
+    """The dense network alone: `tests/laws/test_rounds.py::test_backends_agree` holds its backend to the loop for every
+    algorithm, and both to the convolutional network for every kind of step.
+    """
+    return mlp
 
 
 @pytest.fixture

@@ -27,13 +27,14 @@ def test_lower_ends_are_below_exposures_by_what_chance_alone_rarely_exceeds():
     values = np.column_stack([score, reference])
     values = values - values.mean(axis=1, keepdims=True)
     inside_of = np.column_stack([member, trained])
-    distance, error, prior = _distances(values, inside_of)
+    sums = values.sum(axis=1), (values**2).sum(axis=1)
+    distance, error, prior = _distances(values, inside_of, sums)
     inside = (low > 1e-6) & (exposure < 1 - 1e-6)
     errors_below = ((2 * norm.ppf(exposure) - 2 * norm.ppf(low)) / error)[inside]
     assert inside.sum() > 20
     assert np.allclose(2 * norm.ppf(exposure[inside]), distance[inside])
     assert np.allclose(errors_below, errors_below[0])
     redrawn = _redrawn(inside_of, None, shoal.Stream(0)("record exposure").numpy())
-    largest = [np.nanmax(np.divide(*_distances(values, by_chance, prior)[:2])) for by_chance in redrawn]
+    largest = [np.nanmax(np.divide(*_distances(values, by_chance, sums, prior)[:2])) for by_chance in redrawn]
     exceeded = 1 + (largest > errors_below[0] * (1 + 1e-9)).sum(), 1 + (largest > errors_below[0] * (1 - 1e-9)).sum()
     assert exceeded[0] <= 0.05 * (len(largest) + 1) < exceeded[1]

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from shoal.board.board import Defence, measure, read_board, read_defence, read_rows
-from shoal.board.places import RISK, UTILITY, places, standings
+from shoal.board.places import OTHERS, RISK, UTILITY, markdown, overview, places, standings
 from shoal.core.errors import InputError
 
 FEDERATION = {
@@ -74,8 +74,15 @@ class TestPlaces:
         single = rows(a={}, b={"accuracy": 0.99}).query("seed == 0")
         assert places(single).to_dict() == {"a": 1, "b": 1}
 
+    def test_the_table_begins_with_places_by_federation_and_lacks_none(self):
+        measured = rows(a={}, b={"server": 0.5}).assign(**dict.fromkeys(OTHERS, 0.0))
+        alone = measured.query("defence == 'a'").assign(federation="g")
+        tables = {name: standings(pd.concat([measured, alone]), name) for name in ("f", "g")}
+        assert overview(tables).fillna(0).to_dict("index") == {"b": {"f": 1, "g": 0}, "a": {"f": 2, "g": 1}}
+        assert markdown(tables).startswith("| defence | f | g |\n|---|---:|---:|\n| b | 1 |  |\n| a | 2 | 1 |\n\n")
+
     def test_half_an_interval_is_students(self):
-        table = rows(a={}).assign(**dict.fromkeys(("canaries", "epsilon", "epsilon_low", "seconds", "megabytes"), 0.0))
+        table = rows(a={}).assign(**dict.fromkeys(OTHERS, 0.0))
         half = standings(table, "f")["accuracy.half"].item()
         assert half == pytest.approx(4.302653 * 0.01 / np.sqrt(3), rel=1e-5)
 

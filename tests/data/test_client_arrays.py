@@ -1,5 +1,6 @@
 """All clients' examples in two arrays: the same federation and the same run, from memory or from mapped files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +287,23 @@ def test_predictions_of_members_alone_measure_the_same(algorithm, monkeypatch):
     monkeypatch.setattr(predictions, "MAX_OUTPUTS", 0)
     require_same(run(given, "rows", algorithm, member_rounds=1), usual)
     assert min(kept) < max(kept)
+
+
+def test_a_fingerprint_up_to_rounding_sees_other_pixels_and_labels_and_no_last_bits():
+    x, y = torch.linspace(0.1, 0.9, 24).reshape(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    test = Examples(x, y, ["a"] * 6)
+    given = Federation.from_tensors([(x, y)] * 3, groups=["a"] * 3, test=test)
+    said = content.fingerprint_up_to_rounding(given)
+
+    def changed(**values):
+        return replace(given, clients=replace(given.clients, **values))
+
+    clients = given.clients
+    other_bits = changed(x=clients.x * (1 + 1e-6))
+    assert content.fingerprint(other_bits) != content.fingerprint(given)
+    assert content.fingerprint_up_to_rounding(other_bits) == said
+    for other in (changed(x=clients.x + 0.01), changed(x=1 - clients.x.square()), changed(y=clients.y.roll(1))):
+        assert content.fingerprint_up_to_rounding(other) != said
 
 
 def test_a_fingerprint_does_not_depend_on_the_parts_that_are_hashed(monkeypatch):

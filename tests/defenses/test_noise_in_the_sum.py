@@ -42,8 +42,8 @@ def moves(count, rule, clients):
 
 @pytest.mark.parametrize("clients", [3, 6])
 def test_the_sum_of_as_many_clients_as_stated_has_the_stated_noise_and_of_more_no_less(clients):
-    moved = moves(400, RULE, clients)
-    # One step of 0.5 on the mean over 6 examples a client; 8 parameters in each of 400 draws.
+    moved = moves(150, RULE, clients)
+    # One step of 0.5 on the mean over 6 examples a client; 8 parameters in each of 150 draws.
     noise = moved.std(dim=0).mean() * 6 * clients / LOCAL.learning_rate
     expected = RULE.noise_multiplier * math.sqrt(clients / 3)
     assert abs(float(noise) / expected - 1) < 0.06

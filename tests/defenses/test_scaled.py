@@ -1,6 +1,7 @@
 """Defences of local training at a share of their strength, as a directive asks for it cluster by cluster."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from shoal.core.randomness import Stream
 from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxLoss, ShorterTraining, TrainingSetup
 from shoal.engine import ClusterRound, Engine, LocalSGD, ScalableDefense, Training, resolve_backend
 from shoal.engine.backends.selection import loop_reason
+from shoal.models import Model
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 SCALABLE = [
@@ -50,14 +52,22 @@ def models_after(model, federation, strengths, defenses, *, threads=2, rounds=2,
         return [state for state, _ in training.rounds(training.start(), rounds)][-1].models
 
 
-def test_strength_1_is_the_defence_itself_and_strength_0_is_none(model, build, defense):
+@pytest.fixture(scope="module")
+def directed(build):
+    """The models after two rounds under directives of 0, with a defence or (None) without any, each computed once."""
+    return cache(lambda network, each: models_after(Model(network), build(), (0, 0), (Directed(each),) if each else ()))
+
+
+def test_strength_1_is_the_defence_itself_and_strength_0_is_none(request, directed, build, defense):
+    # The networks (which decide the backend) alternate; below, both backends train each defence.
+    model = request.getfixturevalue(("cnn", "mlp")[SCALABLE.index(defense) % 2])
     assert isinstance(defense, ScalableDefense)
     assert defense.scaled(1) == defense
     assert defense.scaled(0.5) != defense
-    alone, none = models_after(model, build(), (0, 0), (defense,)), models_after(model, build(), (0, 0), ())
+    alone = models_after(model, build(), (0, 0), (defense,))
     assert torch.equal(models_after(model, build(), (1, 1), (Directed(defense),)), alone)
-    assert torch.equal(models_after(model, build(), (0, 0), (Directed(defense),)), none)
-    assert not torch.equal(alone, none)
+    assert torch.equal(directed(model.build, defense), directed(model.build, None))
+    assert not torch.equal(alone, directed(model.build, None))
 
 
 def test_defences_scaled_to_0_do_not_change_the_backend(mlp, defense):
@@ -70,14 +80,14 @@ def test_defences_scaled_to_0_do_not_change_the_backend(mlp, defense):
     assert none.local(decayed, at).weight_decay == 0.1
 
 
-def test_a_directive_moves_its_own_cluster_alone_and_the_loop_trains_what_vmap_cannot(model, build, defense):
-    plain = models_after(model, build(), (0, 0), (Directed(defense),))
-    steered = models_after(model, build(), (0, 0.7), (Directed(defense),))
+def test_a_directive_moves_its_own_cluster_alone_and_the_loop_trains_what_vmap_cannot(mlp, directed, build, defense):
+    plain = directed(mlp.build, defense)
+    steered = models_after(mlp, build(), (0, 0.7), (Directed(defense),))
     assert torch.equal(steered[0], plain[0])
     assert not torch.allclose(steered[1], plain[1], rtol=1e-3, atol=1e-6)
-    other = models_after(model, build(), (0, 0.7), (Directed(defense),), threads=1)
+    other = models_after(mlp, build(), (0, 0.7), (Directed(defense),), threads=1)
     assert torch.equal(other, steered)
-    looped = models_after(model, build(), (0, 0.7), (Directed(defense),), backend="loop")
+    looped = models_after(mlp, build(), (0, 0.7), (Directed(defense),), backend="loop")
     torch.testing.assert_close(steered, looped, rtol=1e-4, atol=1e-5)
 
 

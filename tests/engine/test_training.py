@@ -1,6 +1,7 @@
 """Local training against `torch.optim.SGD`, and the two backends against each other."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -53,12 +54,21 @@ def local(request: pytest.FixtureRequest) -> LocalSGD:
     return LOCALS[request.param]
 
 
+@pytest.fixture(scope="module")
+def plain(build):
+    """The ends of plain local training of a network on two threads, by backend, each computed once."""
+    return cache(lambda network, local, backend: trained(Model(network), build(), local, backend=backend, threads=2))
+
+
+@pytest.fixture(scope="module")
+def slow(build):
+    """The same by hand."""
+    return cache(lambda network, local: by_hand(Model(network), build(), local))
+
+
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_local_training_equals_torch_sgd(model, build, local, backend):
-    federation = build()
-    torch.testing.assert_close(
-        trained(model, federation, local, backend=backend), by_hand(model, federation, local), **CLOSE
-    )
+def test_local_training_equals_torch_sgd(plain, slow, model, local, backend):
+    torch.testing.assert_close(plain(model.build, local, backend), slow(model.build, local), **CLOSE)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -95,14 +105,10 @@ def test_a_linear_term_is_added_to_the_gradient(model, build, name, backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_a_linear_term_of_zero_changes_nothing(model, build, local, backend):
-    federation = build()
+def test_a_linear_term_of_zero_changes_nothing(plain, model, build, local, backend):
     nothing = LinearTerm(torch.zeros(6), torch.zeros(1, model.layout.size), torch.zeros(6, dtype=torch.int64))
-    torch.testing.assert_close(
-        trained(model, federation, local, nothing, backend=backend),
-        trained(model, federation, local, backend=backend),
-        **CLOSE,
-    )
+    found = trained(model, build(), local, nothing, backend=backend)
+    torch.testing.assert_close(found, plain(model.build, local, backend), **CLOSE)
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -120,11 +126,11 @@ def test_example_weights_scale_losses_in_the_batch_mean(model, build, name, back
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_example_weights_of_1_change_no_bit(model, build, local, backend):
+def test_example_weights_of_1_change_no_bit(plain, model, build, local, backend):
     federation = build()
     ones = torch.ones(len(federation.clients.indices))
-    plain, weighed = (trained(model, federation, local, weights=each, backend=backend) for each in (None, ones))
-    assert torch.equal(plain, weighed)
+    weighed = trained(model, federation, local, weights=ones, backend=backend)
+    assert torch.equal(weighed, plain(model.build, local, backend))
 
 
 def test_shards_take_their_example_weights_along():
@@ -183,19 +189,18 @@ def test_momentum_beside_an_optimizer_is_refused():
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-@pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_no_bit_of_local_training(model, build, local, backend, threads):
-    federation = build()
-    one = trained(model, federation, local, backend=backend, threads=1)
-    assert torch.equal(trained(model, federation, local, backend=backend, threads=threads), one)
+def test_threads_change_no_bit_of_local_training(plain, model, build, local, backend):
+    federation, two = build(), plain(model.build, local, backend)
+    for threads in (1, 3):
+        assert torch.equal(trained(model, federation, local, backend=backend, threads=threads), two)
 
 
-def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
-    plain = trained(mlp, build(), local, backend="vmap")
+def test_tracing_changes_no_bit(plain, mlp, build, local, monkeypatch):
+    untraced = plain(mlp.build, local, "vmap")
     monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
     traced = []
     monkeypatch.setattr(VmapGradients, "_of", lambda self, network: traced.append(network) or of(self, network))
-    assert torch.equal(trained(mlp, build(), local, backend="vmap"), plain)
+    assert torch.equal(trained(mlp, build(), local, backend="vmap"), untraced)
     assert len(traced) == 1, "the computation was traced once, and nothing ran untraced"
 
 

@@ -1,11 +1,14 @@
 """The laws of the design that bind whole rounds."""
 
 import pickle
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from every_algorithm import ALGORITHMS
 from shoal import algorithms
@@ -20,11 +23,14 @@ from shoal.algorithms import (
     FedAvg,
     FedBN,
     FedEM,
+    FedProx,
     FedRC,
     FedRep,
     FedSoft,
     FineTuning,
+    HiLoRA,
     LocalOnly,
+    PerFedAvg,
     PrivateMeans,
     Redraw,
     Scaffold,
@@ -35,10 +41,11 @@ from shoal.attacks import Gap, LossThreshold, ShadowModelAttack, ShadowModels
 from shoal.audit import RedTeam
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
-from shoal.engine import Algorithm, Engine, LocalSGD, State, Training, client_updates
+from shoal.engine import Algorithm, Engine, LocalSGD, RoundReport, State, Training, client_updates
 from shoal.models import Model
 
-LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+LOCAL = LocalSGD(epochs=2, batch_size=6, learning_rate=0.2)
+"""Of clients of 5 to 12 examples: one of less than a batch, and others with whole and partial ones."""
 SOFT = (FedSoft, FedEM, FedRC)
 """Those in which a client moves other models than that of its assigned cluster."""
 STRUCTURES = {"server", "clients", "directives", "adversary"}
@@ -75,23 +82,72 @@ def same(one: State, other: State) -> bool:
     return own and torch.equal(one.models, other.models) and torch.equal(one.assignment, other.assignment)
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run of which laws read the states, and copies of what it was given."""
+
+    states: list[State]
+    copies: list[State]
+    """Of the states, each made before its round."""
+    reports: list[RoundReport]
+    federation: Federation
+    x: torch.Tensor
+    """A copy of the clients' inputs, made before the first round."""
+
+
+def run(model: Model, federation: Federation, algorithm: Any, rounds: int, **settings: Any) -> Run:
+    x, states, copies, reports = federation.clients.x.clone(), [], [], []
+    with Engine(model) as engine:
+        training = Training(federation, algorithm, LOCAL, engine, Stream(5), **settings)
+        states.append(training.start())
+        for _ in range(rounds):
+            copies.append(pickle.loads(pickle.dumps(states[-1])))
+            state, report = training.round(states[-1])
+            states.append(state)
+            reports.append(report)
+    return Run(states, copies, reports, federation, x)
+
+
+@pytest.fixture(scope="module")
+def plain_run(build) -> Callable[[Callable[[], nn.Module], int], Run]:
+    """Two rounds of an algorithm, by its number, on a network, each computed once: laws compare others with them."""
+    return cache(lambda network, number: run(Model(network), build(), ALGORITHMS[number], 2))
+
+
+@pytest.fixture(scope="module")
+def watched_run(build) -> Callable[[Callable[[], nn.Module], int], Run]:
+    """Three rounds with a red team, in which some clients take part."""
+    settings = {"participation": 0.7, "risk_estimator": RED_TEAM}
+    return cache(lambda network, number: run(Model(network), build(), ALGORITHMS[number], 3, **settings))
+
+
 @pytest.fixture(params=ALGORITHMS, ids=repr)
 def algorithm(request):
     return request.param
 
 
 @pytest.fixture
-def network(algorithm, request):
-    """The convolutional network for every other algorithm, the dense one (and its backend) for the rest.
-
-    For laws that no network can bend; where `test_backends_agree` needs all pairs, it takes them.
-    """
-    return request.getfixturevalue(("cnn", "mlp")[ALGORITHMS.index(algorithm) % 2])
+def number(algorithm) -> int:
+    return ALGORITHMS.index(algorithm)
 
 
 @pytest.fixture
-def other_network(algorithm, request):
-    return request.getfixturevalue(("mlp", "cnn")[ALGORITHMS.index(algorithm) % 2])
+def network(number, request) -> Model:
+    """The convolutional network for every other algorithm, the dense one (and its backend) for the rest.
+
+    For laws that no network can bend; `test_backends_agree` takes the pairs that it needs.
+    """
+    return request.getfixturevalue(("cnn", "mlp")[number % 2])
+
+
+@pytest.fixture
+def plain(plain_run, network, number) -> Run:
+    return plain_run(network.build, number)
+
+
+@pytest.fixture
+def watched(watched_run, network, number) -> Run:
+    return watched_run(network.build, number)
 
 
 def test_one_cluster_is_fedavg(model, build):
@@ -127,27 +183,41 @@ def test_one_step_of_gradient_averaging_is_model_averaging_by_the_cluster_s_part
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"risk_estimator": RED_TEAM}], ids=str)
-def test_watching_and_threads_change_no_bit(model, build, options, backend):
+def test_watching_and_threads_change_no_bit(model, build, backend):
     for algorithm in (FedAvg(), IFCA(2)):
         given = {"backend": backend, "threads": 2}
-        assert same(played(model, build(), algorithm, **given | options), played(model, build(), algorithm, **given))
+        unwatched = played(model, build(), algorithm, **given)
+        for options in ({"threads": 1}, {"threads": 3}, {"risk_estimator": RED_TEAM}):
+            assert same(played(model, build(), algorithm, **given | options), unwatched), options
 
 
-def test_backends_agree(model, build, algorithm):
+KINDS_OF_STEPS = (FedAvg, FedProx, Scaffold, FedSoft, FedEM, FedRep, FedBN, APFL, PerFedAvg, HiLoRA, ServerOnly)
+"""Plain; with a linear term; from mixtures of models; of weighted examples; of some tensors; by a rule."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        pytest.param(kind, number, id=f"{kind}-{each!r}")
+        for number, each in enumerate(ALGORITHMS)
+        for kind in ("mlp", "cnn")
+        # Gradients by vmap know no algorithms, but what a step is made of.
+        if kind == "mlp" or isinstance(each, KINDS_OF_STEPS)
+    ],
+)
+def test_backends_agree(plain_run, kind, number, build, request):
     # Two rounds: Adam's and Yogi's steps divide by small numbers, which makes rounding errors grow from round to round.
-    loop, vmap = (played(model, build(), algorithm, rounds=2, backend=backend) for backend in ("loop", "vmap"))
-    assert torch.equal(loop.assignment, vmap.assignment)
-    torch.testing.assert_close(loop.models, vmap.models, rtol=1e-4, atol=1e-5)
-    for name, own in loop.clients.items():
-        torch.testing.assert_close(own, vmap.clients[name], rtol=1e-3, atol=1e-5)
+    model, backend = request.getfixturevalue(kind), {"cnn": "vmap", "mlp": "loop"}[kind]
+    usual = plain_run(model.build, number).states[-1]
+    other = played(model, build(), ALGORITHMS[number], rounds=2, backend=backend)
+    assert torch.equal(usual.assignment, other.assignment)
+    torch.testing.assert_close(usual.models, other.models, rtol=1e-4, atol=1e-5)
+    for name, own in usual.clients.items():
+        torch.testing.assert_close(own, other.clients[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "participation"), [("network", 1.0), ("other_network", 0.5)])
-def test_permuted_clients_permute_the_results(kind, participation, build, algorithm, request):
-    model = request.getfixturevalue(kind)
-    federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
-    straight = played(model, federation, algorithm, rounds=2, participation=participation)
+def assert_permuted(model: Model, straight: State, algorithm: Any, federation: Federation, participation: float):
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
     permuted = played(model, federation.take(order), algorithm, rounds=2, participation=participation)
     assert torch.equal(permuted.assignment, straight.assignment[order])
     torch.testing.assert_close(permuted.models, straight.models, rtol=1e-4, atol=1e-5)
@@ -155,39 +225,48 @@ def test_permuted_clients_permute_the_results(kind, participation, build, algori
         torch.testing.assert_close(permuted.clients[name], own[order], rtol=1e-3, atol=1e-5)
 
 
-def test_interrupted_rounds_are_uninterrupted_rounds(network, build, algorithm):
-    federation = build()
-    whole = played(network, federation, algorithm, rounds=3, risk_estimator=RED_TEAM, participation=0.7)
+def test_permuted_clients_permute_the_results(plain, network, build, algorithm):
+    assert_permuted(network, plain.states[-1], algorithm, build(), participation=1.0)
+
+
+def test_permuted_clients_permute_the_results_where_some_take_part(mlp, build, algorithm):
+    straight = played(mlp, build(), algorithm, rounds=2, participation=0.5)
+    assert_permuted(mlp, straight, algorithm, build(), participation=0.5)
+
+
+def test_interrupted_rounds_are_uninterrupted_rounds(watched, network, build, algorithm):
+    *_, second, last = watched.states
     with Engine(network) as engine:
-        training = Training(federation, algorithm, LOCAL, engine, Stream(5), participation=0.7, risk_estimator=RED_TEAM)
-        state = training.start()
-        for upto in (2, 3):
-            state = pickle.loads(pickle.dumps([each for each, _ in training.rounds(state, upto)][-1]))
-    assert same(state, whole)
-    assert torch.equal(state.risks, whole.risks)
+        training = Training(build(), algorithm, LOCAL, engine, Stream(5), participation=0.7, risk_estimator=RED_TEAM)
+        state, _ = training.round(pickle.loads(pickle.dumps(second)))
+    assert same(state, last)
+    assert torch.equal(state.risks, last.risks)
 
 
 PERSONAL = (Scaffold, Ditto, LocalOnly, MRMTL, FedSoft, FedRep, FedBN, APFL)
 """Algorithms that keep a vector as long as a model, or nearly, for each client."""
 
 
-def test_algorithms_with_personal_vectors_are_listed(network, build, algorithm):
+def test_algorithms_with_personal_vectors_are_listed(plain, algorithm):
     """Else one of them copies N x P numbers in every round, or is missing below."""
-    state, base = played(network, build(), algorithm, rounds=0), getattr(algorithm, "base", None)
+    state, base = plain.states[0], getattr(algorithm, "base", None)
     assert bool(state.personal) == (isinstance(algorithm, PERSONAL) or isinstance(base, PERSONAL))
     assert all(tensor.numel() < state.models[0].numel() for tensor in state.clients.values()), "it belongs to personal"
 
 
-def test_models_move_by_the_mean_of_the_updates_or_the_algorithm_says_that_they_do_not(mlp, build, algorithm):
+def test_models_move_by_the_mean_of_the_updates_or_the_algorithm_says_that_they_do_not(
+    plain_run, mlp, build, algorithm, number
+):
     """Property attacks take single updates out of that mean. First rounds, in which clusters are made, are left out."""
     by_average = all(getattr(each, "moves_by_average", True) for each in with_bases(algorithm))
+    run = plain_run(mlp.build, number)
+    _, before, after = run.states
+    report = run.reports[-1]
+    if len(after.models) != len(before.models):
+        return
+    total = torch.zeros_like(before.models)
     with Engine(mlp) as engine:
         training = Training(engine.prepare(build()), algorithm, LOCAL, engine, Stream(5))
-        before, _ = training.round(training.start())
-        after, report = training.round(before)
-        if len(after.models) != len(before.models):
-            return
-        total = torch.zeros_like(before.models)
         for client in training.federation.ids[report.cohort].tolist():
             for k, weight, update in client_updates(training, before, report, client):
                 total[k] += weight * update
@@ -215,17 +294,13 @@ def test_personal_models_on_disk_change_no_bit(mlp, build, each):
     assert all(torch.equal(model, model_too) for model, model_too in zip(used.models, used_too.models, strict=True))
 
 
-def test_a_round_does_not_change_its_inputs(network, build, algorithm):
-    federation = build()
-    x = federation.clients.x.clone()
-    with Engine(network) as engine:
-        training = Training(federation, algorithm, LOCAL, engine, Stream(5), risk_estimator=replace(RED_TEAM, every=1))
-        before = training.start()
-        copy = pickle.loads(pickle.dumps(before))
-        after, _ = training.round(before)
-    assert same(before, copy)
-    assert torch.equal(before.risks, copy.risks)
-    assert torch.equal(federation.clients.x, x)
+def test_a_round_does_not_change_its_inputs(plain, watched, algorithm):
+    for each in (plain, watched):
+        for before, copy in zip(each.states, each.copies, strict=False):
+            assert same(before, copy)
+            assert torch.equal(before.risks, copy.risks)
+        assert torch.equal(each.federation.clients.x, each.x)
+    before, after, _ = plain.states
     if algorithm == ServerOnly(epochs=1):
         assert torch.equal(after.models, before.models)
     elif algorithm == LocalOnly():
@@ -237,19 +312,19 @@ def test_a_round_does_not_change_its_inputs(network, build, algorithm):
         assert not torch.equal(after.models, before.models)
 
 
-def test_a_state_s_tensors_share_no_memory(network, build, algorithm):
+def test_a_state_s_tensors_share_no_memory(plain):
     """Else a checkpoint, which stores each of them, refuses them."""
-    for state in (played(network, build(), algorithm, rounds=number) for number in (0, 1)):
+    for state in plain.states[:2]:
         tensors = [state.models, state.risks, state.assignment, state.trained]
         tensors += [each for kind in STRUCTURES for each in getattr(state, kind).values()]
         memory = [each.untyped_storage().data_ptr() for each in tensors if each.numel()]
         assert len(set(memory)) == len(memory)
 
 
-def test_a_round_without_clients_changes_nothing(network, build, algorithm):
+def test_a_round_without_clients_changes_nothing(plain, network, build, algorithm):
     state = played(network, build(), algorithm, participation=0.01)
     assert state.round == 4
-    assert torch.equal(state.models, played(network, build(), algorithm, rounds=0).models)
+    assert torch.equal(state.models, plain.states[0].models)
     assert state.assignment.tolist() == [-1] * 6
 
 
@@ -263,10 +338,10 @@ def test_partial_participation_assigns_only_participants(model, build):
 
 
 def test_mini_batch_choice_scores_the_batch_that_trains_first(build, mlp):
-    federation = build()
+    federation, local = build(), replace(LOCAL, batch_size=4)
     stream = Stream(7)("batches")
-    batch = LOCAL.first_batch(federation.clients, federation.ids, stream)
-    orders = LOCAL.randomness(federation.clients, federation.ids, stream).orders
+    batch = local.first_batch(federation.clients, federation.ids, stream)
+    orders = local.randomness(federation.clients, federation.ids, stream).orders
     for i in range(len(federation)):
         assert torch.equal(batch.owned(i), federation.clients.owned(i)[orders[i, 0, :4]])
 
@@ -321,11 +396,10 @@ def test_every_plan_weighs_each_cluster_s_clients_to_1(algorithm, mlp, build):
     torch.testing.assert_close(total, some.double())
 
 
-def test_deployed_models_exist_and_have_the_reported_losses(algorithm, network, build):
-    federation = build()
+def test_deployed_models_exist_and_have_the_reported_losses(watched, algorithm, network, build):
+    federation, state = build(), watched.states[2]
     with Engine(network) as engine:
         training = Training(federation, algorithm, LOCAL, engine, Stream(5), risk_estimator=RED_TEAM)
-        state = [each for each, _ in training.rounds(training.start(), 2)][-1]
         deployed, losses = training.deployed(state)
         expected = [
             engine.losses(deployed.models[s][None], federation.clients.take(torch.tensor([i])))[0, 0]
@@ -349,10 +423,10 @@ def test_ifca_mir_weighs_risk_as_line_12_says(mlp, build):
     assert plan.losses is losses
 
 
-def test_with_different_initial_models_clients_find_their_groups(cnn, build):
+def test_with_different_initial_models_clients_find_their_groups(mlp, build):
     # From most initial models; from some, IFCA ends with one cluster for all, as its theory allows.
     local = LocalSGD(epochs=3, batch_size=4, learning_rate=0.3)
-    found = [played(cnn, build((20,) * 6), IFCA(2), rounds=5, local=local, seed=seed).assignment for seed in range(5)]
+    found = [played(mlp, build((20,) * 6), IFCA(2), rounds=5, local=local, seed=seed).assignment for seed in range(5)]
     assert sum(assignment.tolist() in ([0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]) for assignment in found) >= 3
 
 

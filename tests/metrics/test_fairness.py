@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from fairlearn.metrics import demographic_parity_difference, equal_opportunity_difference
 
 from shoal.metrics import Fairness, fairness
 
@@ -34,6 +33,10 @@ def numbers(result: Fairness) -> list[float]:
 
 def by_fairlearn(predictions: np.ndarray, labels: np.ndarray, group: np.ndarray, weights: np.ndarray) -> list[float]:
     """The same by fairlearn, on the groups that have examples of what a rate is of."""
+    from fairlearn.metrics import (  # noqa: PLC0415 - takes seconds to import
+        demographic_parity_difference,
+        equal_opportunity_difference,
+    )
 
     def opportunity(actual: np.ndarray, predicted: np.ndarray) -> float:
         rows = np.isin(group, group[actual])

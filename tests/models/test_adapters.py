@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import peft
 import pytest
 import torch
 from torch import Tensor, nn
@@ -133,11 +132,17 @@ def test_gradients_reach_a_and_b_alone(case: str) -> None:
     assert all(bool(tensor.grad.any()) for tensor in network.parameters() if tensor.grad is not None)
 
 
+@pytest.fixture(scope="module")
+def peft() -> Any:
+    """Here, since it takes seconds to import."""
+    return pytest.importorskip("peft")
+
+
 @pytest.mark.parametrize(
     ("case", "target"),
     [("linear", "head"), ("embedding", "words"), ("plain convolution", "convolution"), ("attention", "attention")],
 )
-def test_lora_is_that_of_peft(case: str, target: str) -> None:
+def test_lora_is_that_of_peft(peft: Any, case: str, target: str) -> None:
     """On the same A and B; of attention on those of its input projections, for `peft` adds the output's twice."""
     network, x = plain(case)
     theirs: Any = peft.get_peft_model(network, peft.LoraConfig(r=3, lora_alpha=6, target_modules=[target]))
@@ -163,7 +168,7 @@ def test_lora_is_that_of_peft(case: str, target: str) -> None:
         assert sizes[0] == pytest.approx(sizes[1], rel=1e-5)
 
 
-def test_a_peft_model_trains_in_a_federation_and_is_merged() -> None:
+def test_a_peft_model_trains_in_a_federation_and_is_merged(peft: Any) -> None:
     def build() -> Any:
         config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"])
         return peft.get_peft_model(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), config)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import shoal
 from shoal.core.errors import InputError
@@ -18,6 +17,8 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 
 
 def bert(attention_dropout: float = 0.0, **settings: Any) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 - takes seconds to import
+
     config = BertConfig(
         **SMALL, vocab_size=WORDS, num_labels=3, max_position_embeddings=8, initializer_range=0.3,
         attention_probs_dropout_prob=attention_dropout, **settings,
@@ -26,6 +27,8 @@ def bert(attention_dropout: float = 0.0, **settings: Any) -> nn.Module:
 
 
 def vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification  # noqa: PLC0415 - takes seconds to import
+
     config = ViTConfig(**SMALL, image_size=6, patch_size=3, num_channels=1, num_labels=3, hidden_dropout_prob=0.1)
     return ViTForImageClassification(config)
 

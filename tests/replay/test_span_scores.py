@@ -141,7 +141,8 @@ def test_the_largest_of_many_scores_has_the_stated_share_of_false_alarms():
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 def test_every_algorithm_is_attacked_or_says_why_not(algorithm, build, mlp):
     local, team = LocalSGD(epochs=2, batch_size=4), RedTeam(every=2, attack=Gap())
-    simulation = Simulation(build(), mlp, algorithm, local, rounds=2, seed=1, red_team=team)
+    federation = build(sizes=(6, 6, 6, 6, 6, 6))
+    simulation = Simulation(federation, mlp, algorithm, local, rounds=2, seed=1, red_team=team)
     with Engine(mlp, threads=1) as engine:
         attacked = attacked_run(simulation, engine)
         scores, omitted = attacked.spans(engine)

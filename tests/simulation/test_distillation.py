@@ -90,7 +90,7 @@ def test_a_release_of_nothing_is_refused():
 
 
 def test_where_public_examples_span_everything_a_linear_student_agrees_with_its_teacher():
-    own = simulation(release=shoal.Distillation(steps=4000, batch_size=60, learning_rate=1.0))
+    own = simulation(release=shoal.Distillation(steps=1500, batch_size=60, learning_rate=1.0))
     plain, students = trained(simulation()), trained(own)
     x = own.federation.test.x
     for k in range(2):

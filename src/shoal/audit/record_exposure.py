@@ -71,7 +71,8 @@ def record_exposure(
     inside = np.column_stack([scores.member, scores.reference_member])
     # Around each record's mean, or squares of large scores would lose their last digits.
     values = values - values.mean(axis=1, keepdims=True)
-    distance, error, prior = _distances(values, inside)
+    sums = values.sum(axis=1), (values**2).sum(axis=1)
+    distance, error, prior = _distances(values, inside, sums)
     if not prior[0] > 0:
         return np.full(len(scores), nan), np.full(len(scores), nan)
     exposure = norm.cdf(distance / 2)
@@ -79,13 +80,15 @@ def record_exposure(
         return exposure, np.full(len(scores), nan)
     random, largest = stream("record exposure").numpy(), []
     for redrawn in _redrawn(inside, pair, random):
-        drawn, drawn_error, _ = _distances(values, redrawn, prior)
+        drawn, drawn_error, _ = _distances(values, redrawn, sums, prior)
         largest.append(np.nanmax(drawn / drawn_error, initial=-np.inf))
     c = np.sort(largest)[int(np.ceil(confidence * (len(largest) + 1))) - 1]
     return exposure, norm.cdf((distance - c * error) / 2)
 
 
-def _distances(values: Floats, inside: Bools, prior: _Prior | None = None) -> tuple[Floats, Floats, _Prior]:
+def _distances(
+    values: Floats, inside: Bools, sums: tuple[Floats, Floats], prior: _Prior | None = None
+) -> tuple[Floats, Floats, _Prior]:
     """Differences (M,) of mean IN and OUT scores in standard deviations, and their standard errors (M,).
 
     They are NaN where a record has scores of one kind only. The ``prior`` is that of the true memberships: with others,
@@ -94,16 +97,17 @@ def _distances(values: Floats, inside: Bools, prior: _Prior | None = None) -> tu
     Args:
         values: scores (M, 1 + R), of each record around its mean.
         inside: (M, 1 + R) whether each model was trained on each record.
+        sums: (M,) each, of a record's values and of their squares, which no assignment changes.
         prior: mean and shape of the inverse-gamma distribution of the variances; None: that of these.
     """
     count_in = inside.sum(axis=1).astype(np.float64)
     count_out = values.shape[1] - count_in
     both = (count_in > 0) & (count_out > 0)
     sum_in = np.where(inside, values, 0.0).sum(axis=1)
-    sum_out = values.sum(axis=1) - sum_in
+    sum_out = sums[0] - sum_in
     count_in, count_out = np.where(both, count_in, nan), np.where(both, count_out, nan)
     mean_in, mean_out = sum_in / count_in, sum_out / count_out
-    squares = np.maximum(0.0, (values**2).sum(axis=1) - sum_in * mean_in - sum_out * mean_out)[both]
+    squares = np.maximum(0.0, sums[1] - sum_in * mean_in - sum_out * mean_out)[both]
     degrees = values.shape[1] - 2
     pooled, shape = prior or _prior(squares, degrees)
     freedom = degrees + 2 * shape

@@ -24,7 +24,7 @@ from shoal.config.toml_files import change_key, key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import quoted, require
 from shoal.core.settings import Count, Positive, settings
-from shoal.data.content import fingerprint
+from shoal.data.content import fingerprint_up_to_rounding
 from shoal.data.preferences import VIEWS
 from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.audits.audit_run import audit_run
@@ -51,7 +51,7 @@ class BoardFederation:
     Args:
         file: its configuration, beside board.toml.
         configuration: the hash of its keys and values.
-        examples: the hash of its examples (`shoal.data.fingerprint`) with the first development seed.
+        examples: the hash of its examples (`fingerprint_up_to_rounding`) with the first development seed.
     """
 
     file: str
@@ -137,7 +137,7 @@ class Board:
         """The hashes of a federation's configuration and of its examples."""
         config = replace(self.config(federation), seed=self.asked.development_seeds[0])
         examples = resolve(config, dataset_of(config, data_dir)).simulation().federation
-        return _hash(self.tables[federation])[:16], fingerprint(examples)
+        return _hash(self.tables[federation])[:16], fingerprint_up_to_rounding(examples)
 
     def require_same(self, data_dir: Path | None = None) -> None:
         """Raise `InputError` where a federation is not the one that the rows of this board were measured on."""

@@ -84,9 +84,15 @@ def _quantile(freedom: float) -> float:
     return float(stdtrit(freedom, 0.5 + _CONFIDENCE / 2))
 
 
+def overview(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The place of each defence by federation, of the `standings`; the best mean place first."""
+    table = pd.DataFrame({name: one.set_index("defence")["place"] for name, one in tables.items()})
+    return table.loc[table.mean(axis=1).sort_values(kind="stable").index]
+
+
 def markdown(tables: Mapping[str, pd.DataFrame]) -> str:
-    """The `standings` of federations, by their names, in Markdown."""
-    parts = []
+    """The places by federation, then the `standings` of each federation, by their names, in Markdown."""
+    parts = [_overview_lines(overview(tables))]
     for federation, table in tables.items():
         lines = [
             f"**{federation}**\n",
@@ -98,15 +104,24 @@ def markdown(tables: Mapping[str, pd.DataFrame]) -> str:
             measured = [_with_half(row[c], row[f"{c}.half"]) for c in (*UTILITY, *RISK)]
             stated, least = row["epsilon"], row["epsilon_low"]
             epsilon = ("none" if isnan(stated) else f"{stated:.1f}") + ("" if isnan(least) else f" ({least:.1f})")
-            cells = [f"{row['place']}", row["defence"], *measured, _number(row["canaries"]), epsilon]
+            cells = [f"{row['place']}", row["defence"], *measured, _number(row["canaries"], 3), epsilon]
             lines.append("| " + " | ".join([*cells, f"{row['seconds']:.1f}", f"{row['megabytes']:.1f}"]) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
+def _overview_lines(places_by_federation: pd.DataFrame) -> str:
+    names = [str(name) for name in places_by_federation.columns]
+    lines = [f"| defence | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for row in places_by_federation.reset_index(names="defence").to_dict("records"):
+        cells = ["" if isnan(row[name]) else f"{row[name]:.0f}" for name in names]
+        lines.append(f"| {row['defence']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _with_half(mean: float, half: float) -> str:
-    return _number(mean) if isnan(mean) or isnan(half) else f"{mean:.3f} ± {half:.3f}"
+    return _number(mean) if isnan(mean) or isnan(half) else f"{mean:.2f} ± {half:.2f}"
 
 
-def _number(value: float) -> str:
-    return "" if isnan(value) else f"{value:.3f}"
+def _number(value: float, digits: int = 2) -> str:
+    return "" if isnan(value) else f"{value:.{digits}f}"

@@ -1,6 +1,7 @@
 """Content of data: a fingerprint of everything that a federation holds, and the examples that it has more than once."""
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
@@ -20,17 +21,25 @@ def fingerprint(data: SourceData | tuple[Tensor, ...]) -> str:
     """64 hexadecimal digits that depend on all of ``data``: on the shape, type and values of every tensor, and on every
     name, group, preference and schedule.
     """
+    return _digest(data, _bytes_of)
+
+
+def fingerprint_up_to_rounding(data: SourceData) -> str:
+    """`fingerprint` that is the same on processors whose last bits differ, as those of rotated images do.
+
+    Of a tensor of floats it takes the shape, and mean and deviation to three decimals, in the place of the values.
+    """
+    return _digest(data, lambda value: _moments_of(value) if value.is_floating_point() else _bytes_of(value))
+
+
+def _digest(data: object, feed_tensor: Callable[[Tensor], Iterable[bytes | memoryview]]) -> str:
     digest = hashlib.sha256()
 
     def feed(value: object) -> None:
         if isinstance(value, Tensor):
             digest.update(repr((value.dtype, tuple(value.shape))).encode())
-            # In blocks, so that not all rows are copied at once where they do not lie in order.
-            for block in value.detach().cpu().split(_rows(value)) if value.dim() else [value.detach().cpu()]:
-                # A copy, since a tensor of one number counts as contiguous with any stride, but is not to `view`.
-                flat = block.contiguous().flatten()
-                flat = flat.clone(memory_format=torch.contiguous_format) if len(flat) == 1 else flat
-                digest.update(flat.view(torch.uint8).numpy().data)
+            for part in feed_tensor(value):
+                digest.update(part)
         elif is_dataclass(value):
             for field in filter(lambda field: field.compare, fields(value)):
                 digest.update(field.name.encode())
@@ -44,6 +53,21 @@ def fingerprint(data: SourceData | tuple[Tensor, ...]) -> str:
 
     feed(data)
     return digest.hexdigest()
+
+
+def _bytes_of(value: Tensor) -> Iterator[memoryview]:
+    # In blocks, so that not all rows are copied at once where they do not lie in order.
+    for block in value.detach().cpu().split(_rows(value)) if value.dim() else [value.detach().cpu()]:
+        # A copy, since a tensor of one number counts as contiguous with any stride, but is not to `view`.
+        flat = block.contiguous().flatten()
+        flat = flat.clone(memory_format=torch.contiguous_format) if len(flat) == 1 else flat
+        yield flat.view(torch.uint8).numpy().data
+
+
+def _moments_of(value: Tensor) -> Iterator[bytes]:
+    numbers = value.detach().cpu().double()
+    if numbers.numel():
+        yield f"{float(numbers.mean()):.3f} {float(numbers.std(correction=0)):.3f}".encode()
 
 
 def _rows(value: Tensor) -> int:

@@ -73,8 +73,9 @@ def _line(view: str, name: str, found: Mapping[str, Any]) -> Row:
 
 
 _SOURCE = (
-    "After the factors of NIST SP 800-226 (March 2025), in our words, from epsilon down to the collection of data. "
-    "The lower bound, the attacks and the choice of a model are our additions."
+    "After the differential privacy pyramid of NIST SP 800-226 (March 2025), in our words: from epsilon and the unit "
+    "of privacy down to the collection of data. The choices of a model and of hyper-parameters, the lower bound, the "
+    "attacks and inference of properties are our additions."
 )
 
 

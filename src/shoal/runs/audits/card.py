@@ -1,7 +1,9 @@
 """A privacy card, which goes beside a released model: what was asked, what was found, what is promised, what is not.
 
-The questions follow the factors of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees, March
-2025) in our words; the lower bound, the attacks and the choice of a model are ours. Nothing is claimed without what
+The questions follow the differential privacy pyramid of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy
+Guarantees, March 2025; its Figure 1) in our words: privacy parameters and unit; algorithms and correctness, utility,
+bias; access control, trust models, side channels, exposure at data collection. The choices of a model and of
+hyper-parameters, the lower bound, the attacks and inference of properties are ours. Nothing is claimed without what
 measured or computed it; of what nothing was asked, the card has the command that asks.
 """
 
