@@ -37,7 +37,7 @@ from shoal.metrics.summary import Summary, flatten, parse_summary
 from shoal.property import PropertyAttackSection
 from shoal.property.property_page import (
     CHECKPOINTS,
-    MOST,
+    MAX_POINTS,
     auc_over_rounds,
     control_auc_over_rounds,
     cosines,
@@ -322,7 +322,7 @@ def test_points_that_are_drawn_do_not_favour_any_part_of_a_period(period: int) -
     rounds = np.arange(15_000)
     draw_points(axes, pd.DataFrame({"round": rounds, "cosine": 0.0, "present": 0}), "round", "cosine")
     kept = np.asarray(axes.lines[0].get_xdata(), dtype=int)
-    assert len(kept) == pytest.approx(MOST, rel=0.01)
+    assert len(kept) == pytest.approx(MAX_POINTS, rel=0.01)
     # Five standard deviations of a uniform sample.
     share = 1 / period
     assert np.bincount(kept % period) / len(kept) == pytest.approx(share, abs=5 * np.sqrt(share / len(kept)))
@@ -331,13 +331,13 @@ def test_points_that_are_drawn_do_not_favour_any_part_of_a_period(period: int) -
 def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
     axes = Figure().subplots()
     draw = np.random.default_rng(2)
-    held = np.arange(5 * MOST) % 5 == 0
-    draw_map(axes, pd.DataFrame({"x": draw.normal(size=5 * MOST), "y": 0.0, "present": held.astype(int)}))
+    held = np.arange(5 * MAX_POINTS) % 5 == 0
+    draw_map(axes, pd.DataFrame({"x": draw.normal(size=5 * MAX_POINTS), "y": 0.0, "present": held.astype(int)}))
     without, with_it = axes.lines
     assert without.get_marker() != with_it.get_marker()
     assert without.get_color() != with_it.get_color()
     counts = [len(np.asarray(line.get_xdata())) for line in (without, with_it)]
-    assert counts == pytest.approx([0.8 * MOST, 0.2 * MOST], rel=0.02)
+    assert counts == pytest.approx([0.8 * MAX_POINTS, 0.2 * MAX_POINTS], rel=0.02)
 
 
 @pytest.mark.parametrize(
