@@ -37,7 +37,7 @@ from shoal.metrics.summary import Summary, flatten, parse_summary
 from shoal.property import PropertyAttackSection
 from shoal.property.property_page import (
     CHECKPOINTS,
-    MOST,
+    MAX_POINTS,
     auc_over_rounds,
     control_auc_over_rounds,
     cosines,
@@ -229,6 +229,16 @@ def test_run_that_saw_nothing_has_a_section_without_figures(tmp_path: Path) -> N
     assert "property-auc-title" not in page.ids
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
+def test_property_inference_is_shown_by_the_interval_of_its_area() -> None:
+    updates = updates_of(1)
+    certain, none = (auc_over_rounds(updates.assign(score=score)) for score in (updates["present"], 0.5))
+    assert certain is not None
+    assert none is not None
+    assert certain.title.startswith("The attack is above chance: AUC 1.000 (")
+    assert none.title.startswith("No attack is shown to be above chance: AUC 0.500 (")
+
+
 def test_first_map_is_left_out_where_there_were_too_few() -> None:
     updates = updates_of().assign(early_x=np.nan, early_y=np.nan)
     drawn = maps(updates, 2)
@@ -312,7 +322,7 @@ def test_points_that_are_drawn_do_not_favour_any_part_of_a_period(period: int) -
     rounds = np.arange(15_000)
     draw_points(axes, pd.DataFrame({"round": rounds, "cosine": 0.0, "present": 0}), "round", "cosine")
     kept = np.asarray(axes.lines[0].get_xdata(), dtype=int)
-    assert len(kept) == pytest.approx(MOST, rel=0.01)
+    assert len(kept) == pytest.approx(MAX_POINTS, rel=0.01)
     # Five standard deviations of a uniform sample.
     share = 1 / period
     assert np.bincount(kept % period) / len(kept) == pytest.approx(share, abs=5 * np.sqrt(share / len(kept)))
@@ -321,13 +331,13 @@ def test_points_that_are_drawn_do_not_favour_any_part_of_a_period(period: int) -
 def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
     axes = Figure().subplots()
     draw = np.random.default_rng(2)
-    held = np.arange(5 * MOST) % 5 == 0
-    draw_map(axes, pd.DataFrame({"x": draw.normal(size=5 * MOST), "y": 0.0, "present": held.astype(int)}))
+    held = np.arange(5 * MAX_POINTS) % 5 == 0
+    draw_map(axes, pd.DataFrame({"x": draw.normal(size=5 * MAX_POINTS), "y": 0.0, "present": held.astype(int)}))
     without, with_it = axes.lines
     assert without.get_marker() != with_it.get_marker()
     assert without.get_color() != with_it.get_color()
     counts = [len(np.asarray(line.get_xdata())) for line in (without, with_it)]
-    assert counts == pytest.approx([0.8 * MOST, 0.2 * MOST], rel=0.02)
+    assert counts == pytest.approx([0.8 * MAX_POINTS, 0.2 * MAX_POINTS], rel=0.02)
 
 
 @pytest.mark.parametrize(
