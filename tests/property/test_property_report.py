@@ -231,6 +231,16 @@ def test_run_that_saw_nothing_has_a_section_without_figures(tmp_path: Path) -> N
     assert "property-auc-title" not in page.ids
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
+def test_property_inference_is_shown_by_the_interval_of_its_area() -> None:
+    updates = updates_of(1)
+    certain, none = (auc_over_rounds(updates.assign(score=score)) for score in (updates["present"], 0.5))
+    assert certain is not None
+    assert none is not None
+    assert certain.title.startswith("The attack is above chance: AUC 1.000 (")
+    assert none.title.startswith("No attack is shown to be above chance: AUC 0.500 (")
+
+
 def test_first_map_is_left_out_where_there_were_too_few() -> None:
     updates = updates_of().assign(early_x=np.nan, early_y=np.nan)
     drawn = maps(updates, 2)

@@ -19,7 +19,7 @@ from shoal.reports.audit.audit_verdict import verdict as audit_verdict
 from shoal.reports.audit.findings import findings
 from shoal.reports.estimate import Estimate
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.sweep.answer import answer
+from shoal.reports.sweep.answer import Settings, answers
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
@@ -129,6 +129,6 @@ def test_differences_of_a_sweep_are_findings_by_chance_in_5_percent(seeds: int, 
     for _ in range(2 * RUNS):
         drawn = rng.integers(0, 2, 2 * seeds) if counts else rng.normal(size=2 * seeds)
         made = SeedStatistics(results.assign(**{"accuracy.overall": drawn}), axes, range(seeds))
-        (said,) = answer(made, ReportSpec(), Labels({}))
-        found += " higher by " in said or " lower by " in said
+        said, _ = answers(Settings.of(made, ReportSpec(), Labels({})))
+        found += "The difference is shown" in said.text
     assert found <= stats.binom.ppf(0.99, 2 * RUNS, 0.05)
