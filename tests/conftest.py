@@ -29,6 +29,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # Of the processes that tests start.
 machine_speed.measured_bf16_speed = lambda device: machine_speed.Bf16Speed(2.0, 2.0)
 machine_speed._cache_file = lambda: Path(os.devnull) / "bf16.json"
 
+# No test cuts the power: what is written need not have reached the disk, which takes 15 ms a file.
+os.fsync = lambda _: None
+
 Build = Callable[..., Federation]
 
 STARTS = {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
@@ -105,7 +108,7 @@ def toy_table(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def _unrendered_figures() -> Iterator[None]:
-    """Of modules whose other tests use `_rendered_figures`: pages have empty figures."""
+    """Figures are drawn and empty: for tests of words where others are rendered, and of figures that can be drawn."""
     from unrendered import unrendered_figures  # noqa: PLC0415 - loads matplotlib
 
     with unrendered_figures():
@@ -114,10 +117,12 @@ def _unrendered_figures() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_figures() -> Iterator[None]:
-    """Pages and sweeps have empty figures but in modules that use `_rendered_figures`: they take most of the time."""
-    from unrendered import unrendered_figures  # noqa: PLC0415 - loads matplotlib
+    """Pages and sweeps have empty figures but where `_rendered_figures` or `_unrendered_figures` are used: to draw them
+    takes most of the time.
+    """
+    from unrendered import undrawn_figures  # noqa: PLC0415 - loads matplotlib
 
-    with unrendered_figures():
+    with undrawn_figures():
         yield
 
 

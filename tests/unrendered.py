@@ -1,4 +1,4 @@
-"""Figures that are drawn but not rendered, which takes most of a page's time: for tests that read its words alone."""
+"""Figures that are not drawn, or drawn but not rendered, which takes most of a page's time: for tests of its words."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +13,10 @@ EMPTY = {"svg": b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>', 
 RENDER = plotting._render
 
 
+def _undrawn(draw: Any, size: tuple[float, float], *formats: str) -> Sequence[bytes]:
+    return [EMPTY[each] for each in formats]
+
+
 def _drawn(draw: Any, size: tuple[float, float], *formats: str) -> Sequence[bytes]:
     with plotting.styled():
         draw(Figure(size, layout="constrained"))
@@ -25,8 +29,15 @@ def _without_pdf(draw: Any, size: tuple[float, float], *formats: str) -> Sequenc
 
 
 @contextmanager
+def undrawn_figures() -> Iterator[None]:
+    """Inside it figures are empty, and nothing is drawn. What it makes belongs in no cache that other tests read."""
+    with patch.object(plotting, "_render", _undrawn):
+        yield
+
+
+@contextmanager
 def unrendered_figures() -> Iterator[None]:
-    """Inside it figures are empty. What it makes belongs in no cache that other tests read."""
+    """Inside it figures are drawn, and empty all the same. It belongs in no cache either."""
     with patch.object(plotting, "_render", _drawn):
         yield
 

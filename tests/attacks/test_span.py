@@ -10,6 +10,7 @@ from torch import nn
 import shoal
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, UpdateSpan
 from shoal.attacks.span.record_scores import calibrated
+from shoal.attacks.span.row_space import row_spaces
 from shoal.core.errors import InputError
 from shoal.engine import Engine, LocalSGD, RoundUpdates, Training
 
@@ -183,6 +184,19 @@ def test_two_snapshots_are_one_move(federation, mlp):
     candidates, owner = asked(federation)
     found = ModelSpan().score(models[[0, -1]], candidates, engine)
     np.testing.assert_array_equal(found.score[0] > found.threshold[0], owner >= 0)
+
+
+@pytest.mark.parametrize("inputs", [30, 120], ids=["few inputs", "too many for the leading vectors"])
+def test_the_row_space_of_a_large_move_is_that_of_its_singular_vectors(inputs):
+    draw, noise = shoal.Stream(0).generator(), 1e-8
+    pieces = torch.randn(150, inputs, generator=draw), torch.rand(inputs, 200, generator=draw)
+    move = (pieces[0] @ pieces[1]).double() + noise * torch.randn(150, 200, generator=draw)
+    tall, wide = row_spaces([move.T, move], [noise, noise])
+    _, singular, vectors = torch.linalg.svd(move)
+    assert wide.rank == tall.rank == inputs
+    assert torch.allclose(wide.singular, singular[:inputs], rtol=1e-9)
+    assert torch.allclose(wide.basis @ wide.basis.T, vectors[:inputs].T @ vectors[:inputs], atol=1e-8)
+    assert wide.residuals(pieces[1])[0].max() < 1e-6
 
 
 def test_numbers_that_are_not_sent_are_left_out(federation, mlp):

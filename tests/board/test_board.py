@@ -135,6 +135,7 @@ class TestBoard:
         with pytest.raises(InputError, match="its examples are not the board's"):
             measure(read_board(folder), Defence("a", "x"), tmp_path / "out")
 
+    @pytest.mark.usefixtures("_unrendered_figures")
     def test_a_row_has_every_view_and_is_measured_once(self, folder, tmp_path, monkeypatch):
         board, defence = read_board(folder), Defence("server", "x", {"algorithm": {"name": "ifca", "rounds": 1}})
         table = measure(board, defence, tmp_path / "out")

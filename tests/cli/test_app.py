@@ -1,5 +1,6 @@
 """The command line as its users meet it: what it prints, and its exit codes."""
 
+import contextlib
 import json
 import logging
 import os
@@ -11,8 +12,11 @@ import time
 
 import pytest
 
+from forked_calls import called
+from shoal.__main__ import script
 from shoal.cli.app import main
 from shoal.data import load_dataset
+from shoal.runs import measuring
 
 
 @pytest.fixture
@@ -198,48 +202,35 @@ runpy.run_module("shoal", run_name="__main__")
 
 
 @pytest.mark.processes
-def test_interrupted_is_130_and_can_be_resumed(config, tmp_path):
+def test_interrupted_is_130_and_can_be_resumed(config, tmp_path, monkeypatch):
     out = tmp_path / "out"
     arguments = ["run", str(config), "--out", str(out), "--set", "algorithm.rounds=4000"]
-    with subprocess.Popen([sys.executable, "-c", PROCESS, *arguments], stderr=subprocess.PIPE, text=True) as process:
-        while not list((out / "checkpoint").glob("round-*")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, printed = process.communicate()
-    assert process.returncode == 130
-    assert printed.splitlines()[-1] == INTERRUPTED
+    monkeypatch.setattr(sys, "argv", ["shoal", *arguments])
+    call = called(script, tmp_path / "log")
+    call.wait_until(lambda: list((out / "checkpoint").glob("round-*")))
+    assert call.end(signal.SIGINT) == 130
+    assert call.printed.splitlines()[-1] == INTERRUPTED
     assert list((out / "checkpoint").glob("round-*"))
 
 
-# A fit that nothing interrupts, as those of some libraries.
-STUCK = """
-import time
-import shoal.runs.measuring
-def fit(simulation, *_):
-    print("fitting", flush=True)
-    while True:
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            pass
-shoal.runs.measuring.measure_final = fit
-"""
-
-
 @pytest.mark.processes
-def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_path):
+def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_path, monkeypatch):
+    """As those of some libraries, which nothing interrupts."""
     out = tmp_path / "out"
     arguments = ["run", str(config), "--quiet", "--out", str(out), "--set", "red_team.attack=gap"]
-    command = [sys.executable, "-c", STUCK + PROCESS, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "fitting\n"
-        process.send_signal(signal.SIGINT)
-        try:
-            _, printed = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert (process.returncode, printed) == (130, f"{INTERRUPTED}\n")
+
+    def fit(*_):
+        sys.stdout.write("fitting\n")
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "argv", ["shoal", *arguments])
+        patched.setattr(measuring, "measure_final", fit)
+        call = called(script, tmp_path / "log")
+        call.wait_until(lambda: call.printed)
+        assert (call.end(signal.SIGINT), call.printed) == (130, f"fitting\n{INTERRUPTED}\n")
     assert main([*arguments, "--resume"]) == 0
     assert (out / "summary.json").exists()
 

@@ -52,10 +52,10 @@ def repeated_chunk(size: int, times: int, shape: int = 650) -> Objects:
     return objects
 
 
-@pytest.fixture
-def alone(tmp_path) -> torch.Tensor:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> torch.Tensor:
     """The models of a run in which the second client does not reply."""
-    quiet = Federation(tmp_path / "quiet", spoil=lambda reply: None)
+    quiet = Federation(tmp_path_factory.mktemp("alone") / "quiet", spoil=lambda reply: None)
     quiet.serve(**{"round-timeout": 0.5})
     return quiet.models
 

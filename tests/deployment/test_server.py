@@ -165,6 +165,7 @@ def rounds_and_kinds(folder: Path, client: str) -> list[tuple[str, str]]:
     return [(row["round"], row["kind"]) for row in events_of(folder) if row["client"] == client]
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 @pytest.mark.parametrize(
     "changes",
     [

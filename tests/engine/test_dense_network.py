@@ -12,7 +12,8 @@ from shoal.data import Federation
 from shoal.defenses import DPSGD, Augmentation
 from shoal.engine import Engine, LinearTerm, LocalSGD
 from shoal.engine.backends import vmap_backend
-from shoal.engine.backends.dense_network import DenseNetwork, dense_network, row_class
+from shoal.engine.backends.dense_network import dense_network, row_class
+from shoal.engine.backends.span_training import SpanEnds, rows_of
 from shoal.engine.steps import Gradient
 from shoal.models import MLP, Logistic, Model, cross_entropy, squared_error
 
@@ -47,9 +48,9 @@ def dense(request: pytest.FixtureRequest) -> Model:
 
 @pytest.fixture
 def spans(monkeypatch):
-    """The calls of `DenseNetwork.train_in_span`."""
-    calls, train = [], DenseNetwork.train_in_span
-    monkeypatch.setattr(DenseNetwork, "train_in_span", lambda *given: (calls.append(given), train(*given))[1])
+    """The calls of `train_in_span`."""
+    calls, train = [], vmap_backend.train_in_span
+    monkeypatch.setattr(vmap_backend, "train_in_span", lambda *given: (calls.append(given), train(*given))[1])
     return calls
 
 
@@ -69,8 +70,7 @@ def test_images_of_several_channels_reach_the_first_layer_in_order(spans):
     draw = torch.Generator().manual_seed(0)
     x, y = torch.rand(8, 3, 4, 4, generator=draw), torch.arange(8) % 3
     federation, model = Federation.from_tensors([(x, y)] * 2, test=(x, y)), Model(lambda: MLP(48, 8, 3))
-    for steps in (1, 20):
-        local = LocalSGD(steps=steps, batch_size="all", learning_rate=0.3)
+    for local in (LocalSGD(steps=2, batch_size=4), LocalSGD(steps=20, batch_size="all", learning_rate=0.3)):
         expected = by_hand(model, federation, local)
         torch.testing.assert_close(trained(model, federation, local, backend="vmap"), expected, **CLOSE)
     assert len(spans) == 1
@@ -176,9 +176,44 @@ def test_who_shares_a_unit_and_the_threads_change_no_bit(dense, build, name, mon
     for order in (torch.tensor([6, 1, 3, 5]), torch.tensor([3, 0, 2])):
         few = trained(dense, federation.take(order), local, starts=starts[order], backend="vmap", threads=3)
         assert torch.equal(few, whole[order])
-    monkeypatch.setitem(vmap_backend._IN_CACHE, "dense", 1)
+    for kind in ("dense", "span"):
+        monkeypatch.setitem(vmap_backend._IN_CACHE, kind, 1)
     monkeypatch.setattr(vmap_backend, "AUGMENTED", 1)
     assert torch.equal(trained(dense, federation, local, starts=starts, backend="vmap", threads=1), whole)
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["the same inputs", "augmented"])
+@pytest.mark.parametrize("network", [lambda: MLP(400, 24, 3), lambda: Logistic(400, 3)], ids=["mlp", "logistic"])
+def test_ends_in_the_span_are_the_loop_s_and_their_sums_those_of_rows(spans, monkeypatch, network, fresh):
+    monkeypatch.setattr(vmap_backend, "cheaper_in_span", lambda *_, **__: True)
+    draw, sizes = torch.Generator().manual_seed(0), (9, 7, 9, 30, 9, 7, 9)
+    clients = [(torch.rand(n, 1, 20, 20, generator=draw), torch.arange(n) % 3) for n in sizes]
+    federation, model = Federation.from_tensors(clients, test=clients[0]), Model(network)
+    local = LocalSGD(steps=3, batch_size="all", learning_rate=0.2, weight_decay=0.1)
+    if fresh:
+        local = replace(local, augmentation=AUGMENTED)
+    starts = starts_of(model, federation)[:2]
+    index, weights = torch.arange(7) % 2, torch.rand(2, 7, generator=draw) * (torch.arange(14).view(2, 7) % 3 > 0)
+    loop = trained(model, federation, local, starts=starts[index], backend="loop")
+
+    def factors(order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the clients in this order, and sums over them."""
+        shards, ids = federation.take(order).clients, federation.ids[order]
+        rows, sums = torch.empty(len(order), model.layout.size), torch.zeros(2, model.layout.size)
+        with Engine(model, backend="vmap") as engine:
+            task = starts, index[order], shards, local.randomness(shards, ids, Stream(2)), local
+            for owners, ends in engine.train_into(lambda owners, ends: (owners, ends), *task):
+                assert isinstance(ends, SpanEnds)
+                assert bool(ends.finite().all())
+                rows[owners], sums = ends.rows(), sums + ends.weighted(weights[:, order][:, owners])
+        return rows, sums
+
+    rows, sums = factors(torch.arange(7))
+    assert len(spans) == 3
+    torch.testing.assert_close(rows, loop, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sums, weights @ rows, rtol=1e-4, atol=1e-5)
+    few = torch.tensor([4, 1, 0])
+    assert torch.equal(factors(few)[0], rows[few])
 
 
 def test_rows_of_a_class_are_at_most_a_sixteenth_more():
@@ -208,7 +243,7 @@ def test_a_rule_s_batches_are_augmented_as_the_loop_s(mlp, build, network):
     for backend in ("vmap", "loop"):
         with Engine(model, backend=backend) as engine:
             task = starts_of(model, federation), torch.arange(6), federation.clients, randomness, local
-            parts = [*engine.train_into(lambda owners, ends: (owners, ends.clone()), *task, rule=Lookahead())]
+            parts = [*engine.train_into(lambda owners, ends: (owners, rows_of(ends).clone()), *task, rule=Lookahead())]
         owners = torch.cat([owners for owners, _ in parts])
         ends.append(torch.cat([rows for _, rows in parts])[owners.argsort()])
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from shoal.core.randomness import Stream
-from shoal.engine.backends import gradient as module
-from shoal.engine.backends.gradient import gradient_of
+from shoal.engine.backends import vmap_gradients as module
+from shoal.engine.backends.vmap_gradients import gradient_of
 from shoal.models import cross_entropy
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -54,7 +54,7 @@ def test_the_gradient_has_the_bits_of_torch_func_grad(name: str, owners: int, ba
 def test_another_version_of_pytorch_uses_torch_func_grad_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "KNOWN", "2.12.")
+    monkeypatch.setattr(module, "TORCH_VERSION", "2.12.")
     monkeypatch.setattr(module, "grad", lambda function: function)
     loss, _ = problem("layers", 3, 6)
     assert gradient_of(loss) is loss

@@ -239,6 +239,7 @@ def small(toy_config, tmp_path, monkeypatch):
 QUICK = ["--references", "1", "--choosing", "1", "--judging", "2", "--max-cost", "1.0", "--quiet"]
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 @pytest.mark.parametrize("view", ["outsider", "server"])
 def test_a_search_leaves_a_configuration_that_runs_and_does_no_run_twice(small, tmp_path, capsys, view):
     out = tmp_path / "out"

@@ -93,7 +93,7 @@ def test_a_reference_federation_depends_on_its_number_alone(attacked):
 
 def test_the_span_attacks_scores_are_the_same_once_added(attacked):
     run, engine = attacked(model__name="mlp", algorithm__rounds=7)
-    whole, without = run.train_reference(1, engine), run.train_reference(1, engine, spans=False)
+    whole, without = run.train_reference(1, engine), run.train_reference(1, engine, spans=())
     assert len(without.span) == len(without.span_models) == 0
     assert bool(whole.span.isfinite().any())
     added = run.with_spans(without, 1, engine)

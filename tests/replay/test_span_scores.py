@@ -17,7 +17,7 @@ from shoal.replay import first_rounds
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores, view_scores
 from shoal.replay.run_records import records_of_run
-from shoal.replay.span_scores import largest
+from shoal.replay.span_scores import largest, spans_to_repeat
 from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
 
 
@@ -93,6 +93,26 @@ def test_references_keep_their_scores_and_an_interruption_loses_none(dense, tmp_
         for name in ("span", "span_models"):
             assert torch.equal(getattr(one, name), getattr(two, name))
             assert torch.equal(getattr(one, name), getattr(three, name))
+
+
+def test_a_span_that_is_exact_is_not_asked_of_references_and_another_is_added_where_a_stack_reads_it(dense, tmp_path):
+    attacked, engine = dense
+    found, target = attacked.spans(engine)[0], attacked.scores(engine)
+    assert found["span"].exact is not None
+    assert bool(found["span"].exact.all())
+    unsure = {"span": found["span"], "span-models": replace(found["span-models"], exact=None)}
+    assert spans_to_repeat(unsure, 8) == ("span-models",)
+    assert spans_to_repeat(unsure, 7) == ()
+    (none,) = reference_scores(attacked, target, 1, engine, folder=tmp_path, spans=())
+    (one,) = reference_scores(attacked, target, 1, engine, folder=tmp_path, spans=("span-models",))
+    (both,) = reference_scores(attacked, target, 1, engine, folder=tmp_path)
+    assert [[len(each.span_models) > 0, len(each.span) > 0] for each in (none, one, both)] == [
+        [False, False], [True, False], [True, True],
+    ]  # fmt: skip
+    assert torch.equal(one.span_models, both.span_models)
+    seen = view_scores(attacked, target, [one], engine)[0]
+    assert seen["span"].reference is None
+    assert seen["span-models"].reference is not None
 
 
 def test_updates_that_do_not_fit_into_memory_are_left_out(dense, monkeypatch):

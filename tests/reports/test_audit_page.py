@@ -22,7 +22,7 @@ from shoal.reports.audit.findings import findings
 from shoal.reports.plotting import group_style
 from unrendered import unrendered_figures
 
-ORDER = ["reading", "by-view", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
+ORDER = ["by-view", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
 
 
 def html_of(

@@ -24,7 +24,13 @@ def rounds_of(given: dict[str, list[list[float]]], over: list[list[float]], unme
     rows = []
     for number, shares in enumerate(over, start=1):
         for k in (0, 1):
-            row = {"round": number, "cluster": k, "risk": 0.5 + 0.05 * k * (number > 1), "heldout_accuracy": 0.7}
+            row = {
+                "round": number,
+                "cluster": k,
+                "risk": 0.5 + 0.05 * k * (number > 1),
+                "heldout_accuracy": 0.7,
+                "clients": 20,
+            }
             row |= {f"directive.{name}": values[number - 1][k] for name, values in given.items()}
             row |= {"over_limit": shares[k], "limit_unmet": 0.0 if unmet is None else unmet[number - 1][k]}
             rows.append(row)

@@ -1,13 +1,15 @@
-"""The answer that a sweep's page begins with: differences paired by seed, with intervals, against scipy."""
+"""The answer that a sweep's page begins with, and its table of settings: pairs by seed, against scipy."""
 
 from itertools import product
 
 import numpy as np
 import pandas as pd
+import pytest
 from scipy import stats
 
 from html_page import Page
-from shoal.reports.sweep.answer import MOST_SETTINGS, answer, reading
+from shoal.reports.sweep.answer import MOST_CONDITIONS, Settings, answers, settings_table
+from shoal.reports.sweep.differences import Best, Difference
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
@@ -15,98 +17,195 @@ from shoal.reports.sweep.sweep_page import sweep_page
 
 SEEDS = (0, 1, 2, 3)
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.3]}
+KEY = "accuracy.overall"
 
 
-def results_of(axes: Axes = AXES) -> pd.DataFrame:
+def results_of(axes: Axes = AXES, gain: float = 0.02) -> pd.DataFrame:
     """Seeds differ much, settings little: only pairs show it. Violations differ by 1 either way."""
     rng = np.random.default_rng(3)
     rows = []
     for settings in product(*axes.values()):
         second = settings[0] != next(iter(axes.values()))[0]
         for seed in SEEDS:
-            accuracy = 0.5 + 0.1 * seed + 0.02 * second + 0.001 * rng.random()
+            accuracy = 0.5 + 0.1 * seed + gain * second + 0.001 * rng.random()
             violations = 10 + (second and (-1) ** seed)
             row = dict(zip(axes, settings, strict=True))
-            rows.append({"run": str(len(rows)), **row, "seed": seed, "accuracy.overall": accuracy,
-                         "violations.total": violations, "migrated": 3, "mia.few": 0.6})  # fmt: skip
+            rows.append({"run": str(len(rows)), **row, "seed": seed, KEY: accuracy, "violations.total": violations,
+                         "violations.few": violations, "view": "client", "migrated": 3, "mia.few": 0.6, "mia_low.few":
+                         0.55, "mia_high.few": 0.65})  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def said(results: pd.DataFrame, axes: Axes = AXES, spec: ReportSpec | None = None) -> tuple[str, ...]:
-    return answer(SeedStatistics(results, axes, SEEDS), spec or ReportSpec(), Labels({}))
+def settings_of(results: pd.DataFrame, axes: Axes = AXES, spec: ReportSpec | None = None) -> Settings:
+    return Settings.of(SeedStatistics(results, axes, SEEDS), spec or ReportSpec(), Labels({}))
 
 
-def test_differences_are_paired_by_seed_as_scipy_pairs_them() -> None:
-    results = results_of()
-    (paragraph,) = said(results)
-    first, second = (
-        results[results["algorithm"] == name].groupby("seed")["accuracy.overall"].mean() for name in AXES["algorithm"]
-    )
+def said(results: pd.DataFrame, axes: Axes = AXES) -> dict[str, str]:
+    return {question: text for question, text, _ in answers(settings_of(results, axes))}
+
+
+def cells(results: pd.DataFrame, axes: Axes = AXES, spec: ReportSpec | None = None) -> dict[str, list[str]]:
+    """The rows of the table up to the second heading, by name."""
+    table, found = settings_table(settings_of(results, axes, spec)), dict[str, list[str]]()
+    for row in table.rows[bool(table.rows[0].style) :]:
+        if row.style:
+            break
+        found[row.cells[0].text] = [f"{cell.text} {cell.small}".strip() for cell in row.cells[1:]]
+    return found
+
+
+def pairs(results: pd.DataFrame, key: str = KEY) -> tuple[pd.Series, pd.Series]:
+    first, second = (results[results["algorithm"] == name].groupby("seed")[key].mean() for name in AXES["algorithm"])
+    return first, second
+
+
+@pytest.mark.parametrize(("gain", "best"), [(0.02, "IFCA-MIR"), (-0.02, "IFCA")])
+def test_the_best_setting_flips_with_the_data_and_is_shown_as_scipy_pairs_seeds(gain: float, best: str) -> None:
+    results = results_of(gain=gain)
+    first, second = pairs(results)[:: 1 if gain > 0 else -1]
     test = stats.ttest_rel(second, first)
     low, high = test.confidence_interval(0.95)
-    mean = float((second - first).mean())
-    assert low > 0
-    words = f"accuracy, all clients higher by {mean:.3f} (95 % interval +{low:.3f} to +{high:.3f}, 4 seeds)"
-    assert paragraph.startswith(f"algorithm, IFCA-MIR against IFCA: {words}; ")
-    assert not stats.ttest_ind(second, first).pvalue < 0.05, "unpaired, the difference could not be seen"
+    assert stats.ttest_ind(second, first).confidence_interval(0.95).low < 0, (
+        "unpaired, the difference could not be seen"
+    )
+    answer = said(results)["Which algorithm is best? (accuracy, all clients)"]
+    gap = f"{float((second - first).mean()):.3f} above"
+    assert answer.startswith(f"{best} has the highest mean, {second.mean():.3f}, {gap} ")
+    assert answer.endswith(f"The difference is shown (95 % interval +{low:.3f} to +{high:.3f}; 4 seeds).")
 
 
-def test_an_interval_that_covers_0_is_open() -> None:
-    (paragraph,) = said(results_of())
-    half = stats.sem([1, -1, 1, -1]) * stats.t.ppf(0.975, 3)
-    interval = f"95 % interval \N{MINUS SIGN}{half:.1f} to +{half:.1f}, 4 seeds"
-    assert f"limits exceeded, point estimate, all clients open: 0.0 ({interval})." in paragraph
+def test_a_difference_that_the_interval_does_not_hold_is_open_with_the_seeds_it_needs() -> None:
+    results = results_of(gain=0.0)
+    answer = said(results)["Which algorithm is best? (accuracy, all clients)"]
+    assert answer.startswith("Open: ")
+    assert "but the interval covers 0" in answer
+    assert "To show it, were it the true lead, takes " in answer
+    assert "more seeds (power 80 %)." in answer
+
+
+def test_the_seeds_that_an_open_difference_needs_have_the_power_that_is_said() -> None:
+    """Of as many seeds as are named the t-test finds the difference in four of five experiments, by its own formula."""
+    values = 0.03 + 0.05 * np.array([1.2, -1.1, 0.4, -0.9, 0.4])
+    difference = Difference.of(values, KEY)
+    assert not difference.shown
+    total = len(values) + int(difference.more.split()[1])
+    effect = values.mean() / values.std(ddof=1)
+
+    def power(n: int) -> float:
+        bound = stats.t.ppf(0.975, n - 1)
+        return float(stats.nct.sf(bound, n - 1, effect * np.sqrt(n)))
+
+    assert power(total - 1) - 0.02 < 0.8 < power(total) + 0.02
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.1], "cannot be told from one"),
+        ([0.1, -0.05], "cannot be told from two"),
+        ([0.1, -0.1, 0.0], "more than 100 more seeds"),
+        ([0.1, -0.1, 0.001], "more than 100 more seeds"),
+        ([1.0, 1.0, 1.0, 1.0], "about 2 more seeds"),
+    ],
+)
+def test_what_two_seeds_or_no_effect_cannot_say_is_not_said(values: list[float], words: str) -> None:
+    difference = Difference.of(np.array(values), KEY)
+    assert not difference.shown
+    assert words in difference.more
+
+
+def test_of_several_settings_the_best_is_shown_only_by_intervals_that_hold_at_once() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.01, (8, 5))
+    for gain in (0.0, 0.02, 0.1):
+        by_seed = noise + gain * (np.arange(5) == 2)
+        best = Best.of(by_seed, list("ABCDE"), KEY, "higher")
+        assert best is not None
+        for name, difference in best.others.items():
+            test = stats.ttest_rel(by_seed[:, list("ABCDE").index(best.setting)], by_seed[:, "ABCDE".index(name)])
+            assert (name in best.untold) == (test.confidence_interval(1 - 0.05 / 4).low <= 0)
+            assert difference.tests == 4
+    assert best.setting == "C"
+    assert best.untold == []
+
+
+def test_rows_have_the_means_and_the_differences_to_the_first_row() -> None:
+    results = results_of()
+    first, second = pairs(results)
+    low, high = stats.ttest_rel(second, first).confidence_interval(0.95)
+    half = stats.sem(second) * stats.t.ppf(0.975, 3)
+    rows = cells(results)
+    assert rows["IFCA"][0].startswith(f"{first.mean():.3f} ± ")
+    difference = f"+{(second - first).mean():.3f} (+{low:.3f} to +{high:.3f})"
+    assert rows["IFCA-MIR"][0] == f"{second.mean():.3f} ± {half:.3f}; {difference}"
+    assert rows["IFCA-MIR"][-1].endswith("0.0, open: more than 100 more seeds")
 
 
 def test_metrics_of_the_tables_are_compared_too_and_what_never_differs_is_said_to() -> None:
     spec = ReportSpec(tables={"t": TableSpec(y=["mia.few", "migrated"], rows=["algorithm"], average=["share"])})
-    (paragraph,) = said(results_of(), spec=spec)
-    assert "MIA accuracy, few the same in all 4 seeds; migrated clients the same in all 4 seeds." in paragraph
+    assert [cell.partition("; ")[2] for cell in cells(results_of(), spec=spec)["IFCA-MIR"]][1::2] == [
+        "the same in 4 seeds", "the same in 4 seeds",
+    ]  # fmt: skip
 
 
 def test_a_seed_counts_only_where_both_settings_are_whole() -> None:
     results = results_of()
     dropped = (results["algorithm"] == "IFCA") & (results["seed"] == 2) & (results["share"] == 0.3)
-    (paragraph,) = said(results[~dropped].reset_index(drop=True))
-    assert "3 seeds" in paragraph
-    assert "4 seeds" not in paragraph
+    left = results[~dropped].reset_index(drop=True)
+    assert "(n = 3)" in cells(left)["IFCA"][0]
+    assert "3 seeds)" in said(left)["Which algorithm is best? (accuracy, all clients)"]
 
 
-def test_one_seed_has_no_interval_and_no_seed_no_sentence() -> None:
+def test_one_seed_has_no_interval_and_one_setting_no_best() -> None:
     results = results_of()
-    (paragraph,) = said(results[results["seed"] == 1].reset_index(drop=True))
-    assert "in one seed, open without an interval" in paragraph
-    assert said(results[results["algorithm"] == "IFCA"].reset_index(drop=True)) == ()
-    assert said(results.head(0)) == ()
+    answer = said(results[results["seed"] == 1].reset_index(drop=True))[
+        "Which algorithm is best? (accuracy, all clients)"
+    ]
+    assert answer.endswith(", in one seed. How many more seeds it takes cannot be told from one.")
+    assert [*said(results[results["algorithm"] == "IFCA"].reset_index(drop=True))] == ["Who is exposed, to whom?"]
 
 
-def test_only_an_axis_that_varies_is_compared_and_each_setting_with_the_first() -> None:
-    axes: Axes = {"fixed": ["x"], "share": [0.1, 0.2, 0.3]}
-    assert [each.partition(":")[0] for each in said(results_of(axes), axes)] == [
-        "share, 0.2 against 0.1", "share, 0.3 against 0.1",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("low", "words"),
+    [
+        ({}, "few to a client in 8 of 8 runs of each."),
+        ({"IFCA": 0.45, "IFCA-MIR": 0.45}, "Nobody is shown to be to a client, in any of 16 runs."),
+        ({"IFCA": 0.45}, "few to a client in 0 of 8 runs with IFCA, 8 of 8 runs with IFCA-MIR."),
+    ],
+)
+def test_who_is_exposed_is_what_each_run_s_own_interval_shows(low: dict[str, float], words: str) -> None:
+    results = results_of()
+    results["mia_low.few"] = results["algorithm"].map(low).fillna(0.55)
+    assert said(results)["Who is exposed, to whom?"] == words
+
+
+def test_a_sweep_that_nobody_attacked_or_without_intervals_says_so() -> None:
+    results = results_of()
+    left = {name: said(results.drop(columns=[name]))["Who is exposed, to whom?"] for name in ("mia.few", "mia_low.few")}
+    assert left["mia.few"] == "Not known: no run was attacked."
+    assert left["mia_low.few"] == "Open: the runs have no intervals of their own."
+
+
+def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_many() -> None:
+    headings = [row.cells[0].text for row in settings_table(settings_of(results_of())).rows if row.style]
+    assert headings == ["averaged over share", "share 0.1", "share 0.3"]
+    many: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "n": list(range(MOST_CONDITIONS + 1))}
+    table = settings_table(settings_of(results_of(many), many))
+    assert [row.cells[0].text for row in table.rows] == ["averaged over n", "IFCA", "IFCA-MIR"]
     alone: Axes = {"fixed": ["x"]}
-    assert said(results_of(alone), alone) == ()
-    many: Axes = {"n": list(range(20))}
-    paragraphs = said(results_of(many), many)
-    assert len(paragraphs) == MOST_SETTINGS
-    assert paragraphs[-1].startswith("n, 19 against 0: ")
+    assert [row.cells[0].text for row in settings_table(settings_of(results_of(alone), alone)).rows] == ["every run"]
 
 
-def test_the_page_begins_with_the_answer_and_says_how_to_read_it() -> None:
+def test_the_page_begins_with_the_answer_then_the_settings() -> None:
     statistics = SeedStatistics(results_of(), AXES, SEEDS)
     text = Page(sweep_page("Title", ReportSpec(), statistics, [], [], missing=(), source="")).text
-    found = [
-        text.index(each) for each in ("Algorithm, IFCA-MIR against IFCA", "paired by seed", "All 16 runs are finished")
-    ]
+    found = [text.index(each) for each in ("Which algorithm is best?", "All 16 runs are finished", "Every setting")]
     assert found == sorted(found)
-    assert "each seed averaged over share" in reading(statistics, Labels({}))
 
 
 def test_a_sweep_says_with_how_many_reference_federations_runs_are_judged() -> None:
     results = results_of()
-    assert "reference federations" not in reading(SeedStatistics(results, AXES, SEEDS), Labels({}))
-    judged = results.assign(references=4)
-    assert "with 4 reference federations a run" in reading(SeedStatistics(judged, AXES, SEEDS), Labels({}))
+    assert "reference federations" not in settings_table(settings_of(results)).note
+    assert "with 4 reference federations a run" in settings_table(settings_of(results.assign(references=4))).note
     some = results.assign(references=[np.nan] + [4] * (len(results) - 1))
-    assert "with 0 or 4 reference federations a run" in reading(SeedStatistics(some, AXES, SEEDS), Labels({}))
+    assert "with 0 or 4 reference federations a run" in settings_table(settings_of(some)).note

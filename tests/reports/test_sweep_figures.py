@@ -126,10 +126,10 @@ def test_forms_of_a_figure(kind: str) -> None:
     assert b"/CIDFontType2" in figure.pdf
     inline = ElementTree.fromstring(figure.image)
     assert inline.tag == "svg"
-    assert inline.get("aria-label", "").startswith("A & <B>. ")
+    assert inline.get("aria-label", "").startswith("A & <B>: accuracy")
     assert inline.get("style") == ("max-width: 6.4in" if kind == "courses" else "max-width: 3.2in")
     assert figure.name == "figure-2"
-    assert figure.title == "A & <B>"
+    assert figure.title.startswith("A & <B>: accuracy")
     assert figure.caption.startswith("As in the paper. ")
     assert "5 seeds" in figure.caption
 

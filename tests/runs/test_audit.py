@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forked_calls import workers_are_forks
 from full_simulation import simulate_with
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
@@ -33,6 +34,7 @@ from shoal.runs.audits.audit_members import audit_scores, audit_trace
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.result import load
 from shoal.runs.run import run, simulate
+from unrendered import unrendered_figures
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
@@ -52,8 +54,9 @@ def finished(toy_config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def audited(finished, tmp_path_factory):
-    """The files of an audit of it with four reference federations, outside the run's directory."""
-    return audit_run(finished, references=4, out=tmp_path_factory.mktemp("audits") / "audit")
+    """The files of an audit of it with four reference federations, outside its directory; its figures are drawn."""
+    with unrendered_figures():
+        return audit_run(finished, references=4, out=tmp_path_factory.mktemp("audits") / "audit")
 
 
 @pytest.fixture(autouse=True)
@@ -144,13 +147,14 @@ def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of
         for process in active_children() if done else ():
             os.kill(process.pid, signal.SIGKILL)
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, workers_are_forks():
         patched.setattr("shoal.cli.displays.AuditDisplay.__call__", killing)
         assert main(["audit", str(out), *arguments]) == 1
     assert re.fullmatch("shoal: a worker process was ended from outside, .*\n", capsys.readouterr().err)
     stored = {path.name: path.stat().st_mtime_ns for path in (out / "references").glob("*.safetensors")}
     assert 0 < len(stored) < 5
-    assert main(["audit", str(out), *arguments]) == 0
+    with workers_are_forks():
+        assert main(["audit", str(out), *arguments]) == 0
     assert {name: (out / "references" / name).stat().st_mtime_ns for name in stored} == stored
     assert without_seconds(out) == without_seconds(audited.page.parent)
     for path in (finished / "references").glob("*.safetensors"):
@@ -163,7 +167,9 @@ def test_a_result_of_a_network_of_ones_own_is_audited_by_processes_too():
         [(torch.randn(4, 3), [0, 1, 0, 1])] * 3, test=(torch.randn(20, 3), [0, 1] * 10)
     )
     result = simulate(federation, Model(lambda: torch.nn.Linear(3, 2)), FedAvg(), LocalSGD(), rounds=1)
-    assert result.audit(references=2, jobs=2).flat() == result.audit(references=2).flat()
+    with workers_are_forks():
+        audited = result.audit(references=2, jobs=2)
+    assert audited.flat() == result.audit(references=2).flat()
 
 
 def test_a_run_that_cannot_be_written_is_audited_elsewhere_and_stays_as_it_is(finished, tmp_path, monkeypatch):

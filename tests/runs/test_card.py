@@ -59,8 +59,7 @@ def test_an_interval_that_holds_chance_is_open_and_any_other_exposed(run: Path) 
         assert one["outcome"] == ("exposed" if one["low"] > 0.5 else "open")
     assert document["exposure"]["references"] == audit.references
     page = " ".join(Page((run / "elsewhere" / "card.html").read_text()).words)
-    assert "Open, not told from chance: " in page
-    assert "Exposed: " in page
+    assert "Exposed: minority to an outsider; open: majority to an outsider; not asked: a client, the server." in page
 
 
 def test_an_audit_of_other_rounds_is_none(run: Path) -> None:

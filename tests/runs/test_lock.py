@@ -2,36 +2,35 @@
 
 import fcntl
 import signal
-import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
+from forked_calls import called
 from run_files import content
 from shoal.config.build import resolve
 from shoal.core.errors import InputError
 from shoal.runs.directory import locked
 from shoal.runs.run import run
 
-HOLDER = """
-import pathlib, sys, time
-from shoal.runs.directory import locked
-with locked(pathlib.Path(sys.argv[1])):
-    print("locked", flush=True)
-    time.sleep(600)
-"""
-
 
 @pytest.fixture
 def holder(tmp_path):
     """A process that is running in tmp_path/out, and is killed at the end."""
-    (tmp_path / "out").mkdir()
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "locked\n"
-        yield process
-        process.kill()
+    out, log = tmp_path / "out", tmp_path / "holder.log"
+    out.mkdir()
+
+    def hold():
+        with locked(out):
+            sys.stdout.write("locked\n")
+            time.sleep(600)
+
+    process = called(hold, log)
+    process.wait_until(lambda: process.printed)
+    yield process
+    process.end(signal.SIGKILL)
 
 
 @pytest.mark.processes
@@ -40,8 +39,7 @@ def test_a_run_beside_a_living_one_is_refused_and_a_killed_one_blocks_nobody(toy
     with pytest.raises(InputError, match="out: another run is going on in it"):
         run(config, out, resume=True)
     assert [path.name for path in out.iterdir()] == ["run.log"], "something was written"
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
+    assert holder.end(signal.SIGKILL) == -signal.SIGKILL
     run(config, out, resume=True)
     assert (out / "summary.json").exists()
     assert not list(tmp_path.rglob(".*")), "a lock file was left behind"

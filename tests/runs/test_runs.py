@@ -1,34 +1,37 @@
-"""Run directories: what they hold, and what survives a crash. Real processes, real kill -9."""
+"""Run directories: what they hold, and what survives a crash. Processes of their own, real kill -9."""
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from forked_calls import called
 from run_files import content
 from shoal.config.build import build
 from shoal.config.schema import read_config
+from shoal.core.atomic_files import write_atomically
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.engine import State
+from shoal.runs import checkpoint
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import SimulationState
+from unrendered import unrendered_figures
 
 
 @pytest.fixture(scope="module")
 def finished(toy_config, tmp_path_factory):
-    """A run of six rounds, with its report."""
+    """A run of six rounds, with its report, whose figures are drawn."""
     out = run(toy_config(algorithm__rounds=6), tmp_path_factory.mktemp("runs") / "whole")
-    report_of(out)
+    with unrendered_figures():
+        report_of(out)
     return out
 
 
@@ -137,37 +140,35 @@ def test_threads_change_no_byte(toy_config, tmp_path):
         assert content(one)[name] == content(two)[name]
 
 
-PROCESS = """
-import sys, pathlib
-from shoal.config.schema import read_config
-from shoal.runs.run import run
-run(read_config(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), resume=True)
-"""
-
-
-def until_killed(arguments: list[str], when) -> None:
-    """Start the run in a process of its own and kill -9 it when ``when`` first holds."""
-    with subprocess.Popen([sys.executable, "-c", PROCESS, *arguments], stderr=subprocess.PIPE) as process:
-        while not when():
-            assert process.poll() is None, process.stderr.read().decode()
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-
-
 @pytest.mark.processes
-def test_killed_while_it_writes_a_checkpoint_and_resumed_is_never_killed(finished, tmp_path):
-    out = tmp_path / "killed"
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+def test_killed_while_it_writes_a_checkpoint_and_resumed_is_never_killed(finished, tmp_path, moment):
+    """By kill -9 when the third checkpoint is absent, half written, or whole."""
+    out, write = tmp_path / "killed", checkpoint.write_bytes
 
-    def third_round_is_logged():
-        return (out / "run.log").exists() and "round 3:" in (out / "run.log").read_text()
+    def kill(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    # The log names a round before its checkpoint is written, which may be absent then, half written, or whole.
-    until_killed([str(finished / "config.toml"), str(out)], third_round_is_logged)
-    assert not (out / "summary.json").exists()
+    def killed_at_the_third(path, content):
+        if path.name.startswith("round-000003"):
+            if moment == "before":
+                kill()
+            if moment == "within":
+                write_atomically(path, lambda unfinished: kill(unfinished.write_bytes(content[: len(content) // 2])))
+            write(path, content)
+            kill()
+        write(path, content)
+
+    def until_killed():
+        checkpoint.write_bytes = killed_at_the_third
+        run(read_config(finished / "config.toml"), out, resume=True)
+
+    assert called(until_killed, tmp_path / "log").end() == -signal.SIGKILL
+    assert len([*(out / "checkpoint").glob("round-000003*")]) == (moment == "after")
+    assert len([*(out / "checkpoint").glob(".*")]) == (moment == "within")
     run(read_config(finished / "config.toml"), out, resume=True)
     assert content(out) == content(finished)
-    assert "resume after round" in (out / "run.log").read_text()
+    assert f"resume after round {3 if moment == 'after' else 2}" in (out / "run.log").read_text()
     assert not list(out.rglob(".*")), "a temporary file was left behind"
 
 

@@ -104,7 +104,7 @@ class Audit:
         The attack that was chosen beforehand decides (`attack_records`), unless another is certain to be stronger.
         """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
-        return rows[rows["strongest"].astype(bool)].to_dict("records")[0]
+        return rows_of(rows[rows["strongest"].astype(bool)])[0]
 
     def headline(self, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
         """The row of the attack that decides for a view; see `headline`."""
@@ -119,7 +119,7 @@ class Audit:
         """The keys and values of audit.json; what was not measured is left out."""
         flat: dict[str, float | str] = {}
         shown = self.attacks[self.attacks["scope"].isin(["all", "group"])]
-        for row in shown.to_dict("records"):
+        for row in rows_of(shown):
             key = f"attacks.{row['attack']}.{row['name']}"
             flat |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
             if row["attack"] in CHOSEN_OF_VIEW.values() and not isnan(row["exact"]):
@@ -147,6 +147,11 @@ def _figures(
     return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
 
 
+def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fraction of the time."""
+    return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
+
+
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
     """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
     measured there.
@@ -161,7 +166,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     """
     here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
     here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
-    rows = {str(row["attack"]): row for row in attacks[here].to_dict("records")}
+    rows = {str(row["attack"]): row for row in rows_of(attacks[here])}
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
     if view not in needed.values():
         return None

@@ -1,7 +1,7 @@
 """Numbers as reports and the command line write them, and the word for examples."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 DASH = "\N{EN DASH}"
 """Stands for a number that is undefined, such as the exposure of a model without clients."""
@@ -74,6 +74,17 @@ def format_duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def listed(names: Sequence[str], most: int = 100) -> str:
+    """Names in a sentence; of more than ``most`` the others are counted.
+
+    >>> listed(["a"]), listed(["a", "b", "c"]), listed(["a", "b", "c", "d"], 2)
+    ('a', 'a, b and c', 'a, b and 2 more')
+    """
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def name_examples(text: str, kind: str) -> str:

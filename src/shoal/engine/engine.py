@@ -27,6 +27,7 @@ from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.engine.backends.loop_backend import LoopBackend
 from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
+from shoal.engine.backends.span_training import SpanEnds, rows_of
 from shoal.engine.backends.vmap_backend import VmapBackend
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
 from shoal.engine.round_clock import RoundClock
@@ -80,6 +81,9 @@ in a transformer of 30 million take 350 MiB, and 16 of them 40; a step of traini
 _TOGETHER = 64
 """Batches whose outputs are handed out together where not all of them should be in memory."""
 
+Ends = Tensor | SpanEnds
+"""The parameters of u owners after training: rows (u, P), or factors of these."""
+
 _Result = TypeVar("_Result")
 _Examples = TypeVar("_Examples", Shards, GroupedExamples)
 
@@ -102,7 +106,7 @@ def gather_params(params: Tensor, index: Tensor) -> Tensor:
 
 
 def _rows_of_four(params: Tensor, index: Tensor) -> Tensor:
-    """The rows of `gather_params`, each beginning at a multiple of four numbers (`dense_network._fours` says why)."""
+    """The rows of `gather_params`, each from a multiple of four numbers on; `dense_network.begin_at_fours` says why."""
     rows = params.new_empty(len(index), -(-params.shape[1] // 4) * 4)[:, : params.shape[1]]
     if index.dim() == 1:
         # In a third of the time of indexing.
@@ -263,11 +267,12 @@ class Engine:
         Raises:
             DivergenceError: a result is not finite.
         """
-        yield from self.train_into(lambda owners, ends: (owners, ends), starts, index, shards, randomness, local, term)
+        task = starts, index, shards, randomness, local, term
+        yield from self.train_into(lambda owners, ends: (owners, rows_of(ends)), *task)
 
     def train_into(
         self,
-        finish: Callable[[Tensor, Tensor], _Result],
+        finish: Callable[[Tensor, Ends], _Result],
         starts: Tensor,
         index: Tensor,
         shards: Shards,
@@ -281,7 +286,8 @@ class Engine:
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, which is called on the threads that train.
 
-        ``then`` has further local trainings, each from the end of the one before. A ``rule`` replaces the gradient:
+        ``ends`` are rows (u, P), or what `rows_of` makes these of. ``then`` has further local trainings, each from the
+        end of the one before. A ``rule`` replaces the gradient:
         ``starts`` are (S, R) and results (u, R). A ``clock`` counts what threads spend in steps as local training.
         """
         clock = RoundClock() if clock is None else clock
@@ -289,14 +295,25 @@ class Engine:
             require_plain_sgd(local, "such a local step")
         trainer = self._trainer_for(local)
 
+        plain = rule is None and term is None and not then
+
+        def trained(owners: Tensor) -> tuple[Tensor, Ends]:
+            if plain and isinstance(trainer, VmapBackend) and index.dim() == 1:
+                found = trainer.ends_in_span(starts.to(self.device), index[owners], shards, owners, randomness, local)
+                if found is not None:
+                    return found.owners, found
+            rows = _rows_of_four(starts, index[owners]).to(self.device)
+            for drawn, phase in ((randomness, local), *then):
+                trainer.train(self._bound(), rows, shards, owners, drawn, phase, term, rule=rule)
+            return owners, rows
+
         def work(owners: Tensor) -> _Result:
             with clock.part("local_training"):
-                ends = _rows_of_four(starts, index[owners]).to(self.device)
-                for drawn, phase in ((randomness, local), *then):
-                    trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
+                owners, ends = trained(owners)
                 self.model.require_frozen()
                 # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
-                broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
+                finite = torch.isfinite(ends.sum(dim=1)) if isinstance(ends, Tensor) else ends.finite()
+                broken = ~finite.cpu()
             if bool(broken.any()):
                 owner = int(owners[broken][0])
                 raise DivergenceError(
@@ -304,7 +321,7 @@ class Engine:
                 )
             return finish(owners, ends)
 
-        units = trainer.units(shards, local)
+        units = trainer.units(shards, local, plain=plain)
         for _, phase in then:
             # The same parts again; the trainer prepares for these steps too.
             trainer.units(shards, phase)

@@ -14,11 +14,13 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 
 from shoal.core.formats import DASH, count
-from shoal.metrics import METRICS
+from shoal.metrics import METRICS, auc_interval
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
 from shoal.reports.curves import Curve, ends, fit_rounds, round_axes, round_panels
+from shoal.reports.estimate import Estimate
+from shoal.reports.figure_titles import by_name, exposure_title
 from shoal.reports.page import Section
 from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
@@ -187,7 +189,11 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
     if never:
         caption += f" The updates of {', '.join(never)} are of one kind alone, which leaves no AUC."
     alt = f"AUC of the property attack over rounds. At the end: {ends(curves)}."
-    return plot.draw_figure("property-auc", "Property inference over rounds", caption, alt, draw)
+    scored = updates.dropna(subset=["score"])["present"] > 0
+    ends_at = Estimate(float(pooled.values.iloc[-1]))
+    ends_at = Estimate(ends_at.value, *auc_interval(ends_at.value, int(scored.sum()), int((~scored).sum())))
+    title = exposure_title({"the attack": ends_at}, "attack", metric="AUC")
+    return plot.draw_figure("property-auc", title, caption, alt, draw)
 
 
 def cosines(updates: pd.DataFrame) -> plot.Figure | None:
@@ -218,7 +224,9 @@ def cosines(updates: pd.DataFrame) -> plot.Figure | None:
     )
     ends = "; ".join(f"{name} {spread}" for name, spread in spreads.items())
     alt = f"Cosines of consecutive updates over rounds: {ends}."
-    return plot.draw_figure("property-cosine", "Direction of consecutive updates", caption, alt, draw)
+    means = {name: float(rows["cosine"].mean()) for name, rows in zip(spreads, panels.values(), strict=True)}
+    title = f"Consecutive updates have mean cosine {by_name(means)}"
+    return plot.draw_figure("property-cosine", title, caption, alt, draw)
 
 
 def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
@@ -244,7 +252,10 @@ def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
     framework = "FL, one model" if models == 1 else f"CFL, {models} models"
     counts = ", ".join(f"{title}: {len(points)}" for title, points in panels.items())
     alt = f"Maps of updates by t-SNE ({framework}); {counts}."
-    return plot.draw_figure("property-maps", f"t-SNE maps of updates ({framework})", caption, alt, draw, height=3.2)
+    held = {title: int((points["present"] > 0).sum()) for title, points in panels.items()}
+    shown = ", ".join(f"{held[title]} of {len(points)} in {title}" for title, points in panels.items())
+    title = f"Where updates with the property lie: {shown} ({framework})"
+    return plot.draw_figure("property-maps", title, caption, alt, draw, height=3.2)
 
 
 def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:

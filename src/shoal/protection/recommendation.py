@@ -36,8 +36,11 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f} for 95 % of further seeds, by {best.seeds}"
     stands = f"{best.exposure:.3f} ({interval} that chose nothing), which {kept} the limit of {demand.limit:g}{more}"
     if best.rung == UNPROTECTED.name:
-        within = best.exposure <= demand.limit
-        helps = "the federation is within the limit as it is" if within else "nothing tried helps at this price"
+        helps = "nothing tried helps at this price"
+        if best.exposure <= demand.limit:
+            helps = "the federation is within the limit as it is"
+            if best.outcome != "met":
+                helps = "the federation is not shown to be above the limit as it is"
         exposed = f"The exposure of {best.group}, the most exposed group, is {stands}."
         cost = f"Accuracy over all clients is {best.accuracy:.3f}."
         return [f"Change nothing: {helps}.", exposed, cost, _without_clients(best), _caveat(best, demand)]

@@ -33,6 +33,7 @@ class FirstRounds:
             updates are large; see `MAX_BYTES`.
         senders: (m,) int64, the ids of the clients that sent an update in these rounds.
         most: T, at most.
+        with_updates: whether updates are kept.
     """
 
     first: int = 1
@@ -40,6 +41,7 @@ class FirstRounds:
     updates: list[RoundUpdates] = field(default_factory=list)
     senders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     most: int = field(default_factory=lambda: ROUNDS)
+    with_updates: bool = True
     __repr__ = one_line
 
     def watched(self, training: Training, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
@@ -49,7 +51,7 @@ class FirstRounds:
         room, ids = MAX_BYTES, training.federation.ids
         while state.round < last:
             room -= 4 * len(training.cohort(state.round + 1)) * training.engine.model.layout.size
-            state, report = replace(training, record_every=int(room >= 0)).round(state)
+            state, report = replace(training, record_every=int(self.with_updates and room >= 0)).round(state)
             self.models.append(state.models.cpu())
             if report.updates is not None:
                 self.updates.append(report.updates)

@@ -9,7 +9,7 @@ Risks and directives of the attacked run are replayed: steered by its own risks,
 under another defence.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan, nan
@@ -20,10 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores
+from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores, UpdateSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
-from shoal.audit.reference_records import AttackScores
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -32,7 +31,7 @@ from shoal.data.memory_format import gather
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
-from shoal.replay.span_scores import SPANS, CandidateRecords, knowledge_of, span_scores
+from shoal.replay.span_scores import SPAN_NAMES, CandidateRecords, SpansOfRun, knowledge_of, span_scores
 from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -86,6 +85,10 @@ class FederationScores:
     def personal(self) -> bool:
         """True where clients have models of their own."""
         return len(self.population) == 0
+
+    def has(self, spans: Collection[str]) -> bool:
+        """Whether the span attacks of these names were asked."""
+        return all(len(getattr(self, name.replace("-", "_"))) for name in spans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,35 +212,38 @@ class AttackedRun:
     def replay(self, engine: Engine) -> FederationScores:
         """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
         nothing = torch.zeros(len(self.records), dtype=torch.bool)
-        return self._train(nothing, None, engine, self.simulation.member_rounds, spans=False)
+        return self._train(nothing, None, engine, self.simulation.member_rounds, ())
 
-    def train_reference(self, number: int, engine: Engine, *, spans: bool = True) -> FederationScores:
+    def train_reference(self, number: int, engine: Engine, *, spans: Collection[str] = SPAN_NAMES) -> FederationScores:
         """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
 
         It begins with the initial models that every client of the attacked run was sent, before any training on the
         clients' examples, and offers the same risks and directives in the same rounds. Cohorts, batches and noise are
-        drawn anew. A record that was trained on counts as such however long ago, since the model holds it. The
-        ``spans`` take as long as dozens of rounds, and no outsider asks them; `with_spans` adds them later.
+        drawn anew. A record that was trained on counts as such however long ago, since the model holds it. The span
+        attacks of the names ``spans`` take as long as dozens of rounds, and no outsider asks them; `with_spans` adds
+        them later.
         """
         stream = self.stream("reference federation", number)
-        return self._train(self.exchanged(number), stream, engine, self.simulation.last_round, spans=spans)
+        return self._train(self.exchanged(number), stream, engine, self.simulation.last_round, spans)
 
-    def with_spans(self, scores: FederationScores, number: int, engine: Engine) -> FederationScores:
-        """The ``scores`` of reference federation ``number`` with those of the span attacks, for which its first rounds
-        are trained again.
+    def with_spans(
+        self, scores: FederationScores, number: int, engine: Engine, spans: Collection[str] = SPAN_NAMES
+    ) -> FederationScores:
+        """The ``scores`` of reference federation ``number`` with those of the span attacks of these names, for which
+        its first rounds are trained again.
         """
         stream = self.stream("reference federation", number)
-        seen, last = FirstRounds(), self.simulation.last_round
+        seen, last = _first_rounds(spans), self.simulation.last_round
         for _, state, known in self._rounds(self.exchanged(number), stream, engine, seen):
             if known is not None and state.round == min(seen.first - 1 + seen.most, last):
-                return replace(scores, **self._spans(seen, known, engine))
+                return replace(scores, **self._spans(seen, known, engine, spans))
         return scores
 
-    def spans(self, engine: Engine) -> tuple[dict[str, AttackScores], dict[str, str]]:
+    def spans(self, engine: Engine) -> SpansOfRun:
         """The span attacks on the run's first rounds, as `span_scores` gives them; the rounds are trained again."""
         seen, known = self.first_rounds(engine)
         if seen is None:
-            return {}, {attack.name: NOT_REPEATED for attack in SPANS}
+            return {}, dict.fromkeys(SPAN_NAMES, NOT_REPEATED)
         return span_scores(seen, self._asked, engine, known)
 
     def first_rounds(self, engine: Engine) -> tuple[FirstRounds | None, Knowledge]:
@@ -274,11 +280,11 @@ class AttackedRun:
             known_group=others.group.cpu(),
         )
 
-    def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine) -> dict[str, Tensor]:
+    def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine, spans: Collection[str]) -> dict[str, Tensor]:
         """The span attacks' scores, by the fields of `FederationScores`; NaN where one cannot be asked."""
-        scores, _ = span_scores(seen, self._asked, engine, known)
+        scores, _ = span_scores(seen, self._asked, engine, known, spans)
         none = np.full(2 * len(self.records), nan)
-        by_name = {attack.name: scores[attack.name].score if attack.name in scores else none for attack in SPANS}
+        by_name = {name: scores[name].score if name in scores else none for name in spans}
         return {name.replace("-", "_"): torch.tensor(score) for name, score in by_name.items()}
 
     def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
@@ -296,17 +302,17 @@ class AttackedRun:
         return torch.arange(2 * len(self.records)) < len(self.records)
 
     def _train(
-        self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int, *, spans: bool
+        self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int, spans: Collection[str]
     ) -> FederationScores:
         """The scores after all rounds; ``exchange`` and ``stream`` are as of `_rounds`."""
         of_rounds, of_spans, last = list[tuple[Tensor, Tensor]](), dict[str, Tensor](), None
-        seen = FirstRounds() if spans else FirstRounds(most=0)
+        seen = _first_rounds(spans)
         for last in self._rounds(exchange, stream, engine, seen):
             _, state, known = last
             if state.round in self.snapshot_rounds:
                 of_rounds.append((self._of_all(state.models, engine, 1), state.assignment))
             if spans and known is not None and state.round == self.simulation.last_round:
-                of_spans = self._spans(seen, known, engine)
+                of_spans = self._spans(seen, known, engine, spans)
         assert last is not None
         training, state, _ = last
         deployed, _ = training.deployed(state)
@@ -381,6 +387,11 @@ class AttackedRun:
         records = torch.arange(2 * len(self.records)) if records is None else records
         x, rows = self.records.federation.clients.x, self.records.rows_on_device(records)
         return mean_confidence(engine, model, x, self.records.labels[records], rows, queries)
+
+
+def _first_rounds(spans: Collection[str]) -> FirstRounds:
+    """What the span attacks of these names read: none of the rounds without one, and updates for a server's alone."""
+    return FirstRounds(most=ROUNDS if spans else 0, with_updates=UpdateSpan.name in spans)
 
 
 def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from shoal.engine import Engine
 from shoal.metrics.intervals import Floats
 from shoal.replay.reference_federations import NOT_REPEATED, AttackedRun, FederationScores
 from shoal.replay.run_records import records_of_run, trajectory_attack
+from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, spans_to_repeat
 from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")
@@ -53,6 +54,7 @@ def reference_scores(
     watch: AuditWatch | None = None,
     workers: Workers = IN_TURN,
     rounds: bool = True,
+    spans: Collection[str] = SPAN_NAMES,
 ) -> list[FederationScores]:
     """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
@@ -64,20 +66,21 @@ def reference_scores(
         folder: where they are; made where it is missing. None: they are kept in memory alone.
         watch: called before the first that is trained, and after each.
         workers: the processes that train them, each some; results are the same.
-        rounds: whether attacks on rounds will be asked, beyond an outsider's: they need scores of the span attacks, and
-            the attacked run itself, trained again beside the others (`replayed_scores`).
+        rounds: whether attacks on rounds will be asked, beyond an outsider's: they need the attacked run itself,
+            trained again beside the others (`replayed_scores`), and scores of the span attacks ``spans``.
+        spans: their names; see `spans_to_repeat`.
 
     Raises:
         InputError: a folder that cannot be written, or training that diverged.
         ShoalError: a worker process was ended from outside.
     """
-    store = _Store(folder, _digest(attacked, target))
+    store, spans = _Store(folder, _digest(attacked, target)), tuple(spans) if rounds else ()
     with file_errors(folder, action="written"):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
         stored = ((number, store.read(number)) for number in range(count))
-        scores = {number: found for number, found in stored if found is not None and (len(found.span) or not rounds)}
+        scores = {number: found for number, found in stored if found is not None and found.has(spans)}
         if watch is not None and count > 0:
             watch(len(scores), count)
         missing = [number for number in range(count) if number not in scores]
@@ -86,7 +89,7 @@ def reference_scores(
             missing.append(REPLAY)
         workers = workers.at_most(len(missing))
         with nullcontext(engine) if workers.here else engine.reopened(workers.threads) as shared:
-            for number, trained in workers.unordered(_trained, _Training(attacked, shared, store, rounds), missing):
+            for number, trained in workers.unordered(_trained, _Training(attacked, shared, store, spans), missing):
                 if number == REPLAY:
                     continue
                 scores[number] = trained
@@ -124,12 +127,12 @@ class _Store:
 
 @dataclass(frozen=True, eq=False)
 class _Training:
-    """What trains federations: all that a worker process needs; ``rounds`` is as of `reference_scores`."""
+    """What trains federations: all that a worker process needs; ``spans`` is as of `reference_scores`."""
 
     attacked: AttackedRun
     engine: Engine
     store: _Store
-    rounds: bool
+    spans: tuple[str, ...]
 
 
 def _trained(training: _Training, number: int) -> tuple[int, FederationScores]:
@@ -139,9 +142,9 @@ def _trained(training: _Training, number: int) -> tuple[int, FederationScores]:
     if number == REPLAY:
         scores = attacked.replay(engine)
     elif stored is not None:
-        scores = attacked.with_spans(stored, number, engine)
+        scores = attacked.with_spans(stored, number, engine, training.spans)
     else:
-        scores = attacked.train_reference(number, engine, spans=training.rounds)
+        scores = attacked.train_reference(number, engine, spans=training.spans)
     scores = replace(scores, seconds=scores.seconds + time.perf_counter() - began)
     training.store.write(number, scores)
     return number, scores
@@ -176,12 +179,13 @@ def attack_with_references(
         )  # fmt: skip
         return progress, None
     count = simulation.reference_federations
+    spans = ({}, {}) if view == OUTSIDER else attacked.spans(engine)
     wanted = {"folder": folder, "watch": watch, "workers": workers, "rounds": view != OUTSIDER}
-    stored = reference_scores(attacked, target, count, engine, **wanted)
+    stored = reference_scores(attacked, target, count, engine, spans=spans_to_repeat(spans[0], count), **wanted)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
     if view != OUTSIDER:
-        seen, _ = view_scores(attacked, target, stored, engine, view=view, folder=folder)
+        seen, _ = view_scores(attacked, target, stored, engine, view=view, folder=folder, spans=spans)
         records = replace(records, further={**records.further, **seen})
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     _warn_of_unmeasured_views(simulation, attacked_records)
@@ -223,6 +227,7 @@ def view_scores(
     *,
     view: View = SERVER,
     folder: Path | None = None,
+    spans: SpansOfRun | None = None,
 ) -> tuple[dict[str, AttackScores], dict[str, str]]:
     """The attacks of a view that an outsider cannot carry out, by name, and why others could not be computed.
 
@@ -235,9 +240,11 @@ def view_scores(
         engine: with its network.
         view: the view.
         folder: where the scores of the run repeated are kept; None: they are not.
+        spans: the span attacks on the run (`AttackedRun.spans`), if they are known.
     """
-    spans, omitted = attacked.spans(engine)
-    scores = {name: replace(found, reference=_of_references(name, references)) for name, found in spans.items()}
+    found, reasons = attacked.spans(engine) if spans is None else spans
+    scores = {name: replace(each, reference=_of_references(name, references)) for name, each in found.items()}
+    omitted = dict(reasons)
     replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
     over_rounds = None if replayed is None else trajectory_attack(replayed, references)
     if over_rounds is not None:
@@ -254,9 +261,9 @@ def view_scores(
 
 
 def _of_references(span: str, references: Sequence[FederationScores]) -> Floats | None:
-    """The scores (2 Q, R) of a span attack on the reference federations; None without any."""
+    """The scores (2 Q, R) of a span attack on the reference federations; None where it was not asked of all."""
     columns = [getattr(federation, span.replace("-", "_")).numpy() for federation in references]
-    return np.stack(columns, axis=1) if columns else None
+    return np.stack(columns, axis=1) if columns and all(map(len, columns)) else None
 
 
 def replayed_scores(
@@ -268,7 +275,7 @@ def replayed_scores(
     store = _Store(folder, _digest(attacked, target))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    stored = store.read(REPLAY) or _trained(_Training(attacked, engine, store, True), REPLAY)[1]
+    stored = store.read(REPLAY) or _trained(_Training(attacked, engine, store, ()), REPLAY)[1]
     if not torch.equal(stored.score, target.score):
         LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None

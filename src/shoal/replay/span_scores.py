@@ -1,7 +1,7 @@
 """The span attacks on the first rounds of a federation: of the server on updates, of a client on the models' moves."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.algorithms import MRMTL, FedOpt, FedSoft, Pooling, Scaffold
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
+from shoal.attacks.scores.stack import Stack
 from shoal.attacks.span.record_scores import calibrated
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.reference_records import AttackScores
@@ -24,6 +25,11 @@ from shoal.replay.first_rounds import MAX_BYTES, ROUNDS, FirstRounds
 
 SPANS = (ModelSpan(), UpdateSpan())
 """The span attacks that an audit asks."""
+
+SPAN_NAMES = tuple(attack.name for attack in SPANS)
+
+SpansOfRun = tuple[dict[str, AttackScores], dict[str, str]]
+"""The scores of span attacks by name, and why others could not be asked."""
 
 TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB of memory"
 """Why an attack on updates is left out."""
@@ -64,9 +70,13 @@ class CandidateRecords:
 
 
 def span_scores(
-    seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge
-) -> tuple[dict[str, AttackScores], dict[str, str]]:
-    """The scores (M,) of each of `SPANS` that can be asked, by its name, and why others cannot.
+    seen: FirstRounds,
+    asked: CandidateRecords,
+    engine: Engine,
+    knowledge: Knowledge,
+    names: Collection[str] = SPAN_NAMES,
+) -> SpansOfRun:
+    """The scores (M,) of each of `SPANS` of these ``names`` that can be asked, by its name, and why others cannot.
 
     A record is asked of its own client's updates, and of the moves of every cluster's model, as whoever does not know
     its cluster would. It has no score (NaN) where its client sent nothing in these rounds.
@@ -77,6 +87,8 @@ def span_scores(
         lambda: _of_updates(seen, asked, engine, knowledge),
     )
     for attack, score in zip(SPANS, attacks, strict=True):
+        if attack.name not in names:
+            continue
         if not bool(torch.isin(asked.client, seen.senders).any()):
             omitted[attack.name] = "no client of an attacked record sent an update in the first rounds"
         elif attack.view == "server" and not seen.updates:
@@ -94,6 +106,19 @@ def span_scores(
             else:
                 scores[attack.name] = found
     return scores, omitted
+
+
+def spans_to_repeat(found: Mapping[str, AttackScores], references: int) -> tuple[str, ...]:
+    """The names of the span attacks that are asked of reference federations too, where a `Stack` of attacks reads them.
+
+    A stack needs several federations. An attack that is exact of every record needs no stack: no regression on what
+    others say can be right more often.
+    """
+    if references < Stack.least:
+        return ()
+    asked = {name: ~np.isnan(scores.score) for name, scores in found.items()}
+    exact = {name for name, scores in found.items() if scores.exact is not None and scores.exact[asked[name]].all()}
+    return tuple(name for name in found if name not in exact)
 
 
 def _of_updates(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.core.formats import DASH, capitalized, count, decimal, number
+from shoal.core.formats import DASH, count, decimal, number
 from shoal.reports.attack_titles import attack_title
+from shoal.reports.audit.exposure_answer import who_to_whom
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, Row, Table, heads, row
 
@@ -22,17 +23,13 @@ def _found(exposure: Mapping[str, Any]) -> str:
     """Who is exposed to whom, in a sentence."""
     if not exposure["asked"]:
         return "Nobody asked how exposed these models' examples are."
-    parts: list[str] = []
-    for outcome, words in (("exposed", "exposed"), ("open", "open, not told from chance")):
-        by_names: dict[tuple[str, ...], list[str]] = {}
-        for view, by_name in exposure["views"].items():
-            names = tuple(name for name, found in by_name.items() if found["outcome"] == outcome)
-            by_names.setdefault(names, []).append(view)
-        said = [f"{' and '.join(names)} to {', '.join(views)}" for names, views in by_names.items() if names]
-        parts += [f"{words}: {'; '.join(said)}"] if said else []
-    unasked = [view for view, found in exposure["views"].items() if not found]
-    parts += [f"not asked: {', '.join(unasked)}"] if unasked else []
-    return f"{'. '.join(map(capitalized, parts))}."
+    views = exposure["views"]
+    of = {
+        outcome: [(view, name) for view, names in views.items() for name, found in names.items()
+                  if found["outcome"] == outcome]
+        for outcome in ("exposed", "open")
+    }  # fmt: skip
+    return f"Exposed: {who_to_whom(of['exposed'], of['open'], [view for view, names in views.items() if names])}"
 
 
 def _promised(promise: Mapping[str, Any] | None) -> str:

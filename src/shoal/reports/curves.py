@@ -1,6 +1,6 @@
 """Curves over rounds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from shoal.core.formats import decimal
 from shoal.metrics.intervals import Floats, Ints
+from shoal.reports.figure_titles import by_name
 from shoal.reports.plotting import LineStyle, key
 from shoal.reports.svg import add_named_points
 
@@ -76,6 +77,18 @@ class Curve:
 def ends(curves: Iterable[Curve]) -> str:
     """The last value of each, in words."""
     return ", ".join(curve.end for curve in curves)
+
+
+def ends_title(subject: str, curves: Sequence[Curve], form: Callable[[float], str] = decimal) -> str:
+    """The title of curves without a finding: what they are, and where they end.
+
+    >>> from shoal.core.formats import percent
+    >>> accuracy = Curve("cluster 0", pd.Series([0.5, 0.7]), LineStyle("#000000", "-", "o"))
+    >>> ends_title("Accuracy", [accuracy], percent)
+    'Accuracy ends at 70.0 % (cluster 0)'
+    """
+    last = {curve.label: values.iloc[-1] for curve in curves if len(values := curve.values.dropna())}
+    return f"{subject} ends at {by_name(last, form)}"
 
 
 def over_rounds(axes: Axes) -> None:

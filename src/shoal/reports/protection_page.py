@@ -11,15 +11,14 @@ from shoal.core.formats import DASH, decimal, number
 from shoal.reports.page import Section, render
 from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend
 from shoal.reports.svg import name_points
-from shoal.reports.table import Row, Table, heads, row
+from shoal.reports.table import Cell, Row, Table, heads, row
 
-_COLUMNS = (*heads(["setting"], ["accuracy", "change", "exposure"]), *heads(["of"], ["epsilon"]))
+_COLUMNS = heads(["setting"], ["accuracy", "exposure", "epsilon"])
 
 _OTHERS: Any = {"color": WITHIN, "marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": "white"}
 _FIRST: Any = {"color": "black", "marker": "s", "markersize": 7, "linestyle": ""}
 _CHOSEN: Any = {"color": WITHIN, "marker": "D", "markersize": 7, "linestyle": ""}
 _JUDGED: Any = {"color": OVER, "marker": "X", "markersize": 7, "linestyle": ""}
-_LABEL: Any = {"textcoords": "offset points", "ha": "right", "bbox": {"color": "white", "alpha": 0.7, "pad": 1.0}}
 _LIMIT: Any = {"color": OVER, "linestyle": "--", "linewidth": 1.2}
 
 
@@ -52,7 +51,6 @@ def protection_page(
         name_points(points, [str(name) for name in front.index])
         at = front.loc[first]
         axes.plot([at["accuracy"]], [at["exposure"]], **_FIRST)
-        axes.annotate(first, (at["accuracy"], at["exposure"]), (-8, 5), **_LABEL)
         if chosen != first:
             at = front.loc[chosen]
             axes.plot([at["accuracy"]], [at["exposure"]], **_CHOSEN)
@@ -73,15 +71,18 @@ def protection_page(
     def line(name: str, values: pd.Series) -> Row:
         epsilon = DASH if isnan(values["epsilon"]) else number(values["epsilon"])
         exposure = DASH if isnan(values["exposure"]) else decimal(values["exposure"])
-        figures = (decimal(values["accuracy"]), f"{values['change']:+.3f}", exposure, str(values["group"]), epsilon)
+        accuracy = Cell(decimal(values["accuracy"]), f"{values['change']:+.3f}" if name != first else "")
+        figures = (accuracy, Cell(exposure, str(values["group"])), epsilon)
         return row(f"{name} (chosen)" if name == chosen else name, *figures, style="strong" if name == chosen else "")
 
     rows = tuple(line(str(name), values) for name, values in whole.iterrows())
     note = (
-        f"Means over the {demand['choosing']} seeds that chose, or over the first, where it showed a setting to be "
-        f"above the limit or, not attacked ({DASH}), the price. {best['seeds']} other seeds judged."
+        f"Below: the change of accuracy, and whose exposure it is. Means over the {demand['choosing']} seeds that "
+        "chose, or over the first, where it showed a setting to be above the limit or, not attacked "
+        f"({DASH}), the price. {best['seeds']} other seeds judged."
     )
-    title = f"{int(kept.iloc[1:].sum())} of {len(front) - 1} protections keep limit and price on the seeds that chose"
+    many = int(kept.iloc[1:].sum())
+    title = f"{many} of {len(front) - 1} protections keep{'s' * (many == 1)} limit and price on the seeds that chose"
     caption = (
         f"By the {demand['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. Below "
         "the dashed line: within the limit. Points are means over the seeds that chose, the interval is of those that "

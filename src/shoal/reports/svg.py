@@ -15,7 +15,8 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 
 # Greys and their kind, and the one colour that is too dark on a dark page, as properties of style.css.
 _GREYS = {
-    "#ffffff": "var(--page)", "#000000": "currentColor", "#222222": "currentColor", "#dddddd": "var(--line)",
+    "#eeeeee": "var(--panel)", "#ffffff": "var(--page)", "#000000": "currentColor", "#222222": "currentColor",
+    "#dddddd": "var(--line)",
     "#444444": "var(--soft)", "#555555": "var(--soft)", "#666666": "var(--soft)", "#777777": "var(--soft)",
     "#999999": "var(--soft)", "#8a3b00": "var(--over)",
 }  # fmt: skip

@@ -49,9 +49,9 @@ def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, conti
     """The moves of clients, from a cluster's model or from what each sent last."""
     moves, last = list[Move](), dict[int, Tensor]()
     for updates in recorded:
-        rows = torch.searchsorted(clients, updates.clients).tolist()
+        rows, models = torch.searchsorted(clients, updates.clients).tolist(), updates.models.unbind()
         for row, cluster, update in zip(rows, updates.assignment.tolist(), updates.updates, strict=True):
-            start = updates.models[cluster]
+            start = models[cluster]
             sent = start + update
             if not continued:
                 moves.append(Move(row, updates.round, start, update))
@@ -66,20 +66,23 @@ def layer_moves(layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowle
     matrices = [layer.matrices(engine.model, move.move) for move in moves]
     if knowledge.control_variates and moves and moves[0].summed == 0:
         matrices = _without_variates(matrices, moves, knowledge)
-    sent = [i for i, matrix in enumerate(matrices) if bool(torch.isfinite(matrix).all()) and bool(matrix.any())]
-    cleaned, deviations = list[Tensor](), list[float]()
+    # A maximum that is not a number is not less than infinity.
+    sent = [i for i, matrix in enumerate(matrices) if 0 < float(matrix.abs().max()) < float("inf")]
+    cleaned, deviations, sizes = list[Tensor](), list[float](), dict[int, float]()
     for i in sent:
         move, matrix = moves[i], matrices[i].double()
-        weight = layer.matrices(engine.model, move.start).double()
+        weight = layer.matrices(engine.model, move.start)
+        if id(move.start) not in sizes:
+            sizes[id(move.start)] = float(weight.double().square().mean().sqrt())
         # Rounding of the parameters by each step, and of gradients by what they are computed in.
         steps = (knowledge.steps or 1) ** 0.5
         computed = float(torch.finfo(knowledge.dtype).eps) / 6 * float(matrix.square().mean().sqrt())
-        rounding = ROUNDING * float(weight.square().mean().sqrt()) * max(1.0, steps / 4) * move.amplified + computed
+        rounding = ROUNDING * sizes[id(move.start)] * max(1.0, steps / 4) * move.amplified + computed
         noise = float(knowledge.deviation(move.number, move.move.nan_to_num().norm(), len(move.move)))
         deviations.append((rounding**2 + noise**2 / max(1, move.summed)) ** 0.5)
         if knowledge.decays:
             multiple = knowledge.decay_multiple(move.number)
-            matrix = matrix - (fitted_decay(matrix, weight) if multiple is None else multiple) * weight
+            matrix = matrix - (fitted_decay(matrix, weight) if multiple is None else multiple) * weight.double()
         cleaned.append(matrix)
     spaces = row_spaces(cleaned, deviations, above=1.0 if knowledge.noisy else 2.0)
     return [LayerMove(moves[i], matrix.float(), space) for i, matrix, space in zip(sent, cleaned, spaces, strict=True)]

@@ -152,7 +152,8 @@ class _LayerView:
         self.known = candidates.x[:0] if candidates.known is None else candidates.known
         self.family: TransformFamily | None = None
         self._copies: Tensor | None = None
-        self._of: dict[int, tuple[Tensor, Tensor, Clutter | None, Tensor, Tensor]] = {}
+        self._of: dict[int, tuple[Tensor, Tensor]] = {}
+        self._moments: dict[int, tuple[Clutter, Tensor, Tensor]] = {}
         self._kept: list[Tensor] = []
         start = parts[0].move.start if parts else None
         self.direct = start is None or _is_direct(layer, candidates.x[:4], start, engine, knowledge)
@@ -174,34 +175,46 @@ class _LayerView:
                 draws = torch.quasirandom.SobolEngine(7).draw(_COPIES + 1)[1:].repeat(len(everyone), 1)
                 self._copies = transforms.transformed(everyone.repeat_interleave(_COPIES, dim=0), draws)
 
-    def of(self, start: Tensor) -> tuple[Tensor, Tensor, Clutter | None, Tensor, Tensor]:
-        """Inputs of the M candidates and then Z known non-members, the places of these, the moments of all inputs and
-        errors, and the inputs and errors themselves: of transformed copies, where clients train on such.
+    def of(self, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs of the M candidates and then Z known non-members, and the places of these.
 
         All, so that a candidate that is no member is treated as a known one is. Models are kept, so moves from one
-        share them. Without labels there are no errors and no moments.
+        share them.
         """
         key = start.data_ptr()
         if key not in self._of:
             self._kept.append(start)
-            row, labels = torch.nan_to_num(start), None
-            if self.candidates.y is not None and self.candidates.known_y is not None:
-                labels = torch.cat([self.candidates.y.cpu(), self.candidates.known_y.cpu()])
             x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
-            inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
-            known, whole = torch.arange(len(self.candidates.x), len(x)), inputs
-            if self._copies is not None and labels is not None:
-                of_copies = labels.repeat_interleave(_COPIES, dim=0)
-                both = layer_inputs(self.engine.model, row, self.layer, self._copies, self.knowledge.dtype, of_copies)
-                whole, errors = (part.unflatten(0, (-1, _COPIES)).flatten(1, -2) for part in both)
-            clutter, before = None, next(iter(self._of.values()), None)
-            if self.filters and before is not None and before[2] is not None and before[3].equal(whole):
-                # Of a first layer the inputs are the same of every model, and their moments take the longest.
-                clutter = before[2].with_errors(errors)
-            elif self.filters:
-                clutter = Clutter.of_records(whole, errors)
-            self._of[key] = inputs, known, clutter, whole, errors
+            row = torch.nan_to_num(start)
+            inputs, _ = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype)
+            self._of[key] = inputs, torch.arange(len(self.candidates.x), len(x))
         return self._of[key]
+
+    def moments(self, start: Tensor) -> tuple[Clutter, Tensor, Tensor]:
+        """The moments of all inputs and errors, and the inputs and errors themselves: of transformed copies, where
+        clients train on such.
+        """
+        key = start.data_ptr()
+        if key not in self._moments:
+            assert self.candidates.y is not None
+            assert self.candidates.known_y is not None
+            self._kept.append(start)
+            x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
+            labels = torch.cat([self.candidates.y.cpu(), self.candidates.known_y.cpu()])
+            if self._copies is not None:
+                x, labels = self._copies, labels.repeat_interleave(_COPIES, dim=0)
+            row = torch.nan_to_num(start)
+            inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
+            if self._copies is not None:
+                inputs, errors = (part.unflatten(0, (-1, _COPIES)).flatten(1, -2) for part in (inputs, errors))
+            before = next(iter(self._moments.values()), None)
+            if before is not None and before[1].equal(inputs):
+                # Of a first layer the inputs are the same of every model, and their moments take the longest.
+                clutter, inputs = before[0].with_errors(errors), before[1]
+            else:
+                clutter = Clutter.of_records(inputs, errors)
+            self._moments[key] = clutter, inputs, errors
+        return self._moments[key]
 
     def judged_by(self, asked: Tensor) -> Tensor:
         """The places of the known non-members by which ``asked`` are judged: of a search few, first of their kinds."""
@@ -219,12 +232,12 @@ class _LayerView:
             return searched_residuals(
                 part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
             )[:2]
-        inputs, known, *_ = self.of(part.move.start)
+        inputs, known = self.of(part.move.start)
         return part.space.residuals(inputs[torch.cat([asked, known])])
 
     def weighted(self, part: LayerMove, asked: Tensor) -> Tensor:
         """Soft residuals, or under noise leverages, of the same records."""
-        inputs, known, *_ = self.of(part.move.start)
+        inputs, known = self.of(part.move.start)
         weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
         return weighted(inputs[torch.cat([asked, known])])
 
@@ -232,11 +245,10 @@ class _LayerView:
         """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
         if not self.filters:
             return None
-        total = torch.zeros(len(asked) + len(self.known), dtype=torch.float64)
+        known = torch.arange(len(self.candidates.x), len(self.candidates.x) + len(self.known))
+        total, chosen = torch.zeros(len(asked) + len(known), dtype=torch.float64), torch.cat([asked, known])
         for part in parts:
-            _, known, clutter, inputs, errors = self.of(part.move.start)
-            assert clutter is not None
-            chosen = torch.cat([asked, known])
+            clutter, inputs, errors = self.moments(part.move.start)
             total += clutter.scores(part.matrix, part.space.deviation, inputs[chosen], errors[chosen])
         others = total[len(asked) :]
         return ((total - others.mean()) / others.std().clamp(min=1e-300)).numpy()

@@ -103,7 +103,8 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
 
     The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``; where among these a value below
     a thousandth of the first is `GAP` times the next, it ends there. Matrices of one shape are decomposed together, by
-    the eigenvectors of the smaller of ``D D'`` and ``D'D`` in float64.
+    the eigenvectors of the smaller of ``D D'`` and ``D'D`` in float64: the leading ones alone where those that
+    are found reach far below the noise, as of a client's move, whose rank is its number of inputs.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)
     shapes = [tuple(move.shape) for move in moves]
@@ -111,8 +112,10 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
         same = [i for i, other in enumerate(shapes) if other == shape]
         for begin in range(0, len(same), _TOGETHER):
             part = same[begin : begin + _TOGETHER]
-            for i, (vectors, singular) in zip(part, _decomposed(torch.stack([moves[i] for i in part])), strict=True):
-                rank = _rank(singular, above * edge(shape[0], shape[1], deviations[i]))
+            floors = [above * edge(shape[0], shape[1], deviations[i]) for i in part]
+            found = _decomposed(torch.stack([moves[i] for i in part]), floors)
+            for i, floor, (vectors, singular) in zip(part, floors, found, strict=True):
+                rank = _rank(singular, floor)
                 # Vectors of small values are orthogonal to a few digits alone.
                 basis = torch.linalg.qr(vectors[:, :rank]).Q
                 spaces[i] = RowSpace(basis, singular[:rank], shape[0], deviations[i])
@@ -129,30 +132,59 @@ def joined(spaces: Sequence[RowSpace]) -> RowSpace:
     return RowSpace(space.basis, space.singular, rows, noise)
 
 
-_TOGETHER = 64
-"""Matrices decomposed at a time."""
+_TOGETHER = 16
+"""Matrices decomposed at a time, so that they stay in the caches."""
+
+_LEADING, _SPARE = 64, 16
+"""Directions in which leading eigenvectors are sought, and those of them, at least, that must be below the floor."""
 
 
-def _decomposed(matrices: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Right singular vectors (d, min(R, d)) and singular values, descending, of matrices (n, R, d)."""
+def _decomposed(matrices: Tensor, floors: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
+    """Right singular vectors (d, r) and singular values, descending, of matrices (n, R, d): all that are above a
+    matrix's floor, and some or all others.
+    """
     matrices = matrices.double()
     wide = matrices.shape[1] < matrices.shape[2]
     gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
-    values, vectors = torch.linalg.eigh(gram)
-    singular, vectors = values.clamp(min=0).sqrt().flip(-1), vectors.flip(-1)
-    if wide:
-        # Columns of the smallest values are of no use, and left out by their rank.
-        vectors = matrices.mT @ vectors / singular.clamp(min=1e-150)[:, None]
-    return list(zip(vectors, singular, strict=True))
+    found: list[tuple[Tensor, Tensor] | None] = [None] * len(gram)
+    if gram.shape[1] > 2 * _LEADING:
+        for i, (singular, vectors) in enumerate(_leading(gram)):
+            below = int((singular <= _least(singular, floors[i])).sum())
+            found[i] = (singular, vectors) if below >= _SPARE else None
+    rest = [i for i, one in enumerate(found) if one is None]
+    if rest:
+        values, vectors = torch.linalg.eigh(gram[rest])
+        for i, *one in zip(rest, values.clamp(min=0).sqrt().flip(-1), vectors.flip(-1), strict=True):
+            found[i] = one[0], one[1]
+    if not wide:
+        return [(vectors, singular) for singular, vectors in filter(None, found)]
+    # Columns of the smallest values are of no use, and left out by their rank.
+    pairs = zip(matrices, filter(None, found), strict=True)
+    return [(matrix.T @ (vectors / singular.clamp(min=1e-150)), singular) for matrix, (singular, vectors) in pairs]
+
+
+def _leading(gram: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The square roots (n, r) of the `_LEADING` largest eigenvalues of each matrix (n, m, m), and their vectors (m, r).
+
+    Source: Halko, Martinsson, Tropp, "Finding Structure with Randomness", SIAM Review 2011, algorithm 4.1, of the
+    matrix itself, which is a square. What is missed is far below the values that are kept if these fall off.
+    """
+    draws = torch.randn(gram.shape[1], _LEADING, generator=torch.Generator().manual_seed(0), dtype=gram.dtype)
+    basis = torch.linalg.qr(gram @ draws).Q
+    values, vectors = torch.linalg.eigh(basis.mT @ gram @ basis)
+    return list(zip(values.clamp(min=0).sqrt().flip(-1), basis @ vectors.flip(-1), strict=True))
+
+
+def _least(singular: Tensor, floor: float) -> float:
+    """What counts as a direction: the square roots of eigenvalues have half the digits of float64."""
+    return max(floor, 1e-7 * float(singular[0]))
 
 
 def _rank(singular: Tensor, floor: float) -> int:
     """The number of directions; see `row_spaces`."""
     if not len(singular) or float(singular[0]) == 0:
         return 0
-    # The square roots of eigenvalues: half the digits of float64.
-    floor = max(floor, 1e-7 * float(singular[0]))
-    rank = int((singular > floor).sum())
+    rank = int((singular > _least(singular, floor)).sum())
     if rank < 2:
         return rank
     ratios = singular[: rank - 1] / singular[1:rank]

@@ -5,9 +5,7 @@ are E'H and E's sum for the output layer, and D'X and D's sum for the hidden one
 plain step a product is added to its weights at once, so that no gradient is kept; of private steps an example's norm
 follows from norms of rows (as in `ghost_norms.py`), and its clipping factor scales its rows of E and D.
 
-Where all steps have the same X, the first layer's weight only ever moves by multiples of its rows: W = W0 + A'X, where
-A (B, H) adds up D, and Z = Z0 + KA with K = XX' (B, B). A step costs B*B*H multiplications there instead of 2*B*I*H;
-Z0, K and the last W cost 2*B*I*H + B*B*I, once. It is the same gradient descent, in another order of summation.
+`span_training.py` has steps for which the first layer's weight is not written out.
 """
 
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.core.layout import Layout
+from shoal.core.layout import Layout, Slot
 from shoal.engine.backends.gradient_clipping import clip_factors
 from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
 from shoal.models.model import Loss, Model, cross_entropy, squared_error
@@ -49,24 +47,24 @@ class DenseNetwork:
     def gradients(self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor) -> _Tensors:
         """The gradients (n, ...) by ``weights``, as `VmapGradients.__call__`."""
         gradients: _Tensors = {}
-        products = self._products(weights | rest, _flat(x), y, share)
+        products = self.products(weights | rest, flat(x), y, share)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
             if weight in weights:
-                gradients[weight] = _cut(torch.bmm(g.transpose(1, 2), a), weights[weight])
+                gradients[weight] = cut(torch.bmm(g.transpose(1, 2), a), weights[weight])
             if bias in weights:
-                gradients[bias] = _cut(g.sum(dim=1), weights[bias])
+                gradients[bias] = cut(g.sum(dim=1), weights[bias])
         return gradients
 
     def step(
         self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor, active: Tensor, local: LocalSGD
     ) -> None:
         """A plain step of SGD with weight decay, into ``weights`` (n, ...); ``active`` (n, 1) as `BatchedStep`'s."""
-        products = self._products(weights | rest, _flat(x), y, share)
+        products = self.products(weights | rest, flat(x), y, share)
         if local.weight_decay:
             shrink = 1 - local.learning_rate * local.weight_decay * active
             for view in weights.values():
                 view.mul_(shrink.view(-1, *[1] * (view.dim() - 1)))
-        self._add(weights, products, -local.learning_rate)
+        self.add(weights, products, -local.learning_rate)
 
     def private_gradients(
         self,
@@ -92,7 +90,7 @@ class DenseNetwork:
         rule, copies = local.gradient_privacy, local.multiplicity
         assert isinstance(rule, GradientPrivacy)
         used = expected > 0
-        products = self._products(weights | rest, _flat(x), y, used / copies)
+        products = self.products(weights | rest, flat(x), y, used / copies)
         squares = torch.zeros(len(x), x.shape[1] // copies, device=x.device)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
             squares += _squares(a, g, copies, weight=weight in weights, bias=bias in weights)
@@ -108,55 +106,24 @@ class DenseNetwork:
                     total[i, : self.layout.trainable] = drawn.to(total.device).mul_(scale[i])
         views = self.layout.views(total)
         gradients = {name: views[name] for name in weights}
-        self._add(gradients, [(a, g * factors[..., None]) for a, g in products], 1.0)
+        self.add(gradients, [(a, g * factors[..., None]) for a, g in products], 1.0)
         return gradients
 
-    def is_cheaper_in_span(self, examples: int, steps: int) -> bool:
-        """Whether ``steps`` on the same ``examples`` take fewer multiplications by `train_in_span`."""
-        slot = self.layout.slots[[slot.name for slot in self.layout.slots].index(self.layers[0][0])]
-        outputs, inputs = slot.shape
-        once = 2 * inputs * outputs + examples * inputs
-        return once + steps * examples * outputs < 2 * steps * inputs * outputs
+    @property
+    def first(self) -> Slot:
+        """The place of the first layer's weight (H, I)."""
+        return next(slot for slot in self.layout.slots if slot.name == self.layers[0][0])
 
-    def train_in_span(
-        self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, steps: int, local: LocalSGD
-    ) -> None:
-        """Plain steps on the same batch, in the span of its inputs; ``tensors`` (n, ...) change in place.
+    def with_first_bias(self, z: Tensor, tensors: _Tensors) -> Tensor:
+        """The first layer's products ``z`` (n, B, H) with its bias of ``tensors``, added in place."""
+        return _with_bias(z, tensors.get(self.layers[0][1] or ""))
 
-        Args:
-            tensors: all of the network's.
-            x: stored inputs (n, B, ...).
-            y: labels (n, B).
-            share: (n, B), of each example in its owner's mean loss.
-            steps: their number, at least 1, the same for all owners.
-            local: learning rate and weight decay.
-        """
-        (first, bias), *_ = self.layers
-        x, start, rate = _flat(x), tensors[first], local.learning_rate
-        z0 = torch.bmm(x, _fours(start).transpose(1, 2))
-        kernel = torch.bmm(x, _fours(x).transpose(1, 2))
-        moved = z0.new_zeros(len(x), kernel.shape[2], z0.shape[2])
-        later = {name: view for name, view in tensors.items() if name != first}
-        scale, shrink = 1.0, 1 - rate * local.weight_decay
-        for _ in range(steps):
-            z = torch.baddbmm(z0, kernel, moved, beta=scale)
-            products = self._products(tensors, x, y, share, _with_bias(z, tensors.get(bias or "")))
-            if local.weight_decay:
-                scale *= shrink
-                for view in (moved, *later.values()):
-                    view.mul_(shrink)
-            moved[:, : x.shape[1]].sub_(products[0][1], alpha=rate)
-            self._add(later, products, -rate)
-        if scale != 1:
-            start.mul_(scale)
-        _add_product(start, moved[:, : x.shape[1]], x, 1.0)
-
-    def _products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
+    def products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
         """The factors of the gradients of ``sum_b share[i, b] * loss_ib``; z: the first layer's outputs, if known."""
         (first, bias), *later = self.layers
-        outputs, inputs, weights = z, [x], [_fours(tensors[weight]) for weight, _ in later]
+        outputs, inputs, weights = z, [x], [begin_at_fours(tensors[weight]) for weight, _ in later]
         if outputs is None:
-            outputs = _linear(x, _fours(tensors[first]), tensors.get(bias or ""))
+            outputs = _linear(x, begin_at_fours(tensors[first]), tensors.get(bias or ""))
         for (_, bias), weight in zip(later, weights, strict=True):
             inputs.append(outputs.relu_())
             outputs = _linear(inputs[-1], weight, tensors.get(bias or ""))
@@ -167,19 +134,19 @@ class DenseNetwork:
             error.scatter_add_(2, y[..., None], error.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
         else:
             error = (used - y.reshape(used.shape)).mul_(2 / used.shape[2])
-        torch.mul(error, share[..., None], out=_cut(errors[0], error))
+        torch.mul(error, share[..., None], out=cut(errors[0], error))
         for weight, hidden in zip(reversed(weights), reversed(inputs[1:]), strict=True):
             back = torch.bmm(errors[0], weight)
             errors.insert(0, torch.ops.aten.threshold_backward(back, hidden, 0))
         return list(zip(inputs, errors, strict=True))
 
-    def _add(self, into: _Tensors, products: _Products, factor: float) -> None:
+    def add(self, into: _Tensors, products: _Products, factor: float) -> None:
         """Add ``factor`` times the gradients to those of the tensors that ``into`` has."""
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
             if weight in into:
-                _add_product(into[weight], g, a, factor)
+                add_product(into[weight], g, a, factor)
             if bias in into:
-                into[bias].add_(_cut(g.sum(dim=1), into[bias]), alpha=factor)
+                into[bias].add_(cut(g.sum(dim=1), into[bias]), alpha=factor)
 
 
 def dense_network(model: Model) -> DenseNetwork | None:
@@ -225,13 +192,13 @@ def row_class(examples: Tensor) -> Tensor:
     return (examples + unit - 1) // unit * unit
 
 
-def _flat(stored: Tensor) -> Tensor:
+def flat(stored: Tensor) -> Tensor:
     """Stored inputs (n, B, ...) as (n, B, I), images in the order of a network's inputs: channels, height, width."""
     flat = (stored.movedim(-1, 2) if stored.dim() == 5 else stored).flatten(2)
-    return flat if flat.shape[2] % 4 == 0 else _fours(flat)[:, : flat.shape[1]]
+    return flat if flat.shape[2] % 4 == 0 else begin_at_fours(flat)[:, : flat.shape[1]]
 
 
-def _fours(matrices: Tensor) -> Tensor:
+def begin_at_fours(matrices: Tensor) -> Tensor:
     """Matrices (n, A, B), with zeros below and on the right where A or B is no multiple of four.
 
     So all matrices of a batched product, its result's too, begin at multiples of 16 bytes. Where they do not, the
@@ -241,7 +208,7 @@ def _fours(matrices: Tensor) -> Tensor:
     if _begins_at_fours(matrices):
         return matrices
     padded = matrices.new_zeros(n, -(-height // 4) * 4, -(-width // 4) * 4)
-    _cut(padded, matrices).copy_(matrices)
+    cut(padded, matrices).copy_(matrices)
     return padded
 
 
@@ -251,7 +218,7 @@ def _begins_at_fours(matrices: Tensor) -> bool:
     return all(number % 4 == 0 for number in numbers)
 
 
-def _cut(padded: Tensor, like: Tensor) -> Tensor:
+def cut(padded: Tensor, like: Tensor) -> Tensor:
     """The part of ``padded`` that has the shape of ``like`` after the first axis."""
     for axis in range(1, like.dim()):
         padded = padded.narrow(axis, 0, like.shape[axis])
@@ -269,12 +236,12 @@ def _with_bias(z: Tensor, bias: Tensor | None) -> Tensor:
     return z
 
 
-def _add_product(weight: Tensor, g: Tensor, a: Tensor, factor: float) -> None:
+def add_product(weight: Tensor, g: Tensor, a: Tensor, factor: float) -> None:
     """Add ``factor * g'a`` to ``weight`` (n, O, I)."""
     if weight[0].numel() >= _LARGE and _begins_at_fours(weight):
         weight.baddbmm_(g.transpose(1, 2), a, alpha=factor)
     else:
-        weight.add_(_cut(torch.bmm(g.transpose(1, 2), a), weight), alpha=factor)
+        weight.add_(cut(torch.bmm(g.transpose(1, 2), a), weight), alpha=factor)
 
 
 def _squares(a: Tensor, g: Tensor, copies: int, *, weight: bool, bias: bool) -> Tensor:

@@ -4,7 +4,7 @@ Owners of unequal sizes are padded; a padded example weighs nothing, and an owne
 Gradients are those of `DenseNetwork` where the model is one, and otherwise of `torch.vmap`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -14,16 +14,21 @@ from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.engine.backends.dense_network import DenseNetwork, dense_network, row_class
+from shoal.engine.backends.dense_network import DenseNetwork, dense_network, flat, row_class
 from shoal.engine.backends.loop_backend import AUGMENTED, augmented
 from shoal.engine.backends.optimizers import BatchedStep, trained_names
+from shoal.engine.backends.span_training import SpanEnds, cheaper_in_span, train_in_span
 from shoal.engine.backends.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.steps import LinearTerm, StepRule, in_groups
+from shoal.engine.steps import Augmentation, LinearTerm, StepRule, in_groups
 from shoal.models.model import Model
 
-_IN_CACHE = {"dense": 2**20, "vmap": 2**21}
-"""Elements in the rows of the owners of one computation, for the caches to hold them between two steps."""
+_IN_CACHE = {"dense": 2**20, "vmap": 2**21, "span": 2**21}
+"""Elements in the rows of the owners of one computation, for the caches to hold them between two steps; of a training
+in the span of its inputs, in these and their moves."""
+
+_SHARED = 16
+"""Owners, at most, that are trained together in the span of their inputs, so that threads have parts to share."""
 
 _Step = tuple[Tensor, Tensor, Tensor]
 """The entries (n, B) of the shards that owners use in a step, their shares (n, B) of the mean loss, and (n, 1), 1 for
@@ -41,9 +46,10 @@ class VmapBackend:
         self._gradients = VmapGradients(partial(model.structure, device, dtype), model.loss, dtype)
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
-    def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
+    def units(self, shards: Shards, local: LocalSGD, *, plain: bool = True) -> list[Tensor]:
         """The owners (n,) in the parts that are computed together, of nearly equal sizes so that little is padded: as
-        many as keep their rows in the caches, and at most 256 (a step's fixed cost is small by then).
+        many as keep their rows in the caches, and at most 256 (a step's fixed cost is small by then). ``plain``:
+        whether steps have no term and no rule.
         """
         sizes = shards.sizes
         queue = sizes.argsort(descending=True, stable=True)
@@ -53,8 +59,12 @@ class VmapBackend:
             full = local.batches(sizes[queue]) == sizes[queue]
             kinds = 2 * self._rows_of(shards, queue, local) + full
             alike = queue.split(kinds.unique_consecutive(return_counts=True)[1].tolist())
-        together = min(max(_IN_CACHE["vmap" if self.dense is None else "dense"] // self._layout.size, 4), 256)
-        parts = [part for owners in alike if len(owners) for part in owners.tensor_split(-(-len(owners) // together))]
+        parts = [
+            part
+            for owners in alike
+            if len(owners)
+            for part in owners.tensor_split(-(-len(owners) // self._together(shards, owners, local, plain=plain)))
+        ]
         if self.dense is None:
             example = to_channels_last(shards.x).shape[1:]
             for part in parts:
@@ -62,6 +72,44 @@ class VmapBackend:
                 names, steps = trained_names(local, self._layout), int(local.steps_each(sizes[part]).max())
                 self._gradients.expect(shape, names, steps, partial(self._zero_inputs, shape, shards, local))
         return parts
+
+    def _together(self, shards: Shards, owners: Tensor, local: LocalSGD, *, plain: bool) -> int:
+        """How many of ``owners`` (u,), which are alike, are computed together."""
+        if self.dense is None or not plain or not self._stays_in_span(shards, owners, local):
+            return min(max(_IN_CACHE["vmap" if self.dense is None else "dense"] // self._layout.size, 4), 256)
+        steps = int(local.steps_each(shards.sizes[owners]).max()) if local.augmentation is not None else 1
+        rows = int(self._rows_of(shards, owners, local).max()) * steps
+        return min(max(_IN_CACHE["span"] // (rows * sum(self.dense.first.shape)), 4), _SHARED)
+
+    def ends_in_span(
+        self,
+        starts: Tensor,
+        index: Tensor,
+        shards: Shards,
+        owners: Tensor,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+    ) -> SpanEnds | None:
+        """The ends of plain steps of some owners as factors; None where such steps are cheaper otherwise.
+
+        Args:
+            starts: (S, P).
+            index: (u,) int64, the start of each owner.
+            shards: all owners' examples.
+            owners: (u,) int64.
+            randomness: of all owners.
+            local: at the learning rate of the round.
+        """
+        if self.dense is None or not self._stays_in_span(shards, owners, local):
+            return None
+        order = index.argsort(stable=True)
+        owners, index = owners[order], index[order]
+        width = int(self._rows_of(shards, owners, local).max())
+        steps = _steps(shards, owners, randomness.orders, local, width)
+        x, y, weight, _ = self._batch(shards, *steps[0], inputs=local.augmentation is None)
+        if local.augmentation is not None:
+            x = self._of_all_steps(shards, steps, local.augmentation, _generators(randomness, owners))
+        return train_in_span(self.dense, owners, starts, index, (flat(x), y, weight), len(steps), local)
 
     def train(
         self,
@@ -78,9 +126,8 @@ class VmapBackend:
         """Train some owners, as `LoopBackend.train`; only the structure of ``bound``'s network is used."""
         width = int(self._rows_of(shards, owners, local).max())
         steps = _steps(shards, owners, randomness.orders, local, width)
-        streams = [Stream(seed) for seed in randomness.seeds[owners].tolist()]
         bound.network.train()
-        batches = self._batches(shards, steps, local, streams)
+        batches = self._batches(shards, steps, local, partial(_generators, randomness, owners))
         if rule is not None:
             self._train_by_rule(bound, rows, batches, local, rule)
             return
@@ -91,13 +138,14 @@ class VmapBackend:
             for x, y, weight, active in batches:
                 optimizer(self._gradients(bound.network, weights, rest, x, y, weight), active)
         elif local.private:
-            self._train_privately(self.dense, optimizer, rest, shards, steps, batches, streams)
+            self._train_privately(
+                self.dense, optimizer, rest, shards, steps, batches, _generators(randomness, owners, "noise")
+            )
         elif not plain:
             for x, y, weight, active in batches:
                 optimizer(self.dense.gradients(weights, rest, x, y, weight), active)
-        elif self._stays_in_span(shards.sizes[owners], local, width, len(steps)):
-            x, y, weight, _ = next(batches)
-            self.dense.train_in_span(weights, x, y, weight, len(steps), local)
+        elif (ends := self.ends_in_span(rows, torch.arange(len(rows)), shards, owners, randomness, local)) is not None:
+            rows.copy_(ends.rows())
         else:
             for x, y, weight, active in batches:
                 self.dense.step(weights, rest, x, y, weight, active, local)
@@ -136,11 +184,10 @@ class VmapBackend:
         shards: Shards,
         steps: list[_Step],
         batches: Iterator[_Batch],
-        streams: list[Stream],
+        generators: list[torch.Generator],
     ) -> None:
         """Train on clipped gradients with each owner's own noise."""
         local = optimizer.local
-        generators = [stream("noise").generator() for stream in streams]
         nominal = local.batches(shards.sizes[optimizer.owners])[:, None]
         for (_, share, _), (x, y, _, active) in zip(steps, batches, strict=True):
             expected = torch.where(share > 0, nominal, 0).to(x.device)
@@ -150,7 +197,9 @@ class VmapBackend:
             ]
             optimizer(dense.private_gradients(optimizer.weights, rest, x, y, local, expected, noise), active)
 
-    def _batches(self, shards: Shards, steps: list[_Step], local: LocalSGD, streams: list[Stream]) -> Iterator[_Batch]:
+    def _batches(
+        self, shards: Shards, steps: list[_Step], local: LocalSGD, generators: Callable[[str], list[torch.Generator]]
+    ) -> Iterator[_Batch]:
         """The batches of all steps; with augmentation those of several steps are transformed together."""
         augmentation = local.augmentation
         if augmentation is None:
@@ -160,41 +209,78 @@ class VmapBackend:
                     batch, previous = self._batch(shards, *step), step
                 yield batch
             return
-        generators = [stream("augmentation").generator() for stream in streams]
+        drawing = generators("augmentation")
         for block in in_groups(steps, max(1, AUGMENTED // steps[0][0].numel())):
-            entries, share, active = map(torch.stack, zip(*block, strict=True))
-            x, y, weight, active = self._batch(shards, entries, share, active)
             # An owner's draws are of one step after another, as the loop makes them.
-            used = (share > 0).transpose(0, 1)
-            counts = used.sum(dim=(1, 2)).tolist()
-            drawn = torch.cat([augmentation.draws(*each) for each in zip(counts, generators, strict=True)])
-            draws = drawn.new_zeros(*used.shape, drawn.shape[1])
-            draws[used] = drawn
-            # Those of one step of all owners after another; padded rows stay as they are.
-            draws, used = (each.transpose(0, 1).flatten(0, 2) for each in (draws, used))
-            kept = slice(None) if bool(used.all()) else used.to(x.device)
-            images = x.flatten(0, 2)
-            images[kept] = to_channels_last(augmented(augmentation, to_channels_first(images[kept]), draws[used]))
-            x = images.view(x.shape)
-            yield from zip(x, y, weight, active, strict=True)
+            entries, share = (torch.stack(each, dim=1) for each in zip(*(step[:2] for step in block), strict=True))
+            x = self._transformed(shards, entries.flatten(1), share.flatten(1) > 0, augmentation, drawing)
+            for step, inputs in zip(block, x.unflatten(1, (len(block), -1)).unbind(1), strict=True):
+                _, y, weight, active = self._batch(shards, *step, inputs=False)
+                yield inputs, y, weight, active
 
-    def _batch(self, shards: Shards, entries: Tensor, share: Tensor, active: Tensor) -> _Batch:
+    def _of_all_steps(
+        self, shards: Shards, steps: list[_Step], augmentation: Augmentation, generators: list[torch.Generator]
+    ) -> Tensor:
+        """The transformed inputs (n, R, ...) of all steps, one step after another, and zeros up to a multiple of four;
+        steps are on the same examples.
+        """
+        entries, share, _ = steps[0]
+        (owners, width), count = entries.shape, len(steps)
+        example, rows = to_channels_last(shards.x).shape[1:], -(-width * count // 4) * 4
+        x = torch.empty(owners, rows, *example, dtype=self._dtype, device=self._device)
+        x[:, width * count :] = 0
+        for part in torch.arange(owners).split(max(1, AUGMENTED // (width * count))):
+            of_part = slice(int(part[0]), int(part[-1]) + 1)
+            repeated, used = (each[of_part].repeat(1, count) for each in (entries, share > 0))
+            images = self._transformed(shards, repeated, used, augmentation, generators[of_part])
+            x[of_part, : width * count] = images
+        return x
+
+    def _transformed(
+        self,
+        shards: Shards,
+        entries: Tensor,
+        used: Tensor,
+        augmentation: Augmentation,
+        generators: list[torch.Generator],
+    ) -> Tensor:
+        """The images (n, m, ...) of ``entries`` (n, m), of which those that are ``used`` (n, m) are transformed."""
+        x = self._inputs(shards, entries).flatten(0, 1)
+        counts = used.sum(dim=1).tolist()
+        draws = torch.cat([augmentation.draws(*each) for each in zip(counts, generators, strict=True)])
+        if bool(used.all()):
+            x = to_channels_last(augmented(augmentation, to_channels_first(x), draws))
+        else:
+            kept = used.flatten().to(x.device)
+            x[kept] = to_channels_last(augmented(augmentation, to_channels_first(x[kept]), draws))
+        return x.unflatten(0, entries.shape)
+
+    def _batch(self, shards: Shards, entries: Tensor, share: Tensor, active: Tensor, *, inputs: bool = True) -> _Batch:
+        """A step's batch; without its ``inputs`` none of these."""
+        share, indices = share.to(self._device), shards.indices[entries].to(shards.y.device)
+        weight = share if shards.weights is None else share * shards.weights[entries].to(share)
+        x = self._inputs(shards, entries) if inputs else share[:, :0]
+        return x, shards.y[indices].to(self._device), weight, active.to(self._device)
+
+    def _inputs(self, shards: Shards, entries: Tensor) -> Tensor:
+        """The stored inputs (n, m, ...) of ``entries`` (n, m)."""
         stored, indices = to_channels_last(shards.x), shards.indices[entries].to(shards.y.device)
         # In a quarter of the time of indexing.
         x = stored.index_select(0, indices.flatten()).unflatten(0, indices.shape)
-        x, share = to_compute_dtype(x, self._dtype, self._device), share.to(self._device)
-        weight = share if shards.weights is None else share * shards.weights[entries].to(share)
-        return x, shards.y[indices].to(self._device), weight, active.to(self._device)
+        return to_compute_dtype(x, self._dtype, self._device)
 
     def _rows_of(self, shards: Shards, owners: Tensor, local: LocalSGD) -> Tensor:
         """(u,), how many rows owners need in a batch, copies included; those that share a unit all have the most."""
         batches = local.batches(shards.sizes[owners])
         return local.multiplicity * (batches if self.dense is None else row_class(batches))
 
-    def _stays_in_span(self, sizes: Tensor, local: LocalSGD, examples: int, steps: int) -> bool:
-        """Whether plain steps are less work in the span of the inputs, which must stay the same."""
-        same = local.augmentation is None and local.tensors is None and local.full(sizes)
-        return same and self.dense is not None and self.dense.is_cheaper_in_span(examples, steps)
+    def _stays_in_span(self, shards: Shards, owners: Tensor, local: LocalSGD) -> bool:
+        """Whether plain steps of ``owners``, which are alike, take less time in the span of their inputs."""
+        sizes, plain = shards.sizes[owners], local.momentum == 0 and local.clip_norm is None and not local.private
+        if self.dense is None or not plain or local.tensors is not None or not local.full(sizes):
+            return False
+        width, steps = int(self._rows_of(shards, owners, local).max()), int(local.steps_each(sizes).max())
+        return cheaper_in_span(self.dense, width, steps, fresh=local.augmentation is not None)
 
     def _tensors(self, rows: Tensor, local: LocalSGD) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The views of rows (n, P) that ``local`` trains, and the others."""
@@ -207,6 +293,11 @@ class VmapBackend:
         x = to_compute_dtype(torch.zeros(shape, dtype=shards.x.dtype), self._dtype, self._device)
         y = zero_labels(shape, shards.y, self._device)
         return weights, rest, x, y, torch.zeros(shape[:2], device=self._device)
+
+
+def _generators(randomness: LocalRandomness, owners: Tensor, name: str = "augmentation") -> list[torch.Generator]:
+    """A generator at the start of one of each owner's own streams."""
+    return [Stream(seed)(name).generator() for seed in randomness.seeds[owners].tolist()]
 
 
 def _filled(group: list[_Batch]) -> list[_Batch]:

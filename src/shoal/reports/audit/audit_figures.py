@@ -12,6 +12,7 @@ from shoal.core.formats import decimal, percent
 from shoal.reports import plotting as plot
 from shoal.reports.audit.findings import Finding, measured
 from shoal.reports.curves import evenly
+from shoal.reports.figure_titles import exposure_title
 from shoal.reports.svg import add_named_points, name_points
 
 MOST_GROUPS = 6
@@ -68,7 +69,11 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure 
         caption += f" The {len(shown)} most exposed of {len(groups):,} groups are drawn."
     alt = "Balanced accuracy of each attack. " + "; ".join(_words(finding) for finding in drawn_findings) + "."
     height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
-    return plot.draw_figure("attacks", "What each attack finds", caption, alt, draw, height=height)
+    most = {attack: max((f for f in drawn_findings if f.attack == attack), key=lambda f: f.accuracy.value)
+            for attack in attacks}  # fmt: skip
+    named = {f"{f.title} on {f.name}" if len(groups) > 1 else f.title: f.accuracy for f in most.values()}
+    title = exposure_title(named, "attack", looked=len(drawn_findings))
+    return plot.draw_figure("attacks", title, caption, alt, draw, height=height)
 
 
 def _words(finding: Finding) -> str:
@@ -148,7 +153,10 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
     if not records["group"].isin(names).all():
         caption += " The other groups are not drawn."
     alt = f"Share of members by exposure, on a logarithmic axis. {means}."
-    return plot.draw_figure("exposure", "How exposed single records are", caption, alt, draw)
+    certain = int((members["exposure.low"] > 0.5).sum())
+    who = f"{certain or 'none'} of {len(members):,} members {'are' if certain > 1 else 'is'}"
+    title = f"With {references + 1} models, {who} exposed for certain, each by itself"
+    return plot.draw_figure("exposure", title, caption, alt, draw)
 
 
 def _top(values: NDArray[np.float64]) -> str:

@@ -10,10 +10,11 @@ from shoal.audit.records import CHOSEN_OF_VIEW
 from shoal.core.formats import percent
 from shoal.data.preferences import VIEWS, View
 from shoal.reports import plotting as plot
-from shoal.reports.attack_titles import WHO
+from shoal.reports.attack_titles import BY, WHO
 from shoal.reports.audit.audit_figures import MOST_GROUPS
 from shoal.reports.audit.findings import Attacked, Finding
 from shoal.reports.estimate import at_chance
+from shoal.reports.figure_titles import exposure_title
 from shoal.reports.svg import name_points
 
 TO_MEASURE: Mapping[View, str] = {
@@ -124,7 +125,10 @@ def by_view(found: Headlines) -> plot.Figure | None:
     said = [_words(view, groups[name]) for view, groups in measured.items() for name in shown if name in groups]
     alt = f"AUC by view. {'; '.join(said)}."
     height = 1.3 + len(rows) * max(0.4, 0.2 * len(shown))
-    return plot.draw_figure("views", "AUC by view", caption, alt, draw, height=height)
+    worst = {BY[view]: max((one.auc for one in groups.values()), key=lambda auc: auc.value)
+             for view, groups in measured.items()}  # fmt: skip
+    title = exposure_title(worst, "view", looked=sum(map(len, measured.values())), metric="AUC")
+    return plot.draw_figure("views", title, caption, alt, draw, height=height)
 
 
 def _words(view: View, finding: Finding) -> str:

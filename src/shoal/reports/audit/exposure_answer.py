@@ -1,24 +1,19 @@
 """The first screen of a page: who is exposed, to whom, is it bad, and what to do."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import ceil
 from statistics import NormalDist
 from typing import NamedTuple
 
 from shoal.audit.audit import headline
+from shoal.core.formats import listed
 from shoal.data.preferences import VIEWS
 from shoal.reports.attack_titles import BY
 from shoal.reports.audit.findings import Attacked
-from shoal.reports.estimate import Estimate
-
-MOST_SEEDS = 100
-"""More further seeds than these are not worth naming."""
+from shoal.reports.estimate import MOST_SEEDS, Estimate, seeds_needed
 
 MOST_NAMES = 2
 """Groups that are named; the others are counted."""
-
-_POWER = (NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)) / NormalDist().inv_cdf(0.975)
-"""By how much less than the excess half an interval must be, so that four tests in five find it."""
 
 
 class Answer(NamedTuple):
@@ -58,11 +53,7 @@ def answers(exposures: Mapping[str, Mapping[str, Estimate]], *, audited: bool = 
     for view, groups in measured.items():
         for name, one in sorted(groups.items(), key=lambda item: -item[1].value):
             (exposed if one.among(len(groups)).outcome == "exposed" else unclear)[view, name] = one
-    who = [_to_whom(exposed) if exposed else "nobody is shown to be"]
-    who += [f"open: {_to_whom(unclear)}"] if unclear else []
-    unasked = [BY[view] for view in VIEWS if view not in measured]
-    who += [f"not asked: {', '.join(unasked)}"] if unasked else []
-    found = [Answer("Who is exposed, to whom?", f"{'; '.join(who)}.")]
+    found = [Answer("Who is exposed, to whom?", who_to_whom(exposed, unclear, measured))]
     if measured:
         found.append(Answer("Is it bad?", _how_bad(exposed or unclear, certain=bool(exposed))))
     if unclear:
@@ -72,6 +63,23 @@ def answers(exposures: Mapping[str, Mapping[str, Estimate]], *, audited: bool = 
     return found
 
 
+def who_to_whom(exposed: Iterable[tuple[str, str]], unclear: Iterable[tuple[str, str]], asked: Collection[str]) -> str:
+    """Who is exposed to whom, of whom that is open, and who did not ask, in a sentence.
+
+    Args:
+        exposed, unclear: views and groups.
+        asked: the views that were.
+
+    >>> who_to_whom([("client", "few"), ("server", "few")], [("outsider", "few")], ["outsider", "client", "server"])
+    'few to a client, the server; open: few to an outsider.'
+    """
+    said = [_to_whom(exposed) or "nobody is shown to be"]
+    said += [f"open: {whom}"] if (whom := _to_whom(unclear)) else []
+    unasked = [BY[view] for view in VIEWS if view not in asked]
+    said += [f"not asked: {', '.join(unasked)}"] if unasked else []
+    return f"{'; '.join(said)}."
+
+
 def _to_whom(keys: Iterable[tuple[str, str]]) -> str:
     """Groups to views, where the same groups are exposed to several views in one phrase."""
     by_view: dict[str, list[str]] = {}
@@ -79,10 +87,7 @@ def _to_whom(keys: Iterable[tuple[str, str]]) -> str:
         by_view.setdefault(view, []).append(name)
     by_names: dict[str, list[str]] = {}
     for view, names in by_view.items():
-        more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
-        by_names.setdefault(" and ".join([", ".join(names[:MOST_NAMES]), *more] if more else names), []).append(
-            BY[view]
-        )
+        by_names.setdefault(listed(names, MOST_NAMES), []).append(BY[view])
     return "; ".join(f"{names} to {', '.join(views)}" for names, views in by_names.items())
 
 
@@ -104,14 +109,14 @@ def _how_bad(figures: Mapping[tuple[str, str], Estimate], *, certain: bool) -> s
 def _seeds(unclear: Mapping[tuple[str, str], Estimate]) -> str:
     """How many further seeds would tell the largest open figure from chance, were it the true one.
 
-    An interval shrinks with the root of the seeds, so that these are (1.43 half widths / (value - 0.5))^2 in all.
+    The interval is of one seed, whose standard deviation is half its width over 1.96; see `seeds_needed`.
     """
     (_, name), one = max(unclear.items(), key=lambda item: item[1].value)
-    excess = one.value - 0.5
-    more = ceil((_POWER * max(one.value - one.low, 0.0) / excess) ** 2) - 1 if excess > 0 else MOST_SEEDS + 1
-    if not more <= MOST_SEEDS:
+    needed = seeds_needed(max(one.value - 0.5, 0.0), (one.value - one.low) / NormalDist().inv_cdf(0.975))
+    # Written so that the NaN of a figure without an interval is too many.
+    if not needed - 1 <= MOST_SEEDS:
         return f"At the figures found more seeds would not: {name} has {one.with_interval()}."
-    return f"About {max(more, 1)} more seeds, if the {one.text} of {name} is true (power 80 %)."
+    return f"About {max(ceil(needed) - 1, 1)} more seeds, if the {one.text} of {name} is true (power 80 %)."
 
 
 def _to_do(exposed: Mapping[tuple[str, str], Estimate], *, audited: bool) -> Answer:

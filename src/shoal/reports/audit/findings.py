@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from shoal.audit.audit import rows_of
 from shoal.audit.records import CHOSEN_OF_VIEW
 from shoal.core.formats import capitalized, count
 from shoal.metrics import least_non_members
@@ -124,7 +125,7 @@ def findings(audit: Attacked, scope: str) -> dict[str, list[Finding]]:
     The others follow by their balanced accuracy; attacks that were not measured there come last.
     """
     by_name: dict[str, list[Finding]] = {}
-    for row in audit.attacks[audit.attacks["scope"] == scope].to_dict("records"):
+    for row in rows_of(audit.attacks[audit.attacks["scope"] == scope]):
         by_name.setdefault(str(row["name"]), []).append(Finding.of(row))
 
     def rank(finding: Finding) -> tuple[bool, float]:

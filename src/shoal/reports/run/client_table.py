@@ -33,7 +33,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
     "threshold": ("limit", decimal),
     "exposure": ("exposure", decimal),
     "exposure_low": ("exposure, low end", decimal),
-    "exposure_null_high": ("95 % of tests at chance", decimal),
+    "exposure_null_high": ("at chance, at most", decimal),
     "attack": ("attack", None),
     "view": ("view", None),
     "examples": ("training images", count),
@@ -86,7 +86,7 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
         sentences.append("View: the attacker that the client's limit, its exposure and what is said of both are about.")
     sentences.append(
         "Exposure: the balanced accuracy of the attack that decides, on the most exposed model that the client "
-        "trained lately; low end: of its 95 % interval; 95 % of tests at chance: what they give at most. A limit "
+        "trained lately; low end: of its 95 % interval; at chance, at most: in 95 % of tests. A limit "
         "is exceeded where the low end is above it, and 'above, not certain' where only the exposure is, or the "
         "MIA accuracy of its model. Over by: low end less limit."
     )

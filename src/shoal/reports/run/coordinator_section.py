@@ -177,4 +177,21 @@ def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str]
         caption += f" Never asked for: {', '.join(map(directive_name, never))}."
     at_end = "; ".join(f"{title}: {ends(curves)}" for title, _, curves in panels)
     alt = f"Over rounds, by cluster. At the end: {at_end}."
-    return plot.draw_figure("coordinator", "What the coordinator saw and asked for", caption, alt, draw)
+    return plot.draw_figure("coordinator", _title(coordinator, rounds), caption, alt, draw)
+
+
+def _title(coordinator: Coordinator, rounds: pd.DataFrame) -> str:
+    """How many members were over their limit at the first estimate and at the last; votes with noise are no counts."""
+    known = rounds.dropna(subset=["over_limit"])
+    share = (known["over_limit"] * known["clients"]).groupby(known["round"]).sum()
+    share = (share / known["clients"].groupby(known["round"]).sum()).dropna()
+    if share.empty:
+        return "Risk was never estimated, so nothing was asked for"
+    first, last = percent(share.iloc[0]), percent(share.iloc[-1])
+    where = f"round {share.index[0]} to round {share.index[-1]}"
+    if coordinator.vote_epsilon is not None:
+        return f"Members over their limit, estimated from noisy answers: {first} to {last}, {where}"
+    if first == last:
+        return f"Members over their limit: {first} in round {share.index[0]} and in round {share.index[-1]}"
+    way = "fall" if share.iloc[-1] < share.iloc[0] else "rise"
+    return f"Members over their limit {way} from {first} to {last}, {where}"

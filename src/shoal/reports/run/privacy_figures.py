@@ -10,6 +10,7 @@ from matplotlib.figure import Figure as MplFigure
 from shoal.core.formats import decimal, percent
 from shoal.reports import plotting as plot
 from shoal.reports.curves import evenly
+from shoal.reports.figure_titles import MOST_NAMED, by_name
 from shoal.reports.run.run_view import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 from shoal.reports.svg import MOST, add_named_points, name_points
 
@@ -78,7 +79,17 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
     if uncertain:
         caption += " Orange: above the limit by the point estimate, but not at 95 % confidence."
         alt += f" {uncertain} more are above it by the point estimate alone."
-    return plot.draw_figure("violations", "Whose limit is exceeded", caption, alt, draw)
+    return plot.draw_figure("violations", _limits_title(judged, groups), caption, alt, draw)
+
+
+def _limits_title(judged: pd.DataFrame, groups: Sequence[str]) -> str:
+    """How many limits are exceeded for certain, and in which groups."""
+    sizes = {name: int((judged["group"] == name).sum()) for name in groups}
+    over = {name: int(judged.loc[judged["group"] == name, "over"].sum()) for name in groups}
+    certain = sum(over.values())
+    title = f"{certain or 'None'} of {len(judged)} limits {'are' if certain > 1 else 'is'} exceeded"
+    where = [f"{many} of {sizes[name]} in {name}" for name, many in over.items() if many][:MOST_NAMED]
+    return f"{title} at 95 % confidence, by the run's attack{': ' * bool(where)}{', '.join(where)}"
 
 
 def _name(client: Mapping[Hashable, Any]) -> str:
@@ -131,4 +142,13 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
     if configured:
         caption += " It is the configured attack, not the one that decides."
     alt = f"ROC curves of the attack on logarithmic axes for {', '.join(measured)}."
-    return plot.draw_figure("roc", "What the attack recognises", caption, alt, draw)
+    areas = {group: _area(curves[curves["group"] == group]) for group in measured}
+    which = "configured" if configured else "run's"
+    title = f"The {which} attack has AUC {by_name(areas)}; chance is 0.5"
+    return plot.draw_figure("roc", title, caption, alt, draw)
+
+
+def _area(curves: pd.DataFrame) -> float:
+    """The area under a group's ROC curve against its own non-members, or against those there are."""
+    own = curves[curves["non_members"] == "group"] if (curves["non_members"] == "group").any() else curves
+    return float(np.trapezoid(own["tpr"], own["fpr"]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import nan
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from shoal.core.formats import ACCURACY, capitalized, decimal, name_examples
+from shoal.core.formats import ACCURACY, capitalized, decimal, listed, metric_format, name_examples
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
-from shoal.reports.curves import Curve, ends, fit_rounds, over_rounds, round_axes, round_panels
+from shoal.reports.curves import Curve, ends, ends_title, fit_rounds, over_rounds, round_axes, round_panels
+from shoal.reports.figure_titles import by_name, span
 from shoal.reports.svg import add_named_points
+
+MOST_CLUSTERS = 6
+"""Clusters whose sizes are in a title."""
 
 FEW = 3
 """Clients of a cluster that has all but drained."""
@@ -76,7 +81,7 @@ def _accuracy(
 ) -> plot.Figure | None:
     if all(curve.values.isna().all() for curve in curves):
         return None
-    title = f"{capitalized(metric)} by {by}"
+    title = ends_title(f"{capitalized(metric)} by {by}", curves, metric_format(metric))
     caption = f"Share of held-out {kind} {subject[0]}, {remark}"
     if metric != ACCURACY:
         caption = f"Mean {metric} on held-out {kind} {subject[1]}, higher is better, {remark}"
@@ -91,7 +96,7 @@ def _accuracy(
         fit_rounds(axes, curves[0].values.index.to_series())
         plot.legend(figure, [curve.key for curve in curves])
 
-    alt = f"{title} over rounds. At the end: {ends(curves)}."
+    alt = f"{capitalized(metric)} by {by} over rounds. At the end: {ends(curves)}."
     return plot.draw_figure(f"accuracy-by-{by}", title, caption, alt, draw)
 
 
@@ -136,7 +141,38 @@ def risk(
     steps += " Shaded: its 95 % interval." * shaded
     caption = name_examples(f"{steps} Diamonds: what attacking the final model measured.", kind)
     alt = f"Risk by cluster over rounds. At the end: {'; '.join(at_end)}."
-    return plot.draw_figure("risk", "Risk of each model", caption, alt, draw)
+    title = ends_title("The red team's estimate of risk", curves)
+    if not np.isnan(measured).all():
+        title = _exposure_title(summary, _called(rounds))
+    return plot.draw_figure("risk", title, caption, alt, draw)
+
+
+def _exposure_title(summary: Summary, called: Mapping[int, str]) -> str:
+    """Which models the run's attack is shown to expose: above what 95 % of sets of such tests at chance exceed nowhere.
+
+    The bound of one test is 0.5 + 1.645 standard errors, and that of K tests as many as `NormalDist` says (Bonferroni).
+    """
+    of = {k: metrics for k, metrics in summary.by_cluster.items() if "mia" in metrics and k in called}
+    wider = NormalDist().inv_cdf(1 - 0.05 / len(of)) / NormalDist().inv_cdf(0.95)
+    bound = {k: 0.5 + wider * (metrics.get("mia_null_high", nan) - 0.5) for k, metrics in of.items()}
+    above = {called[k]: metrics["mia"] for k, metrics in of.items() if metrics["mia"] > bound[k]}
+    values = {called[k]: metrics["mia"] for k, metrics in of.items()}
+    if above:
+        return f"The run's attack is shown to be above chance: {by_name(above)}"
+    if np.isnan([*bound.values()]).any():
+        return f"The run's attack has balanced accuracy {by_name(values)}"
+    return f"The run's attack is shown to be above chance for no model: {by_name(values)}"
+
+
+def _called(rounds: pd.DataFrame) -> dict[int, str]:
+    """Each cluster with the group that more than half of those who trained it last are of, where there are several."""
+    sizes = rounds.filter(regex=r"^clients\.").rename(columns=lambda column: column.removeprefix("clients."))
+    called = {}
+    for k in sorted(map(int, rounds["cluster"].unique())):
+        last = sizes[rounds["cluster"] == k].iloc[-1]
+        most = len(last) > 1 and 2 * last.max() > last.sum()
+        called[k] = f"cluster {k}, {last.idxmax()}" if most else f"cluster {k}"
+    return called
 
 
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
@@ -184,7 +220,12 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
         "Bars: clients that trained each cluster's model in a round, coloured by their group. Diamond: clients that "
         f"chose it after the last round, from the final models; the tables count these. {drained(at_end)}"
     )
-    return plot.draw_figure("sizes", "Cluster sizes", caption.strip(), alt, draw)
+    sizes = listed([*map(str, at_end.values())])
+    if len(at_end) > MOST_CLUSTERS:
+        sizes = f"{span([*at_end.values()], str)} of {sum(at_end.values())}"
+    subject = "the clusters have" if len(at_end) > 1 else "the cluster has"
+    title = f"After round {last} {subject} {sizes} clients"
+    return plot.draw_figure("sizes", title, caption.strip(), alt, draw)
 
 
 def _diamond_key(label: str) -> Line2D:

@@ -5,7 +5,7 @@ from math import nan
 
 import pandas as pd
 
-from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name_examples
+from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, listed, name_examples
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared
@@ -105,7 +105,7 @@ def overall(view: RunView) -> Table:
             meaning += " There is none: without noise, nothing is guaranteed."
         rows.append(_row(METRICS["epsilon"], meaning, [metrics], view))
     about = ["Fairness"] * fair + ["grouping"] + ["differential privacy"] * private
-    title = capitalized(" and ".join(filter(None, [", ".join(about[:-1]), about[-1]])))
+    title = capitalized(listed(about))
     note = (
         "The three differences are between the groups, each served by the models its clients chose: 0 is fair, 1 is as "
         "unfair as possible."

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure as MplFigure
 
-from shoal.core.formats import DASH, format_duration, percent
+from shoal.core.formats import DASH, capitalized, format_duration, percent
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics
 from shoal.reports import plotting as plot
@@ -74,5 +74,6 @@ def _bar(shares: Mapping[str, float], total: float) -> plot.Figure:
         plot.legend(figure, axes.get_legend_handles_labels()[0], columns=2)
 
     words = f"One bar, {format_duration(total)} in all: {'; '.join(texts.values())}."
-    caption = f"Shares of {format_duration(total)} of wall time."
-    return plot.draw_figure("time", "Parts of the wall time", caption, words, draw, height=1.3)
+    largest = max(shares, key=lambda name: shares[name])
+    title = f"{capitalized(largest)} takes {percent(shares[largest])} of {format_duration(total)}"
+    return plot.draw_figure("time", title, "Shares of wall time.", words, draw, height=1.3)

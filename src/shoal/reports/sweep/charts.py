@@ -14,11 +14,16 @@ from matplotlib.transforms import ScaledTranslation
 
 from shoal.core.formats import DASH
 from shoal.reports import plotting as plot
+from shoal.reports.figure_titles import span
 from shoal.reports.svg import name_points
+from shoal.reports.sweep.differences import Best
 from shoal.reports.sweep.labels import SPREADS
 from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
-from shoal.reports.sweep.sweep_metrics import format_value
+from shoal.reports.sweep.sweep_metrics import format_value, metric_at
+
+MOST_FOUND = 2
+"""Metrics in a title."""
 
 RED = "#C00000"
 """The colour of medians."""
@@ -93,6 +98,7 @@ def chart_content(data: FigureData) -> Content:
         handles=_handles(data),
         caption=data.caption(_reading(data), chart.result.n.ravel().tolist(), values),
         description=_description(chart),
+        finding=_finding(chart),
     )
 
 
@@ -219,6 +225,29 @@ def _reading(data: FigureData) -> str:
         "bars": f"Bars: means over {data.seeds}; {spread}; dots: single seeds.",
         "lines": f"Lines: means over {data.seeds}; {spread}.",
     }[data.spec.kind]
+
+
+def _finding(chart: Chart) -> str:
+    """Of the first metrics, which setting of `by`, or else of `x`, is shown to be best, or that it is open."""
+    data, said = chart.data, []
+    axis = data.spec.by or data.spec.x or ""
+    for values, key in zip(chart.values[:MOST_FOUND], data.spec.y, strict=False):
+        name, better = data.labels.key(key), metric_at(key).better
+        # (settings of `by`, settings of `x`, seeds): a mean over `x` only of seeds that are whole.
+        by_seed = values[0].T if data.spec.by is None else values.mean(axis=1).T
+        best = Best.of(by_seed, data.settings(axis), key, better)
+        most = "lowest" if better == "lower" else "highest"
+        known = values[~np.isnan(values)]
+        if best is None:
+            said.append(f"{name}: {format_value(float(known.mean()), key) if len(known) else 'no value'}")
+        elif best.same:
+            said.append(f"{name}: the same with every {data.labels.axis(axis)}")
+        elif best.untold:
+            means = span([*best.means.values()], lambda mean, key=key: format_value(mean, key))
+            said.append(f"{name}: no {data.labels.axis(axis)} is shown to be {most} ({means})")
+        else:
+            said.append(f"{name}: {best.setting} is {most}, {format_value(best.mean, key)}")
+    return "; ".join(said)
 
 
 def _description(chart: Chart) -> str:

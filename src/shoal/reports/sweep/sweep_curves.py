@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from shoal.reports.curves import Curve, over_rounds
+from shoal.reports.figure_titles import span
 from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.labels import SPREADS
 from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
@@ -68,6 +69,7 @@ def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
         width=3.2,
         handles=[curve.key for curve in most.of(names)],
         caption=data.caption(reading, n, np.concatenate([panel.result.mean.ravel() for panel in curves])),
+        finding=_finding(curves, data),
         description=f"Means over seeds at the end. {' '.join(_ends(panel, data, names) for panel in curves)}",
     )
 
@@ -137,6 +139,16 @@ def _title(curves: Curves, data: FigureData) -> str:
     if n.any() and n.min() < len(data.statistics.seeds):
         lines.append(f"n = {n.min()}" + f" to {n.max()}" * bool(n.max() > n.min()))
     return "\n".join(filter(None, lines))
+
+
+def _finding(curves: Sequence[Curves], data: FigureData) -> str:
+    """Where the means of the first metric end."""
+    key, last = data.spec.y[0], list[float]()
+    for panel in curves:
+        known = [mean[~np.isnan(mean)] for mean in panel.result.mean if panel.key == key]
+        last += [float(mean[-1]) for mean in known if len(mean)]
+    name = data.labels.key(key)
+    return f"{name} ends at {span(last, lambda value: format_value(value, key))}" if last else f"{name} has no value"
 
 
 def _ends(curves: Curves, data: FigureData, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 
+from shoal.core.formats import capitalized
 from shoal.reports.plotting import CHANCE_LINE, Figure, chance_key, figure_files, legend
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import FigureSpec
@@ -96,13 +97,17 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a figure consists of: panels of a ``width`` in inches, a legend, how to read it, its numbers in words."""
+    """What a figure consists of: panels of a ``width`` in inches, a legend, how to read it, its numbers in words.
+
+    ``finding`` is what it shows, for its title.
+    """
 
     rows: Sequence[Sequence[Panel]]
     width: float
     handles: Sequence[Artist]
     caption: str
     description: str
+    finding: str
 
     @property
     def columns(self) -> int:
@@ -122,7 +127,8 @@ def in_rows(panels: Sequence[T], most: int) -> list[Sequence[T]]:
 
 def draw_figure(name: str, data: FigureData, content: Content) -> Figure:
     """The figure with this content."""
-    title, size = data.spec.title or name, (content.columns * content.width, len(content.rows) * HEIGHT)
+    title = f"{data.spec.title}: {content.finding}" if data.spec.title else capitalized(content.finding)
+    size = (content.columns * content.width, len(content.rows) * HEIGHT)
     alt, draw = f"{title}. {content.description}", partial(paint, content=content, data=data)
     return figure_files(alt, draw, size, name=name, title=title, caption=content.caption)
 

@@ -10,12 +10,12 @@ from markupsafe import Markup
 
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.formats import DASH, capitalized
-from shoal.reports.page import Section, render
+from shoal.reports.page import Section, render, section_of
 from shoal.reports.plotting import Figure
-from shoal.reports.sweep.answer import USUAL, answer, reading
+from shoal.reports.sweep.answer import Settings, answers, settings_table
 from shoal.reports.sweep.charts import chart_content
-from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value
+from shoal.reports.sweep.labels import SPREADS, Labels
+from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec, Value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
 from shoal.reports.sweep.sweep_figures import FigureData, draw_figure
@@ -97,19 +97,21 @@ def sweep_page(
 ) -> str:
     """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv."""
     labels, results = Labels(spec.labels), statistics.results
-    paragraphs, summary = answer(statistics, spec, labels), _summary(statistics, len(missing), labels)
-    lead = [("verdict", capitalized(paragraph)) for paragraph in paragraphs]
-    lead += [("soft", reading(statistics, labels)), ("", summary)] if paragraphs else [("verdict", summary)]
+    lead = [("", _summary(statistics, len(missing), labels))]
     if results.empty:
         lead.append(("", "No run is finished, so there are no tables and figures yet."))
-    elif tables:
-        lead.append(("soft", f"A dash ({DASH}) stands for what is undefined, or is of no finished run."))
+    settings = None if results.empty else Settings.of(statistics, spec, labels)
     shown = [replace(figure, files=_links("figures", figure.name, ("svg", "pdf"))) for figure in figures]
     sections = (
+        section_of("settings", None if settings is None else settings_table(settings)),
         _missing(missing, statistics.axes, labels) if missing else None,
         *(
             Section(
-                f"table-{table.name}", table.title, table=table, note=_links("tables", table.name, ("md", "csv", "tex"))
+                f"table-{table.name}",
+                table.title,
+                folded=_folded(spec.tables[table.name], settings),
+                table=table,
+                note=_links("tables", table.name, ("md", "csv", "tex")),
             )
             for table in tables
         ),
@@ -117,7 +119,15 @@ def sweep_page(
         None if results.empty else _runs(spec, statistics, labels),
         Section("file", "Sweep", folded="The sweep's file", code=source),
     )
-    return render("page.html.j2", title or "Sweep", lead, (), sections, style="sweep")
+    found = () if settings is None else answers(settings)
+    return render("page.html.j2", title or "Sweep", lead, (), sections, style="sweep", answers=found)
+
+
+def _folded(spec: TableSpec, settings: Settings | None) -> str:
+    """What is said of a table whose rows and metrics the table of settings has; of another one nothing."""
+    if settings is None or spec.rows != [settings.axis] or spec.columns or spec.where:
+        return ""
+    return f"The same with {SPREADS[spec.spread]} after ±" if {*spec.y} <= {*settings.keys} else ""
 
 
 def _links(folder: str, name: str, endings: Sequence[str]) -> str:
@@ -142,7 +152,9 @@ def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Secti
     """Every finished run, with the metrics of the tables and figures."""
     results, named = statistics.results, [*statistics.axes, "seed"]
     wanted = [
-        *USUAL,
+        "accuracy.overall",
+        "exceeded.total",
+        "violations.total",
         "seconds.total",
         *(key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y),
     ]

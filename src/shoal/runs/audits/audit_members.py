@@ -20,7 +20,7 @@ from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
 from shoal.replay.run_records import records_of_run
-from shoal.replay.span_scores import spans_of_updates
+from shoal.replay.span_scores import spans_of_updates, spans_to_repeat
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
@@ -77,8 +77,10 @@ def audit_members(
     )
     target, folder = attacked.scores(engine), (home or out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
-    trained = reference_scores(attacked, target, references, engine, folder=folder, watch=watch, workers=workers)
-    seen, without = view_scores(attacked, target, trained, engine, folder=folder)
+    spans = attacked.spans(engine)
+    wanted = {"folder": folder, "watch": watch, "workers": workers, "spans": spans_to_repeat(spans[0], references)}
+    trained = reference_scores(attacked, target, references, engine, **wanted)
+    seen, without = view_scores(attacked, target, trained, engine, folder=folder, spans=spans)
     records = records_of_run(attacked, target, trained, engine)
     records = replace(records, further={**records.further, **seen}, omitted={**records.omitted, **without})
     on_scores, on_updates = all_attacks(simulation.attacks)

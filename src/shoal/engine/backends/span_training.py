@@ -1,0 +1,163 @@
+"""Local training in the span of its inputs: a first layer's weight that is not written out at any step.
+
+The gradient of the first layer's weight is D'X, so after steps on the inputs X (R, I) of a round the weight is
+``W = W0 + A'X``, where A (R, H) adds up the D of each input, and a step's outputs of the layer are ``X_t W = X_t W0' +
+(X_t X') A``. It is the same gradient descent, in another order of summation.
+
+A step on the same inputs costs B*R*H multiplications there instead of 2*B*I*H. Where every step has inputs of its own,
+as under augmentation, there are somewhat more of them; but all owners that start at one W0 share it, no step reads and
+writes a weight of each owner, and their weighted sum is one product over the inputs of all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.layout import Layout, Slot
+from shoal.engine.backends.dense_network import DenseNetwork, add_product, begin_at_fours, cut
+from shoal.engine.local_sgd import LocalSGD
+
+_PASS = 6
+"""Multiplications in the time in which an element of a weight is read or written."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpanEnds:
+    """The parameters (u, P) of u owners after training: ``W_i = scale * W0_i + moved_i' x_i`` and the other tensors.
+
+    Args:
+        layout: of a row.
+        first: the slot of W.
+        owners: (u,) int64.
+        starts: (S, P), of which owner i started at row ``index[i]``; ``index`` (u,) ascends.
+        scale: what weight decay left of W0.
+        moved: A (u, R, at least H).
+        x: the inputs (u, R, at least I).
+        others: the network's other tensors (u, ...), by name.
+    """
+
+    layout: Layout
+    first: Slot
+    owners: Tensor
+    starts: Tensor
+    index: Tensor
+    scale: float
+    moved: Tensor
+    x: Tensor
+    others: dict[str, Tensor]
+
+    def rows(self) -> Tensor:
+        """The parameters (u, P), written out."""
+        size = self.layout.size
+        rows = self.starts.new_empty(len(self.index), -(-size // 4) * 4)[:, :size]
+        views = self.layout.views(torch.index_select(self.starts, 0, self.index, out=rows))
+        weight = views[self.first.name].mul_(self.scale)
+        add_product(weight, self.moved, self.x, 1.0)
+        for name, other in self.others.items():
+            views[name].copy_(other)
+        return rows
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """The sums (k, P) of the owners' parameters with ``weights`` (k, u) float32."""
+        of_starts = weights.new_zeros(len(weights), len(self.starts)).index_add_(1, self.index, weights)
+        sums = (self.scale * of_starts) @ self.starts
+        views = self.layout.views(sums)
+        for row, weight in zip(weights, views[self.first.name], strict=True):
+            used = torch.nonzero(row).flatten()
+            part = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0)
+            # Owners that share a start, and mostly a sum, are neighbours.
+            moved = self.moved[part] * row[part, None, None]
+            product = torch.mm(moved.flatten(0, 1).T, self.x[part].flatten(0, 1))
+            weight.add_(cut(product[None], weight[None])[0])
+        for name, other in self.others.items():
+            views[name].copy_(torch.tensordot(weights, other, dims=1))
+        return sums
+
+    def finite(self) -> Tensor:
+        """(u,) bool, whether all numbers of an owner are finite, but for numbers near the end of float32."""
+        sums = [self.moved.sum(dim=(1, 2)), *(other.flatten(1).sum(dim=1) for other in self.others.values())]
+        return torch.isfinite(torch.stack(sums).sum(dim=0))
+
+
+def rows_of(ends: Tensor | SpanEnds) -> Tensor:
+    """The parameters (u, P) of u owners."""
+    return ends if isinstance(ends, Tensor) else ends.rows()
+
+
+def cheaper_in_span(dense: DenseNetwork, batch: int, steps: int, *, fresh: bool) -> bool:
+    """Whether ``steps`` on batches of so many examples take less time by `train_in_span`; see the module.
+
+    Args:
+        dense: the network.
+        batch: B.
+        steps: their number.
+        fresh: whether each has inputs of its own; else all have the same.
+    """
+    outputs, inputs = dense.first.shape
+    # A step on fresh inputs needs their products with those of the steps before.
+    pairs = batch * batch * steps * (steps - 1) // 2 if fresh else batch * batch
+    once = 2 * inputs * outputs * batch * (steps if fresh else 1) + pairs * inputs
+    in_span = once + outputs * (pairs if fresh else steps * pairs)
+    return in_span < steps * (2 * batch + 3 * _PASS) * inputs * outputs + 4 * _PASS * inputs * outputs
+
+
+def train_in_span(
+    dense: DenseNetwork,
+    owners: Tensor,
+    starts: Tensor,
+    index: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    steps: int,
+    local: LocalSGD,
+) -> SpanEnds:
+    """The ends of plain steps of u owners, all of whose batches are full.
+
+    Args:
+        dense: the network.
+        owners: (u,) int64.
+        starts: (S, P).
+        index: (u,) int64, ascending, the start of each.
+        inputs: x (u, R, I), labels y (u, B) and each example's share (u, B) of its owner's mean loss. R is B, or at
+            least the number of steps times B: inputs for each step, and then zeros.
+        steps: their number, at least 1, the same for all owners.
+        local: learning rate and weight decay.
+    """
+    x, y, share = inputs
+    batch, fresh, rate = y.shape[1], x.shape[1] > y.shape[1], local.learning_rate
+    z0 = _times_starts(dense, starts, index, x)
+    others = {slot.name: slot.view(starts)[index] for slot in dense.layout.slots if slot.name != dense.first.name}
+    known = others | {dense.first.name: dense.first.view(starts)}
+    padded = begin_at_fours(x)
+    kernel = None if fresh else torch.bmm(x, padded.transpose(1, 2))
+    moved, scale, shrink = z0.new_zeros(len(x), padded.shape[1], z0.shape[2]), 1.0, 1 - rate * local.weight_decay
+    for step in range(steps):
+        own = slice(step * batch, (step + 1) * batch) if fresh else slice(batch)
+        # Multiples of four, of which those after the step's own are not moved yet.
+        before = slice(-(-own.start // 4) * 4 if fresh else moved.shape[1])
+        z = z0[:, own]
+        if kernel is None and own.start:
+            products = torch.bmm(x[:, own], x[:, before].transpose(1, 2))
+            z = torch.baddbmm(z, products, moved[:, before], beta=scale)
+        elif kernel is not None:
+            z = torch.baddbmm(z, kernel, moved, beta=scale)
+        factors = dense.products(known, x[:, own], y, share, dense.with_first_bias(z, others))
+        if local.weight_decay:
+            scale *= shrink
+            for view in (moved, *others.values()):
+                view.mul_(shrink)
+        moved[:, own].sub_(factors[0][1], alpha=rate)
+        dense.add(others, factors, -rate)
+    return SpanEnds(dense.layout, dense.first, owners, starts, index, scale, moved[:, : x.shape[1]], x, others)
+
+
+def _times_starts(dense: DenseNetwork, starts: Tensor, index: Tensor, x: Tensor) -> Tensor:
+    """``x_i W0_i'`` (u, R, H), H up to a multiple of four; owners that start together have one weight in memory."""
+    found = list[Tensor]()
+    counts: Sequence[int]
+    distinct, counts = (each.tolist() for each in index.unique_consecutive(return_counts=True))
+    for start, part in zip(distinct, x.split(counts), strict=True):
+        weight = begin_at_fours(dense.first.view(starts[start])[None])
+        found.append(torch.bmm(part, weight.transpose(1, 2).expand(len(part), -1, -1)))
+    return torch.cat(found) if len(found) > 1 else found[0]

@@ -1,0 +1,183 @@
+"""Titles of figures: a finding flips with the data, and an order is said only where intervals hold it."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from audit_of_any_shape import records_frame
+from run_of_any_shape import clients_of, roc_of, rounds_of, summary_of
+from shoal.control import Coordinator
+from shoal.metrics.summary import parse_summary
+from shoal.reports import plotting
+from shoal.reports.audit.audit_figures import exposure_of_records
+from shoal.reports.estimate import Estimate
+from shoal.reports.figure_titles import exposure_title
+from shoal.reports.run.coordinator_section import coordinator_section
+from shoal.reports.run.privacy_figures import roc_curves, violations
+from shoal.reports.run.run_curves import accuracy_by_group, cluster_sizes, risk
+from shoal.reports.run.run_view import with_limits
+from shoal.reports.run.time_section import time_section
+from shoal.reports.sweep.charts import chart_content
+from shoal.reports.sweep.labels import Labels
+from shoal.reports.sweep.report_spec import FigureSpec
+from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.sweep_figures import FigureData
+
+pytestmark = pytest.mark.usefixtures("_unrendered_figures")
+GROUPS = ["a", "b"]
+
+
+def title(figure: plotting.Figure | None) -> str:
+    assert figure is not None
+    return figure.title
+
+
+def test_a_title_names_who_is_ahead_only_where_its_interval_is_above_all_others() -> None:
+    rng = np.random.default_rng(5)
+    seen = {"most": 0, "open": 0, "one": 0, "none": 0}
+    for _ in range(400):
+        names = ["x", "y", "z"][: rng.integers(1, 4)]
+        values, half = rng.uniform(0.48, 0.7, len(names)), rng.uniform(0.005, 0.08, len(names))
+        found = {name: Estimate(v, v - h, v + h) for name, v, h in zip(names, values, half, strict=True)}
+        wide = {name: one.among(len(found)) for name, one in found.items()}
+        said = exposure_title(found, "attack")
+        above = [name for name, one in wide.items() if one.low > 0.5]
+        if "finds most: " in said:
+            seen["most"] += 1
+            first = said[0].lower()
+            assert all(wide[first].low > one.high for name, one in wide.items() if name != first)
+        elif said.startswith("No attack is shown"):
+            seen["none"] += 1
+            assert not above
+        elif said.endswith("which finds most is open"):
+            seen["open"] += 1
+            assert len(above) > 1
+        else:
+            seen["one"] += 1
+            assert above == [said[0].lower()]
+    assert min(seen.values()) > 10, "each kind of title occurs"
+
+
+def test_who_is_ahead_flips_with_the_figures() -> None:
+    high, low = Estimate(0.8, 0.75, 0.85), Estimate(0.6, 0.55, 0.65)
+    assert exposure_title({"x": high, "y": low}, "attack").startswith("X finds most: 0.800 (")
+    assert exposure_title({"x": low, "y": high}, "attack").startswith("Y finds most: 0.800 (")
+    assert exposure_title({"x": high, "y": low}, "attack", looked=10).startswith("X finds most: ")
+    few = {"x": Estimate(0.7, 0.66, 0.74), "y": Estimate(0.6, 0.57, 0.63)}
+    assert exposure_title(few, "attack").startswith("X finds most")
+    assert exposure_title(few, "attack", looked=100).endswith("is open"), "the largest of a hundred figures"
+    assert exposure_title({"x": Estimate(0.8)}, "attack") == "No attack is shown to be above chance: 0.800"
+
+
+@pytest.mark.parametrize(
+    ("null", "words"),
+    [
+        (0.52, "The run's attack is shown to be above chance: 0.580 (cluster 1)"),
+        (0.60, "The run's attack is shown to be above chance for no model: 0.500 (cluster 0), 0.580 (cluster 1)"),
+        # One test at chance gives less than 0.58 here, but the larger of two would not.
+        (0.57, "The run's attack is shown to be above chance for no model: 0.500 (cluster 0), 0.580 (cluster 1)"),
+        (np.nan, "The run's attack has balanced accuracy 0.500 (cluster 0), 0.580 (cluster 1)"),
+    ],
+)
+def test_models_are_exposed_where_they_are_above_what_chance_gives(null: float, words: str) -> None:
+    flat = summary_of(GROUPS, 2) | {f"clusters.{k}.mia_null_high": null for k in range(2)}
+    figure = risk(rounds_of(GROUPS, 2), parse_summary(flat), estimated=True, estimator="shadow")
+    assert title(figure) == words
+
+
+def test_a_model_is_called_by_the_group_that_most_of_its_clients_are_of() -> None:
+    rounds = rounds_of(GROUPS, 2)
+    rounds.loc[rounds["cluster"] == 1, "clients.a"] = 0
+    summary = parse_summary(summary_of(GROUPS, 2))
+    assert title(risk(rounds, summary, estimated=True, estimator="shadow")).endswith("0.580 (cluster 1, b)")
+
+
+def test_limits_that_are_exceeded_are_counted_by_group() -> None:
+    clients = with_limits(clients_of(GROUPS, 2))
+    assert title(violations(clients, GROUPS)) == (
+        "1 of 6 limits is exceeded at 95 % confidence, by the run's attack: 1 of 3 in b"
+    )
+    within = with_limits(clients_of(GROUPS, 2).assign(exceeded=False))
+    assert title(violations(within, GROUPS)).startswith("None of 6 limits is exceeded")
+
+
+def test_the_area_under_the_curves_is_that_of_the_points() -> None:
+    diagonal = pd.DataFrame({"group": "a", "non_members": "group", "fpr": [0.0, 0.5, 1.0], "tpr": [0.0, 0.5, 1.0]})
+    assert title(roc_curves(diagonal, ["a"])) == "The run's attack has AUC 0.500 (a); chance is 0.5"
+    assert title(roc_curves(diagonal.assign(tpr=[0.0, 1.0, 1.0]), ["a"], configured=True)).startswith(
+        "The configured attack has AUC 0.750 (a)"
+    )
+    assert "AUC 0.6" in title(roc_curves(roc_of(GROUPS), GROUPS))
+
+
+def test_a_plain_trace_states_its_ends() -> None:
+    rounds = rounds_of(GROUPS, 2)
+    assert title(accuracy_by_group(rounds, GROUPS)) == "Accuracy by group ends at 80.0 % (a), 80.0 % (b)"
+    assert title(cluster_sizes(rounds, GROUPS, {0: 4, 1: 2})) == "After round 4 the clusters have 4 and 2 clients"
+    many = rounds_of(GROUPS, 7)
+    sizes = dict(enumerate([0, 1, 1, 1, 1, 1, 1]))
+    assert title(cluster_sizes(many, GROUPS, sizes)) == "After round 4 the clusters have 0 to 1 of 6 clients"
+
+
+def test_the_largest_part_of_the_time_is_named() -> None:
+    seconds = {"seconds.total": 10.0, "seconds.local_training": 6.0, "seconds.evaluation": 4.0}
+    (figure,) = time_section(seconds).figures
+    (other,) = time_section(seconds | {"seconds.local_training": 4.0, "seconds.evaluation": 6.0}).figures
+    assert figure.title.endswith("takes 60.0 % of 10 s")
+    assert figure.title != other.title
+
+
+@pytest.mark.parametrize(
+    ("shares", "changes", "words"),
+    [
+        ([0.6, 0.4, 0.2], {}, "Members over their limit fall from 60.0 % to 20.0 %, round 2 to round 4"),
+        ([0.2, 0.4, 0.6], {}, "Members over their limit rise from 20.0 % to 60.0 %, round 2 to round 4"),
+        ([0.4, 0.6, 0.4], {}, "Members over their limit: 40.0 % in round 2 and in round 4"),
+        ([0.6, 0.4, 0.2], {"vote_epsilon": 1.0},
+         "Members over their limit, estimated from noisy answers: 60.0 % to 20.0 %, round 2 to round 4"),
+        ([np.nan] * 3, {}, "Risk was never estimated, so nothing was asked for"),
+    ],
+)  # fmt: skip
+def test_votes_fall_or_rise_as_they_do(shares: list[float], changes: dict[str, Any], words: str) -> None:
+    rounds = rounds_of(GROUPS, 2)
+    rounds["over_limit"] = rounds["round"].map(dict(zip((2, 3, 4), shares, strict=True)))
+    rounds["limit_unmet"] = 0.0
+    section = coordinator_section(replace(Coordinator(), **changes), rounds)
+    assert section is not None
+    assert section.figures[0].title == words
+
+
+def test_single_records_are_exposed_where_their_lower_ends_are_above_chance() -> None:
+    records = records_frame()
+    members = records["member"] & records["exposure"].notna()
+    none = exposure_of_records(records.assign(**{"exposure.low": 0.4}), ["majority", "minority"], 16)
+    assert title(none) == f"With 17 models, none of {members.sum()} members is exposed for certain, each by itself"
+    some = exposure_of_records(records.assign(**{"exposure.low": 0.6}), ["majority", "minority"], 16)
+    assert (
+        title(some)
+        == f"With 17 models, {members.sum()} of {members.sum()} members are exposed for certain, each by itself"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (0.2, "accuracy, few: Y is highest, 0.7"),
+        (-0.2, "accuracy, few: X is highest, 0.5"),
+        (0.001, "accuracy, few: no algorithm is shown to be highest (0.5"),
+        (0.0, "accuracy, few: the same with every algorithm"),
+    ],
+)
+def test_a_sweep_s_figure_says_what_pairs_of_seeds_show(gain: float, words: str) -> None:
+    noise = np.random.default_rng(1).normal(0, 0.02, 5) if gain else np.zeros(5)
+    rows = [
+        {"run": f"{name}{seed}", "algorithm": name, "seed": seed, "accuracy.few": 0.5 + seed / 50 + change}
+        for name, changes in (("X", np.zeros(5)), ("Y", gain + noise))
+        for seed, change in enumerate(changes)
+    ]
+    statistics = SeedStatistics(pd.DataFrame(rows), {"algorithm": ["X", "Y"]}, range(5))
+    spec = FigureSpec(kind="bars", x="algorithm", y=["accuracy.few"])
+    assert chart_content(FigureData(spec, statistics, Labels({}))).finding.startswith(words)
