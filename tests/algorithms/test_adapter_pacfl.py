@@ -9,10 +9,10 @@ from scipy.linalg import subspace_angles
 from torch import Tensor, nn
 
 import shoal
+from shoal.algorithms.adapter_subspaces import kept_bases
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, State, Training
 from shoal.models import cross_entropy
-from shoal.models.adapter_subspaces import kept_bases
 
 GROUPS = [0, 1, 0, 1, 1, 0, 0]
 LOCAL = LocalSGD(steps=4, batch_size="all", learning_rate=0.5)

@@ -10,12 +10,12 @@ from scipy.linalg import subspace_angles
 from torch import Tensor, nn
 
 import shoal
+from shoal.algorithms.adapter_subspaces import kept_bases, similarity
 from shoal.algorithms.clusters.hilora import tiers
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, State, Training
 from shoal.models import cross_entropy
-from shoal.models.adapter_subspaces import kept_bases, similarity
 
 GROUPS = [0, 1, 0, 1, 1, 0, 0]
 LOCAL = LocalSGD(steps=3, batch_size="all", learning_rate=0.4)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from shoal.algorithms.adapter_subspaces import adapter_slots, kept_bases, rank_axis, similarity
 from shoal.algorithms.clusters.cfl import inherited
 from shoal.algorithms.clusters.one_shot import canonical_labels, newcomers_plan
 from shoal.algorithms.one_model.fedavg import FedAvg
@@ -27,7 +28,6 @@ from shoal.engine import (
     State,
     require_plain_sgd,
 )
-from shoal.models.adapter_subspaces import adapter_slots, kept_bases, rank_axis, similarity
 
 
 @settings

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from shoal.algorithms.adapter_subspaces import kept_bases, sides_of
 from shoal.algorithms.clusters.cfl import inherited
 from shoal.algorithms.clusters.fixed_clusters import FixedClusters
 from shoal.algorithms.clusters.one_shot import canonical_labels, newcomers_plan
@@ -20,7 +21,6 @@ from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State
-from shoal.models.adapter_subspaces import kept_bases, sides_of
 
 LOG = logging.getLogger(__name__)
 
