@@ -130,7 +130,7 @@ FEDERATIONS = {
     "a dict": (lambda: federation({"a": CLIENTS[0]}), "'clients' must be a list of pairs (x, y), one per client"),
     "one client alone": (lambda: federation(CLIENTS[0]), "client 0 must be a pair (x, y)"),
     "inputs alone": (lambda: federation([x for x, _ in CLIENTS]), "client 0 must be a pair (x, y)"),
-    "triples": (lambda: federation([(x, y, y) for x, y in CLIENTS]), "must be a pair (x, y) or a torch.utils.data"),
+    "triples": (lambda: federation([(x, y, y) for x, y in CLIENTS]), "must be a pair (x, y), a torch.utils.data"),
     "an empty client": (lambda: federation([CLIENTS[0], (X[:0], Y[:0])]), "client 1 has no examples"),
     "empty lists": (lambda: federation([([], [])]), "client 0 has no examples"),
     "another shape": (lambda: federation([CLIENTS[0], (X[:, :2], Y)]), "client 1 has examples of shape (2,); client 0"),

@@ -129,7 +129,7 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
         >>> from dataclasses import replace
         >>> from shoal.engine import Received, client_round, server_round
         >>> federation, model, local = shoal.toy.one_group()
-        >>> with shoal.Engine(model) as engine:
+        >>> with shoal.Engine(model, backend="loop") as engine:
         ...     training = shoal.Training(federation, shoal.FedAvg(), local, engine, shoal.Stream(0))
         ...     state, clients = training.start(), torch.arange(3)
         ...     nodes = [replace(training, federation=federation.take(client[None])) for client in clients]
