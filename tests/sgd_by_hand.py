@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Engine, LinearTerm, LocalRandomness, LocalSGD
-from shoal.engine.backends.span_training import rows_of
 from shoal.models import Model
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
@@ -39,7 +38,7 @@ def trained(
     with Engine(model, **settings) as engine:
         shards = replace(engine.prepare(federation).clients, weights=weights)
         task = (starts, torch.arange(len(federation)), shards, randomness, local, term)
-        for owners, rows in engine.train_into(lambda owners, ends: (owners, rows_of(ends)), *task, then=then):
+        for owners, rows in engine.train_into(lambda owners, ends: (owners, ends.clone()), *task, then=then):
             ends[owners] = rows
     return ends
 

@@ -27,7 +27,6 @@ from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.engine.backends.loop_backend import LoopBackend
 from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
-from shoal.engine.backends.span_training import SpanEnds, rows_of
 from shoal.engine.backends.vmap_backend import VmapBackend
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
 from shoal.engine.round_clock import RoundClock
@@ -80,9 +79,6 @@ in a transformer of 30 million take 350 MiB, and 16 of them 40; a step of traini
 
 _TOGETHER = 64
 """Batches whose outputs are handed out together where not all of them should be in memory."""
-
-Ends = Tensor | SpanEnds
-"""The parameters of u owners after training: rows (u, P), or factors of these."""
 
 _Result = TypeVar("_Result")
 _Examples = TypeVar("_Examples", Shards, GroupedExamples)
@@ -268,11 +264,11 @@ class Engine:
             DivergenceError: a result is not finite.
         """
         task = starts, index, shards, randomness, local, term
-        yield from self.train_into(lambda owners, ends: (owners, rows_of(ends)), *task)
+        yield from self.train_into(lambda owners, ends: (owners, ends), *task)
 
     def train_into(
         self,
-        finish: Callable[[Tensor, Ends], _Result],
+        finish: Callable[[Tensor, Tensor], _Result],
         starts: Tensor,
         index: Tensor,
         shards: Shards,
@@ -286,8 +282,7 @@ class Engine:
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, which is called on the threads that train.
 
-        ``ends`` are rows (u, P), or what `rows_of` makes these of. ``then`` has further local trainings, each from the
-        end of the one before. A ``rule`` replaces the gradient:
+        ``then`` has further local trainings, each from the end of the one before. A ``rule`` replaces the gradient:
         ``starts`` are (S, R) and results (u, R). A ``clock`` counts what threads spend in steps as local training.
         """
         clock = RoundClock() if clock is None else clock
@@ -297,11 +292,11 @@ class Engine:
 
         plain = rule is None and term is None and not then
 
-        def trained(owners: Tensor) -> tuple[Tensor, Ends]:
+        def trained(owners: Tensor) -> tuple[Tensor, Tensor]:
             if plain and isinstance(trainer, VmapBackend) and index.dim() == 1:
                 found = trainer.ends_in_span(starts.to(self.device), index[owners], shards, owners, randomness, local)
                 if found is not None:
-                    return found.owners, found
+                    return found.owners, found.rows()
             rows = _rows_of_four(starts, index[owners]).to(self.device)
             for drawn, phase in ((randomness, local), *then):
                 trainer.train(self._bound(), rows, shards, owners, drawn, phase, term, rule=rule)
@@ -312,8 +307,7 @@ class Engine:
                 owners, ends = trained(owners)
                 self.model.require_frozen()
                 # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
-                finite = torch.isfinite(ends.sum(dim=1)) if isinstance(ends, Tensor) else ends.finite()
-                broken = ~finite.cpu()
+                broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
                 owner = int(owners[broken][0])
                 raise DivergenceError(

@@ -5,8 +5,8 @@ The gradient of the first layer's weight is D'X, so after steps on the inputs X 
 (X_t X') A``. It is the same gradient descent, in another order of summation.
 
 A step on the same inputs costs B*R*H multiplications there instead of 2*B*I*H. Where every step has inputs of its own,
-as under augmentation, there are somewhat more of them; but all owners that start at one W0 share it, no step reads and
-writes a weight of each owner, and their weighted sum is one product over the inputs of all.
+as under augmentation, there are somewhat more of them; but all owners that start at one W0 share it, and no step reads
+and writes a weight of each owner: it is written out once, at the end.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.layout import Layout, Slot
-from shoal.engine.backends.dense_network import DenseNetwork, add_product, begin_at_fours, cut
+from shoal.engine.backends.dense_network import DenseNetwork, add_product, begin_at_fours
 from shoal.engine.local_sgd import LocalSGD
 
 _PASS = 6
@@ -58,32 +58,6 @@ class SpanEnds:
         for name, other in self.others.items():
             views[name].copy_(other)
         return rows
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        """The sums (k, P) of the owners' parameters with ``weights`` (k, u) float32."""
-        of_starts = weights.new_zeros(len(weights), len(self.starts)).index_add_(1, self.index, weights)
-        sums = (self.scale * of_starts) @ self.starts
-        views = self.layout.views(sums)
-        for row, weight in zip(weights, views[self.first.name], strict=True):
-            used = torch.nonzero(row).flatten()
-            part = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0)
-            # Owners that share a start, and mostly a sum, are neighbours.
-            moved = self.moved[part] * row[part, None, None]
-            product = torch.mm(moved.flatten(0, 1).T, self.x[part].flatten(0, 1))
-            weight.add_(cut(product[None], weight[None])[0])
-        for name, other in self.others.items():
-            views[name].copy_(torch.tensordot(weights, other, dims=1))
-        return sums
-
-    def finite(self) -> Tensor:
-        """(u,) bool, whether all numbers of an owner are finite, but for numbers near the end of float32."""
-        sums = [self.moved.sum(dim=(1, 2)), *(other.flatten(1).sum(dim=1) for other in self.others.values())]
-        return torch.isfinite(torch.stack(sums).sum(dim=0))
-
-
-def rows_of(ends: Tensor | SpanEnds) -> Tensor:
-    """The parameters (u, P) of u owners."""
-    return ends if isinstance(ends, Tensor) else ends.rows()
 
 
 def cheaper_in_span(dense: DenseNetwork, batch: int, steps: int, *, fresh: bool) -> bool:

@@ -6,8 +6,6 @@ Source: McMahan et al. 2017 (K = 1); Ghosh et al. 2020, arXiv:2006.04088, Algori
 import torch
 from torch import Tensor
 
-from shoal.engine.engine import Ends
-
 PartialSum = tuple[Tensor, Tensor, Tensor]
 """The models (k,) that some clients move, the weighted sums (k, P) of their parameters, and of their weights (k, 1)."""
 
@@ -38,13 +36,11 @@ class Aggregator:
         self._ends = torch.zeros(models.shape, dtype=torch.float64)
         self._added = torch.zeros(len(models), 1, dtype=torch.float64)
 
-    def partial_sum(self, clients: Tensor, ends: Ends) -> PartialSum:
+    def partial_sum(self, clients: Tensor, ends: Tensor) -> PartialSum:
         """The weighted sums of the ``ends`` (u, P) of ``clients`` (u,), by model; any thread may call this."""
         weights = self._weights[:, clients]
         moved = torch.nonzero(weights.any(dim=1)).flatten()
-        used = weights[moved]
-        sums = used.to(ends) @ ends if isinstance(ends, Tensor) else ends.weighted(used.to(ends.starts))
-        return moved, sums.cpu(), used.sum(dim=1, keepdim=True)
+        return moved, (weights[moved].to(ends) @ ends).cpu(), weights[moved].sum(dim=1, keepdim=True)
 
     def add(self, partial: PartialSum) -> None:
         """Add a partial sum; the order of calls decides the last bits."""

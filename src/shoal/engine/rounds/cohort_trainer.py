@@ -11,8 +11,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.shards import Shards
 from shoal.engine.backends.loop_backend import parts_of
-from shoal.engine.backends.span_training import rows_of
-from shoal.engine.engine import DivergenceError, Ends, Engine, gather_params
+from shoal.engine.engine import DivergenceError, Engine, gather_params
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.protocols import MaliciousClients, MaliciousTraining, UpdateFilter
 from shoal.engine.round_clock import RoundClock
@@ -119,7 +118,7 @@ class CohortTrainer:
     ) -> None:
         (randomness, local), *later = phases
 
-        def finish(owners: Tensor, ends: Ends) -> _Update:
+        def finish(owners: Tensor, ends: Tensor) -> _Update:
             positions = clients[owners]
             return receiver.received(positions, ends, randomness.seeds[positions], self.client_filter)
 
@@ -265,35 +264,29 @@ class _Receiver:
     clock: RoundClock = field(default_factory=RoundClock)
 
     def received(
-        self, clients: Tensor, ends: Ends, seeds: Tensor, client_filter: UpdateFilter | None = None
+        self, clients: Tensor, ends: Tensor, seeds: Tensor, client_filter: UpdateFilter | None = None
     ) -> _Update:
         """The update of ``clients`` (u,) whose training ended at ``ends`` (u, P), or (u, R) with a step rule.
 
-        It is called on the threads that trained them. What is added up does not depend on whether rows are looked at.
+        It is called on the threads that trained them.
         """
-        hidden = self.local_tensors is not None and bool(self.local_tensors.slices)
-        by_row = client_filter is not None or self.update_filter is not None or hidden
-        seen = by_row or self.record or self.training.keep is not None
-        rows = rows_of(ends) if seen or isinstance(ends, Tensor) else None
-        sent, partial, recorded = rows, None, None
+        sent, partial, recorded = ends, None, None
         if self.aggregator is not None:
-            if rows is not None:
-                sent = self._hide(clients, rows[:, : self.aggregator.parameters])
-                if client_filter is not None:
-                    sent = self._filtered(client_filter, clients, sent, seeds)
-                recorded = sent.float().cpu().clone() if self.record else None
-                if self.update_filter is not None:
-                    sent = self._filtered(self.update_filter, clients, sent, seeds)
+            sent = self._hide(clients, ends[:, : self.aggregator.parameters])
+            if client_filter is not None:
+                sent = self._filtered(client_filter, clients, sent, seeds)
+            recorded = sent.float().cpu().clone() if self.record else None
+            if self.update_filter is not None:
+                sent = self._filtered(self.update_filter, clients, sent, seeds)
             with self.clock.part("aggregation"):
-                added = sent if sent is not None and (by_row or isinstance(ends, Tensor)) else ends
-                partial = self.aggregator.partial_sum(clients + self.column, added)
-        if self.training.keep is None or rows is None or sent is None:
+                partial = self.aggregator.partial_sum(clients + self.column, sent)
+        if self.training.keep is None:
             return clients, partial, None, recorded
-        starts = self._starts(clients, rows)
-        trained = sent if self.local_tensors is None else self.local_tensors.restore(sent, rows)
+        starts = self._starts(clients, ends)
+        trained = sent if self.local_tensors is None else self.local_tensors.restore(sent, ends)
         if starts.shape[1] > sent.shape[1]:
             # A step rule's further vectors; a malicious client has none, so they stay what they were.
-            further = rows if rows.shape == starts.shape else starts
+            further = ends if ends.shape == starts.shape else starts
             trained = torch.cat([trained, further[:, sent.shape[1] :]], dim=1)
         return clients, partial, self.training.keep(trained - starts).cpu(), recorded
 
