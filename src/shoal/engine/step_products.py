@@ -35,6 +35,8 @@ class StepProducts:
         """Those of a network on inputs x (B, ...) with labels y, both where they are trained on."""
         network = model.network().eval().to(x.device, dtype)
         parameters = [p for p in network.parameters() if p.requires_grad]
+        with torch.no_grad():  # A network's first batch may be tried in another order of its images.
+            network(x)
         with _Recorder() as recorder:
             loss = model.loss(network(x).float(), y).mean()
             torch.autograd.grad(loss, parameters, allow_unused=True)
