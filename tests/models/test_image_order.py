@@ -35,3 +35,11 @@ def test_view_gives_the_models_of_flatten(channels, setting):
     viewed = trained(flatten=False)
     for name, tensor in trained(flatten=True)[0].items():
         torch.testing.assert_close(viewed[0][name], tensor, rtol=1e-4, atol=1e-6)  # the last bits may differ
+
+
+def test_finding_the_order_of_images_calls_no_hook_of_others():
+    network, calls = Model(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))).network(), []
+    network[0].register_forward_hook(lambda *_: calls.append("after"))
+    network[2].register_forward_pre_hook(lambda *_: calls.append("before"))
+    network(torch.zeros(2, 1, 6, 6))
+    assert calls == ["after", "before"]

@@ -4,6 +4,7 @@ Convolutions are fast on images that are stored with the channels last, and so i
 then is an error of PyTorch's, where ``flatten`` and ``reshape`` copy; it is in many tutorials.
 """
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -46,14 +47,19 @@ def _convolutions(network: nn.Module) -> list[nn.Module]:
 
 def _fails(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     training = [module for module in network.modules() if module.training]
+    hooks = [(module, module._forward_hooks, module._forward_pre_hooks) for module in network.modules()]
     try:
         with torch.no_grad():
             network.eval()
+            for module, *_ in hooks:  # Those of others count or keep what passes.
+                module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
             args, kwargs = _mapped(_channels_last, args, kwargs)
             network.forward(*args, **kwargs)
     except Exception as error:  # Others are those of the call that follows.
         return _ERROR in str(error)
     finally:
+        for module, after, before in hooks:
+            module._forward_hooks, module._forward_pre_hooks = after, before
         for module in training:
             module.training = True
     return False

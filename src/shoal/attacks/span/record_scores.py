@@ -287,9 +287,8 @@ def _attacked_records(
         if len(residual) > count and seen.candidates.strata[0].shape[1]:
             groups, of_known = (strata[:, 0] for strata in seen.candidates.strata)
             groups, of_known = groups[asked.numpy()], of_known[judged.numpy()]
-            ordinary = ordinary[np.isin(of_known, groups)]
             # All of a group's records may lie in a span that others lie outside of, as turned images do.
-            ordinary = ordinary if np.isin(groups, of_known).all() else np.zeros(1)
+            ordinary = ordinary[np.isin(of_known, groups)] if np.isin(groups, of_known).all() else ordinary
         level = float(np.quantile(ordinary, 0.01 if len(residual) > count else 0.9))
         # Rounding may be as large as residuals, where a space has directions of small values.
         inside = residual < np.minimum(_FLOORS * floor, level / 10)
