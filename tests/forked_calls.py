@@ -97,8 +97,12 @@ def _forked() -> int:
 
 
 def _live(act: Callable[[], Any]) -> NoReturn:
-    """The rest of a fork's life, without what the tests do at their end."""
     warnings.simplefilter("ignore")  # A module runs that is loaded already.
+    run_to_exit(act)
+
+
+def run_to_exit(act: Callable[[], Any], ended: Callable[[Any], None] = lambda _: None) -> NoReturn:
+    """The rest of a fork's life, without what its parent does at its end; ``ended`` is told the exit code."""
     code: Any = 1
     try:
         code = act() or 0
@@ -109,4 +113,5 @@ def _live(act: Callable[[], Any]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        ended(code)
         os._exit(code if isinstance(code, int) else 1)

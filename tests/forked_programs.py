@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -26,6 +25,7 @@ from typing import Any, NoReturn
 
 from processes import Programs, environment
 
+from forked_calls import run_to_exit
 from shoal.core.errors import ShoalError
 
 ENTRY_POINTS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp")
@@ -57,20 +57,13 @@ def become(
 
 def live(*program: Any, answered: socket.socket | None = None) -> NoReturn:
     """`become`, and nothing of what called it afterwards: an interpreter that has all of this ends in two seconds."""
-    code: Any = 1
-    try:
-        become(*program)
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+
+    def answer(code: Any) -> None:
         with contextlib.suppress(OSError):  # Where nobody waits for it.
             if answered:
                 answered.sendall(f"{code}\n".encode())
-        os._exit(code if isinstance(code, int) else 1)
+
+    run_to_exit(lambda: become(*program), answer)
 
 
 def task_worker() -> None:

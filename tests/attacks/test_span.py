@@ -446,3 +446,18 @@ def test_known_non_members_of_other_groups_decide_where_there_are_none_of_the_gr
         known = torch.full((len(candidates.known),), group)
         found = UpdateSpan().score(updates, replace(candidates, stratum=mine, known_stratum=known), engine)
         assert found.exact.tolist() == [True] * CLIENTS
+
+
+def test_known_non_members_of_the_groups_that_are_asked_decide_whether_a_span_is_exact(federation, mlp):
+    _, updates, engine = seen(federation, mlp)
+    candidates, _ = asked(federation)
+    own = CLIENTS * EXAMPLES
+    mixed = replace(
+        candidates,
+        known=torch.cat([candidates.x[:own], candidates.known]),  # The first lie in the spans, the others do not.
+        stratum=torch.ones(len(candidates.x), dtype=torch.int64),
+    )
+    inside = torch.arange(len(mixed.known)) < own
+    for known, exact in ((~inside, True), (inside, False)):
+        found = UpdateSpan().score(updates, replace(mixed, known_stratum=known.long()), engine)
+        assert found.exact.tolist() == [exact] * CLIENTS

@@ -263,8 +263,7 @@ class Engine:
         Raises:
             DivergenceError: a result is not finite.
         """
-        task = starts, index, shards, randomness, local, term
-        yield from self.train_into(lambda owners, ends: (owners, ends), *task)
+        yield from self.train_into(lambda owners, ends: (owners, ends), starts, index, shards, randomness, local, term)
 
     def train_into(
         self,
@@ -296,7 +295,7 @@ class Engine:
             if plain and isinstance(trainer, VmapBackend) and index.dim() == 1:
                 found = trainer.ends_in_span(starts.to(self.device), index[owners], shards, owners, randomness, local)
                 if found is not None:
-                    return found.owners, found.rows()
+                    return found
             rows = _rows_of_four(starts, index[owners]).to(self.device)
             for drawn, phase in ((randomness, local), *then):
                 trainer.train(self._bound(), rows, shards, owners, drawn, phase, term, rule=rule)

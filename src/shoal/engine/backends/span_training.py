@@ -10,54 +10,15 @@ and writes a weight of each owner: it is written out once, at the end.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shoal.core.layout import Layout, Slot
 from shoal.engine.backends.dense_network import DenseNetwork, add_product, begin_at_fours
 from shoal.engine.local_sgd import LocalSGD
 
 _PASS = 6
 """Multiplications in the time in which an element of a weight is read or written."""
-
-
-@dataclass(frozen=True, eq=False)
-class SpanEnds:
-    """The parameters (u, P) of u owners after training: ``W_i = scale * W0_i + moved_i' x_i`` and the other tensors.
-
-    Args:
-        layout: of a row.
-        first: the slot of W.
-        owners: (u,) int64.
-        starts: (S, P), of which owner i started at row ``index[i]``; ``index`` (u,) ascends.
-        scale: what weight decay left of W0.
-        moved: A (u, R, at least H).
-        x: the inputs (u, R, at least I).
-        others: the network's other tensors (u, ...), by name.
-    """
-
-    layout: Layout
-    first: Slot
-    owners: Tensor
-    starts: Tensor
-    index: Tensor
-    scale: float
-    moved: Tensor
-    x: Tensor
-    others: dict[str, Tensor]
-
-    def rows(self) -> Tensor:
-        """The parameters (u, P), written out."""
-        size = self.layout.size
-        rows = self.starts.new_empty(len(self.index), -(-size // 4) * 4)[:, :size]
-        views = self.layout.views(torch.index_select(self.starts, 0, self.index, out=rows))
-        weight = views[self.first.name].mul_(self.scale)
-        add_product(weight, self.moved, self.x, 1.0)
-        for name, other in self.others.items():
-            views[name].copy_(other)
-        return rows
 
 
 def cheaper_in_span(dense: DenseNetwork, batch: int, steps: int, *, fresh: bool) -> bool:
@@ -79,18 +40,16 @@ def cheaper_in_span(dense: DenseNetwork, batch: int, steps: int, *, fresh: bool)
 
 def train_in_span(
     dense: DenseNetwork,
-    owners: Tensor,
     starts: Tensor,
     index: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor],
     steps: int,
     local: LocalSGD,
-) -> SpanEnds:
-    """The ends of plain steps of u owners, all of whose batches are full.
+) -> Tensor:
+    """The parameters (u, P) after plain steps of u owners, all of whose batches are full.
 
     Args:
         dense: the network.
-        owners: (u,) int64.
         starts: (S, P).
         index: (u,) int64, ascending, the start of each.
         inputs: x (u, R, I), labels y (u, B) and each example's share (u, B) of its owner's mean loss. R is B, or at
@@ -123,7 +82,13 @@ def train_in_span(
                 view.mul_(shrink)
         moved[:, own].sub_(factors[0][1], alpha=rate)
         dense.add(others, factors, -rate)
-    return SpanEnds(dense.layout, dense.first, owners, starts, index, scale, moved[:, : x.shape[1]], x, others)
+    size = dense.layout.size
+    rows = starts.new_empty(len(index), -(-size // 4) * 4)[:, :size]
+    views = dense.layout.views(torch.index_select(starts, 0, index, out=rows))
+    add_product(views[dense.first.name].mul_(scale), moved[:, : x.shape[1]], x, 1.0)
+    for name, other in others.items():
+        views[name].copy_(other)
+    return rows
 
 
 def _times_starts(dense: DenseNetwork, starts: Tensor, index: Tensor, x: Tensor) -> Tensor:

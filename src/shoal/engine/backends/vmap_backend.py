@@ -17,7 +17,7 @@ from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.dense_network import DenseNetwork, dense_network, flat, row_class
 from shoal.engine.backends.loop_backend import AUGMENTED, augmented
 from shoal.engine.backends.optimizers import BatchedStep, trained_names
-from shoal.engine.backends.span_training import SpanEnds, cheaper_in_span, train_in_span
+from shoal.engine.backends.span_training import cheaper_in_span, train_in_span
 from shoal.engine.backends.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.steps import Augmentation, LinearTerm, StepRule, in_groups
@@ -89,8 +89,9 @@ class VmapBackend:
         owners: Tensor,
         randomness: LocalRandomness,
         local: LocalSGD,
-    ) -> SpanEnds | None:
-        """The ends of plain steps of some owners as factors; None where such steps are cheaper otherwise.
+    ) -> tuple[Tensor, Tensor] | None:
+        """Some owners in the order of their starts, and their rows (u, P) after plain steps; None where such steps are
+        cheaper otherwise.
 
         Args:
             starts: (S, P).
@@ -109,7 +110,7 @@ class VmapBackend:
         x, y, weight, _ = self._batch(shards, *steps[0], inputs=local.augmentation is None)
         if local.augmentation is not None:
             x = self._of_all_steps(shards, steps, local.augmentation, _generators(randomness, owners))
-        return train_in_span(self.dense, owners, starts, index, (flat(x), y, weight), len(steps), local)
+        return owners, train_in_span(self.dense, starts, index, (flat(x), y, weight), len(steps), local)
 
     def train(
         self,
@@ -145,7 +146,7 @@ class VmapBackend:
             for x, y, weight, active in batches:
                 optimizer(self.dense.gradients(weights, rest, x, y, weight), active)
         elif (ends := self.ends_in_span(rows, torch.arange(len(rows)), shards, owners, randomness, local)) is not None:
-            rows.copy_(ends.rows())
+            rows.copy_(ends[1])
         else:
             for x, y, weight, active in batches:
                 self.dense.step(weights, rest, x, y, weight, active, local)

@@ -1,13 +1,13 @@
 """Differences between settings, paired by seed: what they show, and how many more seeds an open one needs."""
 
 from collections.abc import Sequence
-from math import ceil, isnan, nan, sqrt
+from math import ceil, isnan, nan
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
+from shoal.metrics.intervals import mean_interval
 from shoal.reports.estimate import MOST_SEEDS, seeds_needed
 from shoal.reports.sweep.seed_statistics import Floats
 from shoal.reports.sweep.sweep_metrics import format_value
@@ -36,8 +36,7 @@ class Difference(NamedTuple):
         known = by_seed[~np.isnan(by_seed)]
         n, mean = len(known), float(known.mean()) if len(known) else nan
         deviation = float(known.std(ddof=1)) if n > 1 else nan
-        half = float(stdtrit(n - 1, 1 - 0.025 / tests)) * deviation / sqrt(n) if n > 1 else nan
-        return Difference(key, mean, mean - half, mean + half, deviation, n, tests)
+        return Difference(key, mean, *mean_interval(known, 1 - 0.05 / tests), deviation, n, tests)
 
     @property
     def same(self) -> bool:
