@@ -98,3 +98,9 @@ def _side_sizes(layout: Layout) -> list[int]:
 
 def _weights(layout: Layout) -> list[Slot]:
     return [slot for slot in layout.slots if slot.start < layout.trainable and len(slot.shape) > 1]
+
+
+def mean_by_cluster(values: Tensor, of: Tensor, clusters: int) -> Tensor:
+    """(u, K), the means of values (u, n) over the clients of each cluster; ``of`` (n,) is each client's cluster."""
+    members = torch.nn.functional.one_hot(of, clusters).to(values)
+    return values @ members / members.sum(dim=0)

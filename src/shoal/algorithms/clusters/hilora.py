@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.adapter_subspaces import adapter_slots, kept_bases, rank_axis, similarity
+from shoal.algorithms.adapter_subspaces import adapter_slots, kept_bases, mean_by_cluster, rank_axis, similarity
 from shoal.algorithms.clusters.cfl import inherited
 from shoal.algorithms.clusters.one_shot import canonical_labels, newcomers_plan
 from shoal.algorithms.one_model.fedavg import FedAvg
@@ -160,8 +160,8 @@ class HiLoRA(Derived):
                 personal = {_LEAF: moved}
             elif kept is not None:
                 alike = similarity(kept[present].cpu(), state.server[_BASES], cohort.layout, self.directions)
-                members = torch.nn.functional.one_hot(state.server[_OF], len(state.models)).to(alike)
-                cluster[cohort.clients[present]] = (alike @ members / members.sum(dim=0)).argmax(dim=1)
+                nearest = mean_by_cluster(alike, state.server[_OF], len(state.models)).argmax(dim=1)
+                cluster[cohort.clients[present]] = nearest
         assignment = state.assignment.clone()
         assignment[cohort.clients] = cluster[cohort.clients]
         return replace(after, clients={_CLUSTER: cluster}, assignment=assignment, personal=personal)

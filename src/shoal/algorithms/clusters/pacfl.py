@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.adapter_subspaces import kept_bases, sides_of
+from shoal.algorithms.adapter_subspaces import kept_bases, mean_by_cluster, sides_of
 from shoal.algorithms.clusters.cfl import inherited
 from shoal.algorithms.clusters.fixed_clusters import FixedClusters
 from shoal.algorithms.clusters.one_shot import canonical_labels, newcomers_plan
@@ -213,10 +213,10 @@ class AdapterPACFL(Derived):
             if kept is None:
                 continue
             if len(state.server[_ROOT]):
-                present, of = training.participants(), state.server[_OF]
+                present = training.participants()
                 apart = self.distances(kept[present], state.server[_BASES], cohort.layout)
-                members = torch.nn.functional.one_hot(of).double()
-                joined[cohort.clients[present]] = (apart @ members / members.sum(dim=0)).argmin(dim=1)
+                nearest = mean_by_cluster(apart, state.server[_OF], len(state.models)).argmin(dim=1)
+                joined[cohort.clients[present]] = nearest
                 continue
             of = self.clusters_of(kept, cohort.layout)
             after = inherited(after, torch.zeros(int(of.max()) + 1, dtype=torch.int64))
