@@ -43,11 +43,13 @@ PANELS = {
 
 def draw(figure: Figure) -> None:
     rows = read_rows(HERE)
-    letters = {name: chr(ord("a") + i) for i, name in enumerate(n for *_, names in KINDS.values() for n in names)}
+    with_rows = {*rows["defence"]}
+    judged = {kind: (*look, [name for name in names if name in with_rows]) for kind, (*look, names) in KINDS.items()}
+    letters = {name: chr(ord("a") + i) for i, name in enumerate(n for *_, names in judged.values() for n in names)}
     axes = figure.subplots(len(PANELS), 1, sharex=True, sharey=True)
     for axis, (federation, title) in zip(axes, PANELS.items(), strict=True):
         table = standings(rows, federation).set_index("defence")
-        for color, mark, names in KINDS.values():
+        for color, mark, names in judged.values():
             for name in names:
                 if name in table.index:
                     _mark(axis, table.loc[name], letters[name], color, mark)
@@ -58,7 +60,7 @@ def draw(figure: Figure) -> None:
         axis.set_ylabel("minority's accuracy")
     axes[-1].set_xlabel("another client recognises records (AUC; 0.5 is chance)")
     handles = []
-    for kind, (color, mark, names) in KINDS.items():
+    for kind, (color, mark, names) in judged.items():
         said = ", ".join(f"{letters[name]} {name}" for name in names)
         handles.append(plot.key(f"{kind}:\n{said}", color=color, marker=mark, linestyle="", markersize=9))
     figure.legend(handles=handles, loc="outside upper left", title=TITLE, title_fontsize=11, alignment="left")
