@@ -13,11 +13,11 @@ from shoal.audit.records import measure
 from shoal.config.build import build
 from shoal.data.preferences import VIEWS
 from shoal.engine import Engine, LocalSGD
-from shoal.replay import first_rounds
+from shoal.replay import first_rounds, reference_federations
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores, view_scores
 from shoal.replay.run_records import records_of_run
-from shoal.replay.span_scores import largest, spans_to_repeat
+from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, largest, spans_to_repeat
 from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
 
 
@@ -40,7 +40,7 @@ def dense(toy_config):
 
 def audited(attacked: AttackedRun, engine: Engine) -> AuditRecords:
     records = records_of_run(attacked, attacked.scores(engine), [], engine)
-    return replace(records, further=attacked.spans(engine)[0])
+    return replace(records, further=attacked.spans(engine).scores)
 
 
 def test_the_server_recognises_every_record_and_members_at_random_are_at_chance(dense):
@@ -60,15 +60,17 @@ def test_a_view_has_the_attacks_of_those_that_see_less(dense):
     attacked, engine = dense
     target = attacked.scores(engine)
     names = {view: [*view_scores(attacked, target, [], engine, view=view)[0]] for view in VIEWS}
-    assert names == {"outsider": [], "client": ["span-models"], "server": ["span-models", "span"]}
+    client = ["span-models", "joint-models"]
+    assert names == {"outsider": [], "client": client, "server": ["span-models", "span", "joint-models"]}
 
 
 def test_records_of_clients_that_were_not_seen_have_no_score(toy_config, monkeypatch):
-    monkeypatch.setattr(first_rounds, "ROUNDS", 1)
+    for module in (first_rounds, reference_federations):
+        monkeypatch.setattr(module, "ROUNDS", 1)
     _, simulation = build(toy_config(algorithm__participation=0.5, algorithm__name="ifca"))
     with Engine(simulation.setup.model, threads=1) as engine:
         attacked = attacked_run(simulation, engine)
-        seen, _ = attacked.first_rounds(engine)
+        seen, _ = attacked.first_rounds(engine, 1)
         assert seen is not None
         records = audited(attacked, engine)
     sent = torch.isin(simulation.federation.ids[attacked.records.client], seen.updates[0].clients).numpy()
@@ -97,12 +99,13 @@ def test_references_keep_their_scores_and_an_interruption_loses_none(dense, tmp_
 
 def test_a_span_that_is_exact_is_not_asked_of_references_and_another_is_added_where_a_stack_reads_it(dense, tmp_path):
     attacked, engine = dense
-    found, target = attacked.spans(engine)[0], attacked.scores(engine)
+    found, target = attacked.spans(engine).scores, attacked.scores(engine)
     assert found["span"].exact is not None
     assert bool(found["span"].exact.all())
     unsure = {"span": found["span"], "span-models": replace(found["span-models"], exact=None)}
-    assert spans_to_repeat(unsure, 8) == ("span-models",)
-    assert spans_to_repeat(unsure, 7) == ()
+    spans = SpansOfRun(unsure, {}, repeat=("span-models", "span"))
+    assert spans_to_repeat(spans, 8) == ("span-models",)
+    assert spans_to_repeat(spans, 7) == ()
     (none,) = reference_scores(attacked, target, 1, engine, folder=tmp_path, spans=())
     (one,) = reference_scores(attacked, target, 1, engine, folder=tmp_path, spans=("span-models",))
     (both,) = reference_scores(attacked, target, 1, engine, folder=tmp_path)
@@ -118,15 +121,16 @@ def test_a_span_that_is_exact_is_not_asked_of_references_and_another_is_added_wh
 def test_updates_that_do_not_fit_into_memory_are_left_out(dense, monkeypatch):
     attacked, engine = dense
     monkeypatch.setattr(first_rounds, "MAX_BYTES", 1000)
-    scores, omitted = attacked.spans(engine)
-    assert [*scores] == ["span-models"]
+    scores, omitted, *_ = attacked.spans(engine)
+    assert [*scores] == ["span-models", "joint-models"]
     assert "of memory" in omitted["span"]
+    assert "of memory" in omitted["joint"]
 
 
 def test_a_run_that_cannot_be_repeated_says_so(dense):
     attacked, engine = dense
     other = replace(attacked, rows=tuple({**row, "clients": 0} for row in attacked.rows))
-    scores, omitted = other.spans(engine)
+    scores, omitted, *_ = other.spans(engine)
     assert not scores
     assert {*omitted} == {"span-models", "span"}
 
@@ -165,8 +169,8 @@ def test_every_algorithm_is_attacked_or_says_why_not(algorithm, build, mlp):
     simulation = Simulation(federation, mlp, algorithm, local, rounds=2, seed=1, red_team=team)
     with Engine(mlp, threads=1) as engine:
         attacked = attacked_run(simulation, engine)
-        scores, omitted = attacked.spans(engine)
-        assert {*scores} | {*omitted} == {"span-models", "span"}
+        scores, omitted, *_ = attacked.spans(engine)
+        assert {*SPAN_NAMES} <= {*scores} | {*omitted}
         for found in scores.values():
             assert np.isfinite(found.score).any()
         reference = attacked.train_reference(0, engine)

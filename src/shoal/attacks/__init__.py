@@ -29,6 +29,7 @@ from shoal.attacks.scores.rmia import RMIA, OfflineRMIA
 from shoal.attacks.scores.stack import Stack
 from shoal.attacks.scores.trajectory import LossTrajectory
 from shoal.attacks.span.candidates import Candidates, SpanScores
+from shoal.attacks.span.joint import ModelJoint, UpdateJoint
 from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
 from shoal.attacks.span.span import ModelSpan, UpdateSpan
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
@@ -53,10 +54,10 @@ __all__ = [
     "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference",
     "Guesses", "HarvestedModel", "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms",
     "LossScore", "LossThreshold", "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition",
-    "ModelSpan", "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords",
+    "ModelJoint", "ModelSpan", "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords",
     "Population", "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records",
     "ReferenceAttack", "ReferenceModels", "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels",
-    "SourceInference", "SpanScores", "Stack", "UpdateAttack", "UpdateScores", "UpdateSpan", "View",
+    "SourceInference", "SpanScores", "Stack", "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View",
     "augmentation_votes", "boundary_distance", "canary_cosines", "canary_directions", "client_scores",
     "cohort_coefficients", "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
     "update_scores",

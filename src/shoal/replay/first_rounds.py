@@ -1,8 +1,8 @@
-"""The first rounds of a run, trained again: what a client and the server see of them, which no file of the run keeps.
+"""The first rounds of a run, or all, trained again: what a client and the server see, which no file of the run keeps.
 
 A client is sent the models of all clusters in every round; the server also receives each client's update. Both are
-collected while a federation trains, so that the attacks on them cost a few rounds of the attacked run, and nothing in
-reference federations, which are trained anyway.
+collected while a federation trains, so that the attacks on them cost a replay of these rounds without evaluation, and
+nothing in reference federations, which are trained anyway.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,14 @@ from shoal.core.representation import one_line
 from shoal.engine import RoundReport, RoundUpdates, State, Training
 
 ROUNDS = 5
-"""Rounds, at most, whose moves are kept."""
+"""Rounds, at most, whose moves the span attacks read where no noise hides the span."""
+
+MAX_SECONDS = 600.0
+"""Seconds, at most, for the replay of all rounds, which the joint attack reads; the rounds that follow are not seen."""
 
 MAX_BYTES = 1_000_000_000
-"""Memory, at most, of the updates that are kept; rounds whose updates do not fit are seen without them."""
+"""Memory, at most, of the updates that are kept, and of models beyond the first `ROUNDS` rounds; rounds whose updates
+do not fit are seen without them."""
 
 
 @dataclass(eq=False)
@@ -29,6 +33,8 @@ class FirstRounds:
     Args:
         first: the number of the first of them.
         models: (K, P) before the first and after each round, T + 1 of them.
+        merged: of each of the T rounds, the ids (n,) of the clients that sent updates, and their weights (K, n) in each
+            model.
         updates: of each round, as the server received them: after the client's defences. Fewer rounds where their
             updates are large; see `MAX_BYTES`.
         senders: (m,) int64, the ids of the clients that sent an update in these rounds.
@@ -38,6 +44,7 @@ class FirstRounds:
 
     first: int = 1
     models: list[Tensor] = field(default_factory=list)
+    merged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     updates: list[RoundUpdates] = field(default_factory=list)
     senders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     most: int = field(default_factory=lambda: ROUNDS)
@@ -46,7 +53,8 @@ class FirstRounds:
 
     def watched(self, training: Training, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
         """`Training.rounds`, whose first rounds are collected; no bit of training depends on it."""
-        self.first, last = state.round + 1, min(upto, state.round + self.most)
+        fitting = MAX_BYTES // (4 * state.models.numel())
+        self.first, last = state.round + 1, min(upto, state.round + min(self.most, max(ROUNDS, fitting)))
         self.models.append(state.models.cpu())
         room, ids = MAX_BYTES, training.federation.ids
         while state.round < last:
@@ -55,9 +63,11 @@ class FirstRounds:
             self.models.append(state.models.cpu())
             if report.updates is not None:
                 self.updates.append(report.updates)
-            for local in report.plan.trainings:
-                if local.weights is not None:
-                    self.senders = torch.cat([self.senders, ids[report.cohort[local.participants()]]]).unique()
+            sent = [local for local in report.plan.trainings if local.weights is not None]
+            clients = torch.cat([ids[:0], *(ids[report.cohort[local.participants()]] for local in sent)])
+            parts = [local.weights[:, local.participants()] for local in sent if local.weights is not None]
+            self.merged.append((clients, torch.cat(parts, dim=1) if parts else torch.empty(len(self.models[-1]), 0)))
+            self.senders = torch.cat([self.senders, clients]).unique()
             yield state, replace(report, updates=None)
         yield from replace(training, record_every=0).rounds(state, upto)
 
@@ -77,3 +87,28 @@ class FirstRounds:
                 rows.append(torch.stack([*part[:1] * done, *part, *part[-1:] * rest]))
             done += len(part)
         return torch.cat(rows, dim=1)
+
+    def weights(self) -> list[tuple[Tensor, Tensor]]:
+        """`merged` with weights (R, n) of the rows of `moves`."""
+        counts = [len(models) for models in self.models]
+        parts = [(count, len([*same])) for count, same in groupby(counts)]
+        total, offsets = sum(count for count, _ in parts), list[int]()
+        for i, (_, times) in enumerate(parts):
+            offsets += times * [sum(count for count, _ in parts[:i])]
+        rows = list[tuple[Tensor, Tensor]]()
+        for (clients, weights), offset in zip(self.merged, offsets, strict=False):
+            whole = weights.new_zeros(total, len(clients))
+            whole[offset : offset + len(weights)] = weights
+            rows.append((clients, whole))
+        return rows
+
+    def upto(self, rounds: int) -> "FirstRounds":
+        """The first ``rounds`` of them."""
+        last, senders = self.first + rounds - 1, [clients for clients, _ in self.merged[:rounds]]
+        return replace(
+            self,
+            models=self.models[: rounds + 1],
+            merged=self.merged[:rounds],
+            updates=[updates for updates in self.updates if updates.round <= last],
+            senders=torch.cat([self.senders[:0], *senders]).unique(),
+        )

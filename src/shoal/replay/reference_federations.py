@@ -9,6 +9,7 @@ Risks and directives of the attacked run are replayed: steered by its own risks,
 under another defence.
 """
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores, UpdateSpan
+from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores, UpdateJoint, UpdateSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
@@ -29,9 +30,17 @@ from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.memory_format import gather
 from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
+from shoal.defenses import LaplaceNoise
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
-from shoal.replay.first_rounds import ROUNDS, FirstRounds
-from shoal.replay.span_scores import SPAN_NAMES, CandidateRecords, SpansOfRun, knowledge_of, span_scores
+from shoal.replay.first_rounds import MAX_BYTES, MAX_SECONDS, ROUNDS, FirstRounds
+from shoal.replay.span_scores import (
+    SPAN_NAMES,
+    CandidateRecords,
+    SpansOfRun,
+    joints_to_ask,
+    knowledge_of,
+    span_scores,
+)
 from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -240,24 +249,57 @@ class AttackedRun:
         return scores
 
     def spans(self, engine: Engine) -> SpansOfRun:
-        """The span attacks on the run's first rounds, as `span_scores` gives them; the rounds are trained again."""
-        seen, known = self.first_rounds(engine)
-        if seen is None:
-            return {}, dict.fromkeys(SPAN_NAMES, NOT_REPEATED)
-        return span_scores(seen, self._asked, engine, known)
+        """The span and joint attacks on the run's rounds, which are trained again.
 
-    def first_rounds(self, engine: Engine) -> tuple[FirstRounds | None, Knowledge]:
+        Without noise the first `ROUNDS` are enough for the span attacks. Where these are not exact, the joint attacks
+        read all rounds, as far as `MAX_SECONDS` and memory go.
+        """
+        noisy = self._noisy
+        seen, known = self.first_rounds(engine, self.simulation.rounds if noisy else ROUNDS)
+        if seen is None:
+            return SpansOfRun({}, dict.fromkeys(SPAN_NAMES, NOT_REPEATED))
+        spans = span_scores(seen, self._asked, engine, known)
+        names = joints_to_ask(spans.scores)
+        if not names:
+            return spans._replace(repeat=SPAN_NAMES)
+        seen = seen if noisy else self.first_rounds(engine, self.simulation.rounds)[0]
+        assert seen is not None
+        joint = span_scores(seen, self._asked, engine, known, names)
+        rounds, read, notes = self.simulation.rounds, len(seen.merged), list[str]()
+        if UpdateJoint.name in names:
+            read = min(read, len(seen.updates))
+        if read < rounds:
+            limits = f"{MAX_SECONDS:g} seconds and {MAX_BYTES / 1e6:,.0f} MB"
+            notes.append(f"the joint attacks read {read} of {rounds} rounds, as many as {limits} allow to replay")
+        return SpansOfRun(
+            {**spans.scores, **joint.scores},
+            {**spans.omitted, **joint.omitted},
+            tuple(notes),
+            # The matched filter over all rounds of every federation takes long, and the joint attack finds more.
+            () if noisy else SPAN_NAMES,
+        )
+
+    @property
+    def _noisy(self) -> bool:
+        """Whether clients add noise to what they send."""
+        setup = self.simulation.setup
+        return Knowledge(setup.first_local()).noisy or isinstance(setup.client_filter, LaplaceNoise)
+
+    def first_rounds(self, engine: Engine, rounds: int = ROUNDS) -> tuple[FirstRounds | None, Knowledge]:
         """The first rounds of the run, trained again, and what is known of them.
 
         None where they are not those of the run, as on another machine. They are those that followed ``start``, where
-        the run went on from one.
+        the run went on from one. After `MAX_SECONDS`, but not before `ROUNDS` of them, no more are trained.
         """
         training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
-        state, seen = initial_state(self.simulation, engine).state, FirstRounds()
-        known, upto = knowledge_of(training, state), min(state.round + ROUNDS, self.simulation.last_round)
+        state, seen = initial_state(self.simulation, engine).state, FirstRounds(most=rounds)
+        known, upto = knowledge_of(training, state), min(state.round + rounds, self.simulation.last_round)
+        began, first = time.perf_counter(), state.round
         for after, report in seen.watched(training, state, upto):
             if not self._recorded(after, report, engine):
                 return None, known
+            if after.round - first >= ROUNDS and time.perf_counter() - began > MAX_SECONDS:
+                break
         return seen, known
 
     @cached_property
@@ -272,6 +314,7 @@ class AttackedRun:
         everyone = self.records.rows_on_device(torch.arange(2 * len(self.records)))
         return CandidateRecords(
             client=federation.ids[self.records.client],
+            examples=federation.clients.sizes[self.records.client],
             x=gather(self.records.federation.clients.x, everyone),
             y=self.records.labels,
             group=federation.group[self.records.client],
@@ -282,7 +325,7 @@ class AttackedRun:
 
     def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine, spans: Collection[str]) -> dict[str, Tensor]:
         """The span attacks' scores, by the fields of `FederationScores`; NaN where one cannot be asked."""
-        scores, _ = span_scores(seen, self._asked, engine, known, spans)
+        scores = span_scores(seen, self._asked, engine, known, spans).scores
         none = np.full(2 * len(self.records), nan)
         by_name = {name: scores[name].score if name in scores else none for name in spans}
         return {name.replace("-", "_"): torch.tensor(score) for name, score in by_name.items()}

@@ -179,14 +179,14 @@ def attack_with_references(
         )  # fmt: skip
         return progress, None
     count = simulation.reference_federations
-    spans = ({}, {}) if view == OUTSIDER else attacked.spans(engine)
+    spans = SpansOfRun({}, {}) if view == OUTSIDER else attacked.spans(engine)
     wanted = {"folder": folder, "watch": watch, "workers": workers, "rounds": view != OUTSIDER}
-    stored = reference_scores(attacked, target, count, engine, spans=spans_to_repeat(spans[0], count), **wanted)
+    stored = reference_scores(attacked, target, count, engine, spans=spans_to_repeat(spans, count), **wanted)
     began = time.perf_counter()
     records = records_of_run(attacked, target, stored, engine)
     if view != OUTSIDER:
         seen, _ = view_scores(attacked, target, stored, engine, view=view, folder=folder, spans=spans)
-        records = replace(records, further={**records.further, **seen})
+        records = replace(records, further={**records.further, **seen}, notes=(*records.notes, *spans.notes))
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     _warn_of_unmeasured_views(simulation, attacked_records)
     attacking = time.perf_counter() - began
@@ -242,9 +242,12 @@ def view_scores(
         folder: where the scores of the run repeated are kept; None: they are not.
         spans: the span attacks on the run (`AttackedRun.spans`), if they are known.
     """
-    found, reasons = attacked.spans(engine) if spans is None else spans
-    scores = {name: replace(each, reference=_of_references(name, references)) for name, each in found.items()}
-    omitted = dict(reasons)
+    spans = attacked.spans(engine) if spans is None else spans
+    omitted = dict(spans.omitted)
+    scores = {
+        name: replace(each, reference=_of_references(name, references)) if name in spans.repeat else each
+        for name, each in spans.scores.items()
+    }
     replayed = replayed_scores(attacked, target, engine, folder=folder) if references else None
     over_rounds = None if replayed is None else trajectory_attack(replayed, references)
     if over_rounds is not None:

@@ -1,8 +1,8 @@
-"""The span attacks on the first rounds of a federation: of the server on updates, of a client on the models' moves."""
+"""The span and the joint attacks on a federation's rounds: of the server on updates, of a client on models' moves."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,26 +10,50 @@ from torch import Tensor
 
 from shoal.algorithms import MRMTL, FedOpt, FedSoft, Pooling, Scaffold
 from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, SpanScores, UpdateSpan
+from shoal.attacks import (
+    Candidates,
+    Knowledge,
+    ModelJoint,
+    ModelSpan,
+    ServerOptimizer,
+    SpanScores,
+    UpdateJoint,
+    UpdateSpan,
+)
 from shoal.attacks.scores.stack import Stack
 from shoal.attacks.span.record_scores import calibrated
-from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.reference_records import AttackScores
-from shoal.audit.update_audit import ScoredUpdates
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError
 from shoal.core.representation import one_line
 from shoal.defenses import LaplaceNoise
-from shoal.engine import Engine, RoundUpdates, State, Training
-from shoal.metrics.intervals import Ints
-from shoal.replay.first_rounds import MAX_BYTES, ROUNDS, FirstRounds
+from shoal.engine import Engine, State, Training
+from shoal.replay.first_rounds import MAX_BYTES, FirstRounds
 
 SPANS = (ModelSpan(), UpdateSpan())
 """The span attacks that an audit asks."""
 
-SPAN_NAMES = tuple(attack.name for attack in SPANS)
+JOINTS = (ModelJoint(), UpdateJoint())
+"""The joint attacks that an audit asks where the span attack of the same view is not exact."""
 
-SpansOfRun = tuple[dict[str, AttackScores], dict[str, str]]
-"""The scores of span attacks by name, and why others could not be asked."""
+SPAN_NAMES = tuple(attack.name for attack in SPANS)
+JOINT_NAMES = tuple(attack.name for attack in JOINTS)
+
+
+class SpansOfRun(NamedTuple):
+    """The attacks on a run's rounds.
+
+    Args:
+        scores: of the attacks that could be asked, by name.
+        omitted: why others could not, by name.
+        notes: what must be known of them, in sentences without a full stop.
+        repeat: the names of those that are worth asking of reference federations.
+    """
+
+    scores: Mapping[str, AttackScores]
+    omitted: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    repeat: tuple[str, ...] = ()
+
 
 TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB of memory"
 """Why an attack on updates is left out."""
@@ -41,6 +65,7 @@ class CandidateRecords:
 
     Args:
         client: (M,) int64, the id of the client that each belongs or would belong to.
+        examples: (M,) int64, the number of that client's examples.
         x: inputs (M, ...).
         y: labels (M,), or targets of a regression.
         group: (M,) int64, whose distribution each follows.
@@ -48,6 +73,7 @@ class CandidateRecords:
     """
 
     client: Tensor
+    examples: Tensor
     x: Tensor
     y: Tensor
     group: Tensor
@@ -58,15 +84,16 @@ class CandidateRecords:
 
     def candidates(self, row: Tensor | None = None) -> Candidates:
         """The records for an attack, of one client each by ``row`` (M,); strata are groups, then groups with labels."""
+        listed = {"client": self.client, "examples": self.examples}
         if not len(self.known):
-            return Candidates(self.x, row=row)
+            return Candidates(self.x, row=row, y=self.y, **listed)
         strata = [self.group[:, None], self.known_group[:, None]]
         if not self.y.is_floating_point():
             classes = 1 + int(max(self.y.max(), self.known_y.max()))
             labels = (self.y[:, None], self.known_y[:, None])
             strata = [torch.cat([of, of * classes + label], dim=1) for of, label in zip(strata, labels, strict=True)]
         of_x, of_known = strata
-        return Candidates(self.x, self.known, of_x, of_known, row, self.y, self.known_y)
+        return Candidates(self.x, self.known, of_x, of_known, row, self.y, self.known_y, **listed)
 
 
 def span_scores(
@@ -76,17 +103,25 @@ def span_scores(
     knowledge: Knowledge,
     names: Collection[str] = SPAN_NAMES,
 ) -> SpansOfRun:
-    """The scores (M,) of each of `SPANS` of these ``names`` that can be asked, by its name, and why others cannot.
+    """The scores (M,) of each of `SPANS` and `JOINTS` of these ``names`` that can be asked, and why others cannot.
 
-    A record is asked of its own client's updates, and of the moves of every cluster's model, as whoever does not know
-    its cluster would. It has no score (NaN) where its client sent nothing in these rounds.
+    A record is asked of its own client's updates. The span attack asks it of the moves of every cluster's model, as
+    whoever does not know its cluster would; the joint attack knows which clients trained which model. A record has no
+    score (NaN) where its client sent nothing in these rounds.
     """
     scores, omitted = dict[str, AttackScores](), dict[str, str]()
-    attacks: tuple[Callable[[], AttackScores], ...] = (
-        lambda: _of_models(seen, asked, engine, knowledge),
-        lambda: _of_updates(seen, asked, engine, knowledge),
-    )
-    for attack, score in zip(SPANS, attacks, strict=True):
+    attacks: dict[str, Callable[[], AttackScores]] = {
+        ModelSpan.name: lambda: _of_models(seen, asked, engine, knowledge),
+        UpdateSpan.name: lambda: _of_updates(seen, asked, engine, knowledge),
+        ModelJoint.name: lambda: AttackScores(
+            ModelJoint.view,
+            *ModelJoint().score(seen.moves(), seen.weights(), asked.candidates(), engine, knowledge, seen.first),
+        ),
+        UpdateJoint.name: lambda: AttackScores(
+            UpdateJoint.view, *UpdateJoint().score(seen.updates, asked.candidates(), engine, knowledge)
+        ),
+    }
+    for attack in (*SPANS, *JOINTS):
         if attack.name not in names:
             continue
         if not bool(torch.isin(asked.client, seen.senders).any()):
@@ -95,7 +130,7 @@ def span_scores(
             omitted[attack.name] = TOO_LARGE
         else:
             try:
-                found = score()
+                found = attacks[attack.name]()
             except InputError as error:
                 omitted[attack.name] = str(error)
                 continue
@@ -105,10 +140,22 @@ def span_scores(
                 omitted[attack.name] = "says the same of every record: noise hides what was trained on"
             else:
                 scores[attack.name] = found
-    return scores, omitted
+    return SpansOfRun(scores, omitted)
 
 
-def spans_to_repeat(found: Mapping[str, AttackScores], references: int) -> tuple[str, ...]:
+def is_exact(scores: AttackScores | None) -> bool:
+    """Whether an attack is exact of every record that it was asked of."""
+    if scores is None or scores.exact is None:
+        return False
+    return bool(scores.exact[~np.isnan(scores.score)].all())
+
+
+def joints_to_ask(found: Mapping[str, AttackScores]) -> tuple[str, ...]:
+    """The names of the joint attacks of views whose span attack is not exact of every record."""
+    return tuple(joint.name for span, joint in zip(SPANS, JOINTS, strict=True) if not is_exact(found.get(span.name)))
+
+
+def spans_to_repeat(spans: SpansOfRun, references: int) -> tuple[str, ...]:
     """The names of the span attacks that are asked of reference federations too, where a `Stack` of attacks reads them.
 
     A stack needs several federations. An attack that is exact of every record needs no stack: no regression on what
@@ -116,9 +163,7 @@ def spans_to_repeat(found: Mapping[str, AttackScores], references: int) -> tuple
     """
     if references < Stack.least:
         return ()
-    asked = {name: ~np.isnan(scores.score) for name, scores in found.items()}
-    exact = {name for name, scores in found.items() if scores.exact is not None and scores.exact[asked[name]].all()}
-    return tuple(name for name in found if name not in exact)
+    return tuple(name for name in spans.repeat if name in spans.scores and not is_exact(spans.scores[name]))
 
 
 def _of_updates(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
@@ -137,83 +182,6 @@ def _of_models(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowl
     unseen = ~torch.isin(asked.client, seen.senders).numpy()
     scores.score[unseen], scores.threshold[unseen] = np.nan, np.nan
     return scores
-
-
-def spans_of_updates(
-    rounds: Iterable[RoundUpdates], records: OwnedRecords, clients: Ints, engine: Engine, knowledge: Knowledge
-) -> tuple[list[ScoredUpdates], dict[str, str]]:
-    """The span attacks on recorded rounds, each record asked of every client, and why one cannot be asked.
-
-    The attacker knows every second record that nobody trained on; these set thresholds and have no score (NaN). The
-    first `ROUNDS` updates of each client are read, as far as they fit into memory. The moves of models are those of the
-    first rounds that follow each other.
-
-    Args:
-        rounds: recorded updates, in order.
-        records: M records.
-        clients: (N,) their ids, of `UpdateScores`.
-        engine: of the model that was trained.
-        knowledge: of training.
-    """
-    kept, models, first = _kept(rounds)
-    nobody = torch.nonzero(records.client == NOBODY).flatten()
-    kind = records.group[nobody] * (int(records.label.max()) + 1) + records.label[nobody]
-    known = nobody[torch.argsort(kind, stable=True)[1::2]]
-    columns = torch.nonzero(~torch.isin(torch.arange(len(records)), known)).flatten()
-    x, y, group = (
-        [of[part.to(of.device)] for part in (columns, known)] for of in (records.x, records.y.cpu(), records.group)
-    )
-    candidates = CandidateRecords(
-        records.client[columns], x[0], y[0], group[0], known=x[1], known_y=y[1], known_group=group[1]
-    ).candidates()
-
-    def of_models() -> tuple[Ints, AttackScores]:
-        require(len(models) > 1, "needs the models of rounds that follow each other")
-        found = ModelSpan().score(torch.stack(models), candidates, engine, knowledge, first)
-        return np.arange(len(clients)), largest(found, candidates)
-
-    def of_updates() -> tuple[Ints, SpanScores]:
-        require(bool(kept), TOO_LARGE)
-        senders = torch.cat([updates.clients for updates in kept]).unique().numpy()
-        return np.searchsorted(clients, senders), UpdateSpan().score(kept, candidates, engine, knowledge)
-
-    scored, omitted = list[ScoredUpdates](), dict[str, str]()
-    for attack, score in zip(SPANS, (of_models, of_updates), strict=True):
-        try:
-            rows, found = score()
-        except InputError as error:
-            omitted[attack.name] = str(error)
-            continue
-        values, threshold = np.full((2, len(clients), len(records)), np.nan)
-        exact = np.zeros(values.shape, dtype=np.bool_)
-        places = np.ix_(rows, columns.numpy())
-        values[places], threshold[places] = found.score, found.threshold
-        # Of models it is said of each record, of updates of each client.
-        exact[places] = found.exact if isinstance(found, AttackScores) else found.exact[:, None]
-        scored.append(ScoredUpdates(attack.name, attack.title, attack.view, values, threshold, exact))
-    return scored, omitted
-
-
-def _kept(rounds: Iterable[RoundUpdates]) -> tuple[list[RoundUpdates], list[Tensor], int]:
-    """The rounds with the first updates of each client, and the models before the first rounds that follow each other,
-    with the number of the first of these.
-    """
-    room, times = MAX_BYTES, Counter[int]()
-    kept, models, first = list[RoundUpdates](), list[Tensor](), 1
-    for updates in rounds:
-        if not models:
-            first = updates.round
-        if updates.round == first + len(models) <= first + ROUNDS and (
-            not models or updates.models.shape == models[0].shape
-        ):
-            models.append(updates.models)
-        times.update(updates.clients.tolist())
-        early = torch.tensor([times[client] <= ROUNDS for client in updates.clients.tolist()], dtype=torch.bool)
-        room -= 4 * int(early.sum()) * updates.updates.shape[1]
-        if room >= 0 and bool(early.any()):
-            of_early = {name: getattr(updates, name)[early] for name in ("clients", "assignment", "updates")}
-            kept.append(replace(updates, **of_early))
-    return kept, models, first
 
 
 def largest(found: SpanScores, candidates: Candidates) -> AttackScores:

@@ -9,6 +9,9 @@ from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.metrics.intervals import Bools, Floats, Ints
 
+_MIN_KNOWN = 20
+"""Known non-members, at least, from which the matched filter learns."""
+
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
@@ -22,6 +25,8 @@ class Candidates:
             non-members of their mix. None: all are of one.
         y, known_y: labels (M,) and (Z,), or targets; with them the model's error on each record is used where the span
             does not decide alone. None: it is not.
+        client: (M,) int64, the id of the client that each belongs or would belong to, for the joint attack.
+        examples: (M,) int64, the number of that client's examples; None: as `Knowledge.examples`.
         row: (M,) int64, the one client or cluster of which each record is asked, by its place in the scores; -1: none.
             None: all are asked of all.
 
@@ -36,7 +41,14 @@ class Candidates:
     row: Tensor | None = None
     y: Tensor | None = None
     known_y: Tensor | None = None
+    client: Tensor | None = None
+    examples: Tensor | None = None
     __repr__ = one_line
+
+    @property
+    def filters(self) -> bool:
+        """Whether a matched filter can learn from known non-members: labels of all, and enough of them."""
+        return self.y is not None and self.known_y is not None and len(self.known_y) >= _MIN_KNOWN
 
     @property
     def strata(self) -> tuple[Ints, Ints]:

@@ -7,12 +7,16 @@ layer's are combinations of words' embeddings, which many texts share; and an em
 of a batch, and no text.
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import quoted, require
+from shoal.engine import Engine
+from shoal.engine.backends.gradient_clipping import clip_factors
 from shoal.models.model import Model
 
 _BATCH = 256
@@ -86,38 +90,89 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What comes into a layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors for
-    labels or targets y (M,).
+    """`layer_factors` of one layer."""
+    return layer_factors(model, row, [layer], x, dtype, y)[0]
+
+
+def layer_factors(
+    model: Model, row: Tensor, layers: Sequence[DenseLayer], x: Tensor, dtype: torch.dtype, y: Tensor | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """What comes into each layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors for
+    labels or targets y (M,): an example's gradient of the layer is ``error input'``.
 
     Returns:
-        Inputs (M, d) float32, with a bias one more column, of 1; and the errors (M, h), each example's gradient of the
-        loss by the layer's outputs; (M, 0) without ``y``. A layer that sees L vectors or patches of each example has
-        (M, L, d) and (M, L, h).
+        For each layer inputs (M, d) float32, with a bias one more column, of 1; and the errors (M, h), each example's
+        gradient of the loss by the layer's outputs; (M, 0) without ``y``. A layer that sees L vectors or patches of
+        each example has (M, L, d) and (M, L, h).
     """
     network = model.structure()
     network.load_state_dict(model.layout.views(row.cpu()), strict=False)
     network.eval().requires_grad_(requires_grad=False).to(dtype)
-    module, seen, outputs = network.get_submodule(layer.name), list[Tensor](), list[Tensor]()
-    patch = _patch(module)
+    outputs, inputs, errors = dict[int, Tensor](), [list[Tensor]() for _ in layers], [list[Tensor]() for _ in layers]
+    patches = [_patch(network.get_submodule(layer.name)) for layer in layers]
 
-    def watched(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
-        whole = given[0].detach().float()
-        if patch is not None:
-            whole = nn.functional.unfold(whole, patch, stride=patch).mT
-        seen.append(whole)
-        outputs[:] = [made.detach().requires_grad_()]
-        return outputs[0]
+    def watch(i: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        def watched(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
+            whole, patch = given[0].detach().float(), patches[i]
+            inputs[i].append(whole if patch is None else nn.functional.unfold(whole, patch, stride=patch).mT)
+            outputs[i] = made if made.requires_grad else made.detach().requires_grad_()
+            return outputs[i]
 
-    module.register_forward_hook(watched)
-    errors = [torch.empty(len(x), 0)] if y is None else []
+        return watched
+
+    for i, layer in enumerate(layers):
+        network.get_submodule(layer.name).register_forward_hook(watch(i))
     for begin in range(0, len(x), _BATCH):
         part = x[begin : begin + _BATCH].cpu()
         result = network(part.to(dtype) if part.is_floating_point() else part)
         if y is not None:
             loss = model.loss(result.float(), y[begin : begin + _BATCH].cpu()).sum()
-            gradient = torch.autograd.grad(loss, outputs)[0].float()
-            errors.append(gradient if patch is None else gradient.flatten(2).mT)
-    inputs, found = torch.cat(seen), torch.cat(errors)
-    if inputs.dim() > 2:
-        inputs, found = inputs.flatten(1, -2), found.flatten(1, -2) if found.dim() > 2 else found
-    return torch.cat([inputs, inputs.new_ones(*inputs.shape[:-1], 1)], dim=-1) if layer.bias else inputs, found
+            gradients = torch.autograd.grad(loss, [outputs[i] for i in range(len(layers))])
+            for of_layer, gradient, patch in zip(errors, gradients, patches, strict=True):
+                of_layer.append(gradient.float() if patch is None else gradient.float().flatten(2).mT)
+    factors = list[tuple[Tensor, Tensor]]()
+    for layer, seen, found in zip(layers, inputs, errors, strict=True):
+        whole, error = torch.cat(seen), torch.cat(found) if found else torch.empty(len(x), 0)
+        if whole.dim() > 2:
+            whole, error = whole.flatten(1, -2), error.flatten(1, -2) if error.dim() > 2 else error
+        ones = whole.new_ones(*whole.shape[:-1], 1)
+        factors.append((torch.cat([whole, ones], dim=-1) if layer.bias else whole, error))
+    return factors
+
+
+def clipped_factors(
+    engine: Engine, row: Tensor, layer: DenseLayer, x: Tensor, y: Tensor, dtype: torch.dtype, bound: float
+) -> tuple[Tensor, Tensor]:
+    """`layer_factors` of one layer, with errors so scaled that each example's whole gradient has at most length
+    ``bound``.
+    """
+    layers = [layer] if bound == math.inf else dense_layers(engine.model)
+    return all_clipped_factors(engine, row, layers, x, y, dtype, bound)[layers.index(layer)]
+
+
+def all_clipped_factors(
+    engine: Engine, row: Tensor, layers: Sequence[DenseLayer], x: Tensor, y: Tensor, dtype: torch.dtype, bound: float
+) -> list[tuple[Tensor, Tensor]]:
+    """`layer_factors` of all dense layers, scaled as of `clipped_factors`."""
+    model = engine.model
+    factors = layer_factors(model, row, layers, x, dtype, y)
+    if bound == math.inf:
+        return factors
+    if sum(layer.outputs * layer.width for layer in layers) == model.layout.trainable:
+        squares = torch.stack([_squares(*of_layer) for of_layer in factors]).sum(dim=0)
+    else:
+        parts = engine.example_gradients_into(lambda gradients: gradients.square().sum(dim=1).cpu(), row, x, y)
+        squares = torch.cat([*parts])
+    return [(inputs, scaled_rows(errors, clip_factors(squares, bound))) for inputs, errors in factors]
+
+
+def scaled_rows(values: Tensor, factor: Tensor) -> Tensor:
+    """Values (m, ...) times one factor each (m,)."""
+    return values * factor.view(-1, *[1] * (values.dim() - 1))
+
+
+def _squares(inputs: Tensor, errors: Tensor) -> Tensor:
+    """The squared length (m,) of each gradient ``error input'``."""
+    if inputs.dim() == 2:
+        return inputs.square().sum(dim=1) * errors.square().sum(dim=1)
+    return ((inputs @ inputs.mT) * (errors @ errors.mT)).sum(dim=(1, 2))

@@ -1,5 +1,6 @@
 """What an attacker knows of a federation's training, and moves without what is no gradient in them."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +72,12 @@ class Knowledge:
         """Whether clients add noise."""
         private = None if self.local is None else self.local.gradient_privacy
         return self.noise > 0 or self.relative_noise > 0 or (private is not None and private.noise_multiplier > 0)
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The length to which clients clip each example's gradient; infinite where they do not."""
+        rule = None if self.local is None else self.local.gradient_privacy
+        return math.inf if rule is None else rule.max_grad_norm
 
     @property
     def steps(self) -> int | None:

@@ -2,14 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.attacks.span.dense_layers import DenseLayer
-from shoal.attacks.span.knowledge import Knowledge, fitted_decay, without_variates
+from shoal.attacks.span.candidates import Candidates
+from shoal.attacks.span.dense_layers import DenseLayer, dense_layers, layer_inputs
+from shoal.attacks.span.knowledge import Knowledge, fitted_decay, mean_updates, without_variates
+from shoal.attacks.span.pooled_models import moves_without_pooling
 from shoal.attacks.span.row_space import ROUNDING, RowSpace, row_spaces
 from shoal.engine import Engine, RoundUpdates
 
@@ -19,7 +21,7 @@ class Move:
     """A move of ``row``'s parameters in round ``number`` from ``start`` (P,).
 
     It is a client's update, or the mean of ``summed`` of them, whose rounding an inverted optimizer made ``amplified``
-    times as large.
+    times as large. ``clients`` (n,) are the ids of whose updates it is the mean by ``weights`` (n,); empty: unknown.
     """
 
     row: int
@@ -28,6 +30,8 @@ class Move:
     move: Tensor
     summed: int = 0
     amplified: float = 1.0
+    clients: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    weights: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
 
 @dataclass(eq=False)
@@ -47,22 +51,61 @@ class LayerMove:
 
 def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, continued: bool) -> list[Move]:
     """The moves of clients, from a cluster's model or from what each sent last."""
-    moves, last = list[Move](), dict[int, Tensor]()
+    moves, last, alone = list[Move](), dict[int, Tensor](), torch.ones(1)
     for updates in recorded:
         rows, models = torch.searchsorted(clients, updates.clients).tolist(), updates.models.unbind()
         for row, cluster, update in zip(rows, updates.assignment.tolist(), updates.updates, strict=True):
-            start = models[cluster]
-            sent = start + update
+            start, of_whom = models[cluster], clients[row : row + 1]
+            sent = start + update if continued else update
             if not continued:
-                moves.append(Move(row, updates.round, start, update))
+                moves.append(Move(row, updates.round, start, update, clients=of_whom, weights=alone))
             elif row in last:
-                moves.append(Move(row, updates.round, last[row], sent - last[row]))
+                moves.append(Move(row, updates.round, last[row], sent - last[row], clients=of_whom, weights=alone))
             last[row] = sent
     return moves
 
 
-def layer_moves(layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowledge: Knowledge) -> list[LayerMove]:
-    """The row space of each move in a layer, without what is no gradient; zero moves and unsent ones are left out."""
+def moves_of_models(
+    models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge, first: int
+) -> list[Move]:
+    """The moves of models (T + 1, K, P), from round ``first`` on, without pooling and the server's optimizer.
+
+    Each is a mean of clients' updates; a model that rested in a round has a move of 0.
+    """
+    models = models.cpu()
+    moved, rounding = _without_pooling(models, candidates, engine, knowledge)
+    updates, amplified = mean_updates(moved, None if first > 1 else knowledge.server)
+    moving = updates.nan_to_num().ne(0).any(dim=2).sum(dim=1).clamp(min=1).tolist()
+    summed = [max(1, (knowledge.clients or 1) // count) for count in moving]
+    return [
+        Move(k, first + t, models[t, k], updates[t, k], summed[t], rounding * float(amplified[t, k]))
+        for k in range(models.shape[1])
+        for t in range(len(updates))
+    ]
+
+
+def _without_pooling(
+    models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge
+) -> tuple[Tensor, float]:
+    """The moves (T, K, P) of models without pooling, and by how much its inversion makes rounding larger."""
+    share, layers = knowledge.pooling, dense_layers(engine.model)
+    widest = max(layers, key=lambda layer: layer.outputs * layer.width)
+    matrices = widest.matrices(engine.model, models.flatten(0, 1)).unflatten(0, models.shape[:2])
+    if not 0 < share < 1 or models.shape[1] == 1 or not bool(torch.isfinite(matrices).all()):
+        return models.double().diff(dim=0), 1.0
+    x = candidates.x if candidates.known is None else torch.cat([candidates.x, candidates.known])
+    inputs, _ = layer_inputs(engine.model, torch.nan_to_num(models[0, 0]), widest, x, knowledge.dtype)
+    moves = moves_without_pooling(models, share, knowledge.cohort, matrices, inputs.flatten(0, -2))
+    return moves, (1 + share) / (1 - share)
+
+
+def layer_moves(
+    layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowledge: Knowledge, *, spans: bool
+) -> list[LayerMove]:
+    """Each move in a layer, without what is no gradient; zero moves and unsent ones are left out.
+
+    ``spans`` is whether row spaces are computed; else they are empty, and know the noise alone.
+    """
     matrices = [layer.matrices(engine.model, move.move) for move in moves]
     if knowledge.control_variates and moves and moves[0].summed == 0:
         matrices = _without_variates(matrices, moves, knowledge)
@@ -84,7 +127,11 @@ def layer_moves(layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowle
             multiple = knowledge.decay_multiple(move.number)
             matrix = matrix - (fitted_decay(matrix, weight) if multiple is None else multiple) * weight.double()
         cleaned.append(matrix)
-    spaces = row_spaces(cleaned, deviations, above=1.0 if knowledge.noisy else 2.0)
+    if spans:
+        spaces = row_spaces(cleaned, deviations, above=1.0 if knowledge.noisy else 2.0)
+    else:
+        none = torch.empty(layer.width, 0, dtype=torch.float64)
+        spaces = [RowSpace(none, none[0], layer.outputs, deviation) for deviation in deviations]
     return [LayerMove(moves[i], matrix.float(), space) for i, matrix, space in zip(sent, cleaned, spaces, strict=True)]
 
 

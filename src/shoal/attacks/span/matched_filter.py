@@ -47,25 +47,32 @@ class Clutter:
 
     def scores(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> Tensor:
         """The scores (M,) of records with these inputs (M, d) and errors (M, h) by a move D (h, d), the noise's nu."""
+        found, own = self.evidence(move, deviation, inputs, errors)
+        return found / own.clamp(min=1e-300).sqrt()
+
+    def evidence(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+        """``-<e a', C^-1 D>`` and ``<e a', C^-1 e a'>`` of the same, (M,) float64 each; both add up over moves."""
         strength = (float(move.square().sum()) - deviation**2 * move.numel()) / float(
             (self.of_inputs.sum() * self.of_errors.sum()).clamp(min=1e-300)
         )
         covariance = max(strength, 0.0) * self.of_errors[:, None] * self.of_inputs
         # What has no variance among the records has that of the noise.
         least = deviation**2 + RIDGE * float(covariance.sum()) / move.numel() + 1e-300
-        # The score has no scale; those of weights and moves would leave float32, in which records are scored. With
-        # weights of 1 outside of the eigenvectors, what remains is a correction inside of them.
+        # Weights, moves and errors are brought to a size that float32 holds, in which records are scored. With weights
+        # of 1 outside of the eigenvectors, what remains is a correction inside of them.
         weights = least / (covariance + least) - 1
-        moved = move.double() / move.abs().max().clamp(min=1e-300)
+        length = float(move.abs().max().clamp(min=1e-300))
+        moved = move.double() / length
         filtered = ((self.errors.T @ moved @ self.inputs) * weights).float()
         whole, of_each = _places(inputs), _places(errors)
-        of_each = of_each / of_each.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+        size = of_each.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+        of_each, scale = of_each / size, size.flatten().double()
         right, left = whole @ self.inputs.float(), of_each @ self.errors.float()
         found = _sums((of_each @ moved.float()) * whole) + _sums((left @ filtered) * right)
         # |sum_l e_l a_l'|_C^2, for one place (e^2) C^-1 (a^2).
         squares = of_each.square().sum(dim=2, keepdim=True) * whole.square().sum(dim=2, keepdim=True)
         own = _sums(squares) + _sums((left.square() @ weights.float()) * right.square())
-        return -found / own.clamp(min=1e-300).sqrt()
+        return -found * scale * (length / least), own * scale**2 / least
 
 
 def _places(values: Tensor) -> Tensor:

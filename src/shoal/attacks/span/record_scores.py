@@ -2,14 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.attacks.span.candidates import Candidates, SpanScores
-from shoal.attacks.span.dense_layers import DenseLayer, dense_layers, layer_inputs
+from shoal.attacks.span.dense_layers import DenseLayer, clipped_factors, dense_layers, layer_inputs
 from shoal.attacks.span.knowledge import Knowledge
 from shoal.attacks.span.layer_moves import LayerMove, Move, layer_information, layer_moves
 from shoal.attacks.span.matched_filter import Clutter
@@ -17,9 +17,6 @@ from shoal.attacks.span.row_space import joined
 from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
 from shoal.engine import Engine
 from shoal.metrics.intervals import Floats, Ints
-
-_MIN_KNOWN = 20
-"""Known non-members, at least, of which the matched filter learns."""
 
 _MIN_OF_STRATUM = 5
 """Known non-members of a stratum, at least, by which thresholds are set."""
@@ -48,7 +45,8 @@ def scores_of_moves(
     See `shoal.attacks.UpdateSpan` for ``layer`` and ``false_alarms``.
     """
     layers = dense_layers(engine.model, layer)
-    pairs = ((layer, layer_moves(layer, moves, engine, knowledge)) for layer in layers)
+    spans = not (knowledge.noisy and candidates.filters)
+    pairs = ((layer, layer_moves(layer, moves, engine, knowledge, spans=spans)) for layer in layers)
 
     def information(pair: tuple[DenseLayer, list[LayerMove]]) -> tuple[bool, float]:
         layer, parts = pair
@@ -63,23 +61,31 @@ def scores_of_moves(
     score, threshold = np.full((2, count, len(candidates.x)), np.nan)
     known = np.full((count, len(seen.known)), np.nan)
     exact, rank = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
+    undecided = list[tuple[_RowView, _Residuals | None]]()
     for row, own in of_row.items():
         asked = torch.arange(len(candidates.x))
         if candidates.row is not None:
             asked = torch.nonzero(candidates.row == row).flatten()
-        if seen.family is not None:
-            # Every pass has other transforms, so more rounds have more inputs, not more of the same.
-            used = [min(own, key=lambda part: part.space.rank)]
-        elif seen.direct:
-            used = [replace(own[0], space=joined([part.space for part in own]))]
-        else:
-            used = own
-        rank[row] = max(part.space.rank for part in used)
-        if len(asked):
-            values, judged, cut, exact[row] = _attacked_records(false_alarms, seen, own, used, asked)
+        of_moves = _RowView(row, seen, own, asked)
+        rank[row] = max(part.space.rank for part in of_moves.used)
+        if not len(asked):
+            continue
+        residuals = None if seen.knowledge.noisy and seen.filters else _Residuals.of(of_moves)
+        if residuals is not None and residuals.exact:
+            exact[row] = True
+            values, cut = residuals.exact_scores()
             # As arrays: NumPy takes a tensor of one element for a number.
             score[row, asked.numpy()], threshold[row, asked.numpy()] = values[: len(asked)], cut
-            known[row, judged.numpy()] = values[len(asked) :]
+            known[row, of_moves.judged.numpy()] = values[len(asked) :]
+        else:
+            undecided.append((of_moves, residuals))
+    filtered = seen.filtered([of_moves for of_moves, _ in undecided])
+    for (of_moves, residuals), by_filter in zip(undecided, filtered, strict=True):
+        values = _unsure_scores(of_moves, residuals, by_filter)
+        row, asked = of_moves.row, of_moves.asked
+        score[row, asked.numpy()] = values[: len(asked)]
+        threshold[row, asked.numpy()] = of_moves.cuts(values, false_alarms)
+        known[row, of_moves.judged.numpy()] = values[len(asked) :]
     found = score, threshold, exact, rank, known, chosen.name, chosen.width
     return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
 
@@ -146,14 +152,12 @@ class _LayerView:
         parts: Sequence[LayerMove],
     ) -> None:
         self.layer, self.candidates, self.engine, self.knowledge = layer, candidates, engine, knowledge
-        self.filters = (
-            candidates.y is not None and candidates.known_y is not None and len(candidates.known_y) >= _MIN_KNOWN
-        )
+        self.filters = candidates.filters
         self.known = candidates.x[:0] if candidates.known is None else candidates.known
         self.family: TransformFamily | None = None
         self._copies: Tensor | None = None
         self._of: dict[int, tuple[Tensor, Tensor]] = {}
-        self._moments: dict[int, tuple[Clutter, Tensor, Tensor]] = {}
+        self._moments: tuple[Clutter, Tensor] | None = None
         self._kept: list[Tensor] = []
         start = parts[0].move.start if parts else None
         self.direct = start is None or _is_direct(layer, candidates.x[:4], start, engine, knowledge)
@@ -192,29 +196,26 @@ class _LayerView:
 
     def moments(self, start: Tensor) -> tuple[Clutter, Tensor, Tensor]:
         """The moments of all inputs and errors, and the inputs and errors themselves: of transformed copies, where
-        clients train on such.
+        clients train on such, and clipped as clients clip.
         """
-        key = start.data_ptr()
-        if key not in self._moments:
-            assert self.candidates.y is not None
-            assert self.candidates.known_y is not None
-            self._kept.append(start)
-            x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
-            labels = torch.cat([self.candidates.y.cpu(), self.candidates.known_y.cpu()])
-            if self._copies is not None:
-                x, labels = self._copies, labels.repeat_interleave(_COPIES, dim=0)
-            row = torch.nan_to_num(start)
-            inputs, errors = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype, labels)
-            if self._copies is not None:
-                inputs, errors = (part.unflatten(0, (-1, _COPIES)).flatten(1, -2) for part in (inputs, errors))
-            before = next(iter(self._moments.values()), None)
-            if before is not None and before[1].equal(inputs):
-                # Of a first layer the inputs are the same of every model, and their moments take the longest.
-                clutter, inputs = before[0].with_errors(errors), before[1]
-            else:
-                clutter = Clutter.of_records(inputs, errors)
-            self._moments[key] = clutter, inputs, errors
-        return self._moments[key]
+        assert self.candidates.y is not None
+        assert self.candidates.known_y is not None
+        x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
+        labels = torch.cat([self.candidates.y.cpu(), self.candidates.known_y.cpu()])
+        if self._copies is not None:
+            x, labels = self._copies, labels.repeat_interleave(_COPIES, dim=0)
+        row, bound = torch.nan_to_num(start), self.knowledge.max_grad_norm
+        inputs, errors = clipped_factors(self.engine, row, self.layer, x, labels, self.knowledge.dtype, bound)
+        if self._copies is not None:
+            inputs, errors = (part.unflatten(0, (-1, _COPIES)).flatten(1, -2) for part in (inputs, errors))
+        before = self._moments
+        if before is not None and before[1].equal(inputs):
+            # Of a first layer the inputs are the same of every model, and their moments take the longest.
+            clutter, inputs = before[0].with_errors(errors), before[1]
+        else:
+            clutter = Clutter.of_records(inputs, errors)
+        self._moments = clutter, inputs
+        return clutter, inputs, errors
 
     def judged_by(self, asked: Tensor) -> Tensor:
         """The places of the known non-members by which ``asked`` are judged: of a search few, first of their kinds."""
@@ -241,52 +242,96 @@ class _LayerView:
         weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
         return weighted(inputs[torch.cat([asked, known])])
 
-    def filtered(self, parts: Sequence[LayerMove], asked: Tensor) -> Floats | None:
-        """The matched filter's scores, summed over moves, in standard units of known non-members; None without."""
+    def filtered(self, rows: "Sequence[_RowView]") -> list[Floats | None]:
+        """The matched filter's scores of each row, over its moves, in standard units of known non-members; None
+        without labels. Moves from one model come one after another, so that one model's gradients are in memory.
+        """
         if not self.filters:
-            return None
+            return [None] * len(rows)
         known = torch.arange(len(self.candidates.x), len(self.candidates.x) + len(self.known))
-        total, chosen = torch.zeros(len(asked) + len(known), dtype=torch.float64), torch.cat([asked, known])
-        for part in parts:
-            clutter, inputs, errors = self.moments(part.move.start)
-            total += clutter.scores(part.matrix, part.space.deviation, inputs[chosen], errors[chosen])
-        others = total[len(asked) :]
-        return ((total - others.mean()) / others.std().clamp(min=1e-300)).numpy()
+        chosen = [torch.cat([of_moves.asked, known]) for of_moves in rows]
+        sums = [torch.zeros(2, len(asked), dtype=torch.float64) for asked in chosen]
+        of_start: dict[int, list[tuple[LayerMove, int]]] = defaultdict(list)
+        for i, of_moves in enumerate(rows):
+            for part in of_moves.own:
+                of_start[part.move.start.data_ptr()].append((part, i))
+        for same in of_start.values():
+            clutter, inputs, errors = self.moments(same[0][0].move.start)
+            for part, i in same:
+                own = inputs[chosen[i]], errors[chosen[i]] * self._rate(part.move.number)
+                sums[i] += torch.stack(clutter.evidence(part.matrix, part.space.deviation, *own))
+        scores = list[Floats | None]()
+        for of_moves, (found, own) in zip(rows, sums, strict=True):
+            total = found / own.clamp(min=1e-300).sqrt()
+            others = total[len(of_moves.asked) :]
+            scores.append(((total - others.mean()) / others.std().clamp(min=1e-300)).numpy())
+        return scores
+
+    def _rate(self, number: int) -> float:
+        local = self.knowledge.local
+        return 1.0 if local is None else local.at_round(number).learning_rate
 
 
-def _complete(seen: _LayerView, own: Sequence[LayerMove], used: Sequence[LayerMove]) -> bool:
-    """Whether moves show all their inputs: each has fewer directions than rows, or directions come again."""
-    parts = own if seen.family is None else used
-    again = seen.direct and seen.family is None and used[0].space.rank < sum(part.space.rank for part in own)
-    return again or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
+class _RowView:
+    """The moves of one client or cluster, and the records that are asked of it.
 
-
-def _attacked_records(
-    rate: float, seen: _LayerView, own: Sequence[LayerMove], used: Sequence[LayerMove], asked: Tensor
-) -> tuple[Floats, Tensor, Floats, bool]:
-    """Scores (m + z,) of the records ``asked`` of one row and of the known non-members that it is judged by, the places
-    (z,) of these, thresholds (m,), and whether its span is exact.
-
-    Thresholds of what is not exact have a ``rate`` of false alarms.
+    Args:
+        row: its place in the scores.
+        seen: the layer.
+        own: its moves.
+        asked: (m,) int64, the candidates.
     """
-    count, judged = len(asked), seen.judged_by(asked)
-    columns = zip(*(seen.residuals(part, asked) for part in used), strict=True)
-    residual, floor = (torch.stack(column).mean(dim=0).numpy() for column in columns)
 
-    def weighted() -> Floats:
+    def __init__(self, row: int, seen: _LayerView, own: Sequence[LayerMove], asked: Tensor) -> None:
+        self.row, self.seen, self.own, self.asked = row, seen, own, asked
+        self.judged = seen.judged_by(asked)
+        self.used: Sequence[LayerMove] = own
         if seen.family is not None:
-            return residual
-        return torch.stack([seen.weighted(part, asked) for part in used]).mean(dim=0).numpy()
+            # Every pass has other transforms, so more rounds have more inputs, not more of the same.
+            self.used = [min(own, key=lambda part: part.space.rank)]
+        elif seen.direct and own[0].space.rank:
+            self.used = [replace(own[0], space=joined([part.space for part in own]))]
 
-    if seen.knowledge.noisy:
-        filtered = seen.filtered(own, asked)
-        score = weighted() if filtered is None else filtered
-    else:
+    def weighted(self) -> Floats:
+        """Soft residuals, or under noise leverages, of the records and of the known non-members."""
+        return torch.stack([self.seen.weighted(part, self.asked) for part in self.used]).mean(dim=0).numpy()
+
+    def complete(self) -> bool:
+        """Whether moves show all their inputs: each has fewer directions than rows, or directions come again."""
+        seen, parts = self.seen, self.own if self.seen.family is None else self.used
+        again = seen.direct and seen.family is None and self.used[0].space.rank < sum(p.space.rank for p in self.own)
+        return again or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
+
+    def cuts(self, values: Floats, rate: float) -> Floats:
+        """Thresholds (m,) of scores (m + z,) with a ``rate`` of false alarms."""
+        others, (strata, of_known) = values[len(self.asked) :], self.seen.candidates.strata
+        if not len(others):
+            return np.full(len(self.asked), np.quantile(values, 1 - rate))
+        return calibrated(others, of_known[self.judged.numpy()], strata[self.asked.numpy()], rate)
+
+
+@dataclass(frozen=True, eq=False)
+class _Residuals:
+    """The residuals (m + z,) of the records asked of a row and of known non-members, what rounding leaves of them, and
+    the level of non-members' residuals.
+    """
+
+    residual: Floats
+    floor: Floats
+    level: float
+    exact: bool
+
+    @staticmethod
+    def of(row: _RowView) -> "_Residuals":
+        """The residuals by a row's moves, and whether its span is exact."""
+        seen, count = row.seen, len(row.asked)
+        columns = zip(*(seen.residuals(part, row.asked) for part in row.used), strict=True)
+        residual, floor = (torch.stack(column).mean(dim=0).numpy() for column in columns)
         # Without known non-members, all records stand for them.
         ordinary = residual[count:] if len(residual) > count else residual
         if len(residual) > count and seen.candidates.strata[0].shape[1]:
             groups, of_known = (strata[:, 0] for strata in seen.candidates.strata)
-            groups, of_known = groups[asked.numpy()], of_known[judged.numpy()]
+            groups, of_known = groups[row.asked.numpy()], of_known[row.judged.numpy()]
             # All of a group's records may lie in a span that others lie outside of, as turned images do.
             ordinary = ordinary[np.isin(of_known, groups)] if np.isin(groups, of_known).all() else ordinary
         level = float(np.quantile(ordinary, 0.01 if len(residual) > count else 0.9))
@@ -296,18 +341,24 @@ def _attacked_records(
         # must lie inside up to rounding.
         clear = int((residual[:count] < level).sum()) - 0.02 * count
         most = 2 * int(inside[:count].sum()) >= max(1.0, clear)
-        if _complete(seen, own, used) and most and level > 3 * _FLOORS * float(np.median(floor)):
-            # Half way, in digits, from rounding to the residuals of others.
-            return -residual, judged, -np.sqrt(np.minimum(_FLOORS * floor[:count], level) * level), True
-        filtered, digits = seen.filtered(own, asked), np.log10(weighted().clip(min=1e-8))
-        if filtered is not None:
-            # Two kinds of evidence, each in standard units of known non-members.
-            filtered = np.r_[filtered[:count], filtered[count:][judged.numpy()]]
-            digits = digits - filtered * digits[count:].std()
-        score = -(10**digits)
-    others = score[count:]
-    if not len(others):
-        return score, judged, np.full(count, np.quantile(score, 1 - rate)), False
-    strata, of_known = seen.candidates.strata
-    cuts = calibrated(others, of_known[judged.numpy()], strata[asked.numpy()], rate)
-    return score, judged, cuts, False
+        clean = level > 3 * _FLOORS * float(np.median(floor))
+        exact = not seen.knowledge.noisy and row.complete() and most and clean
+        return _Residuals(residual, floor[:count], level, exact)
+
+    def exact_scores(self) -> tuple[Floats, Floats]:
+        """Scores (m + z,), and thresholds (m,) half way, in digits, from rounding to the residuals of others."""
+        return -self.residual, -np.sqrt(np.minimum(_FLOORS * self.floor, self.level) * self.level)
+
+
+def _unsure_scores(row: _RowView, residuals: _Residuals | None, filtered: Floats | None) -> Floats:
+    """Scores (m + z,) of a row whose span is not exact, by the matched filter's, where there are any."""
+    if row.seen.knowledge.noisy:
+        return row.weighted() if filtered is None else filtered
+    assert residuals is not None
+    whole = residuals.residual if row.seen.family is not None else row.weighted()
+    digits, count = np.log10(whole.clip(min=1e-8)), len(row.asked)
+    if filtered is not None:
+        # Two kinds of evidence, each in standard units of known non-members.
+        filtered = np.r_[filtered[:count], filtered[count:][row.judged.numpy()]]
+        digits = digits - filtered * digits[count:].std()
+    return -(10**digits)

@@ -25,10 +25,8 @@ from torch import Tensor
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.span.candidates import Candidates, SpanScores
-from shoal.attacks.span.dense_layers import dense_layers, layer_inputs
-from shoal.attacks.span.knowledge import Knowledge, mean_updates
-from shoal.attacks.span.layer_moves import Move, moves_of_updates
-from shoal.attacks.span.pooled_models import moves_without_pooling
+from shoal.attacks.span.knowledge import Knowledge
+from shoal.attacks.span.layer_moves import moves_of_models, moves_of_updates
 from shoal.attacks.span.record_scores import scores_of_moves
 from shoal.attacks.updates.update_scores import check_updates
 from shoal.core.errors import require
@@ -159,28 +157,5 @@ class ModelSpan(_SpanAttack):
         fits = stacked.dim() == 3 and len(stacked) >= 2 and stacked.shape[2] == size
         require(fits, f"'models' must have shape (rounds + 1, K, {size}), with a round; got {tuple(stacked.shape)}")
         known = knowledge or Knowledge()
-        moved, rounding = self._moves(stacked.cpu(), candidates, engine, known)
-        updates, amplified = mean_updates(moved, None if first > 1 else known.server)
-        moving = updates.nan_to_num().ne(0).any(dim=2).sum(dim=1).clamp(min=1).tolist()
-        summed = [max(1, (known.clients or 1) // count) for count in moving]
-        moves = [
-            Move(k, first + t, stacked[t, k].cpu(), updates[t, k], summed[t], rounding * float(amplified[t, k]))
-            for k in range(stacked.shape[1])
-            for t in range(len(updates))
-        ]
+        moves = moves_of_models(stacked, candidates, engine, known, first)
         return scores_of_moves(self.layer, self.false_alarms, moves, stacked.shape[1], candidates, engine, known)
-
-    def _moves(
-        self, models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge
-    ) -> tuple[Tensor, float]:
-        """The moves (T, K, P) of models without pooling, and by how much its inversion makes rounding larger."""
-        share, layers = knowledge.pooling, dense_layers(engine.model, self.layer)
-        widest = max(layers, key=lambda layer: layer.outputs * layer.width)
-        matrices = widest.matrices(engine.model, models.flatten(0, 1)).unflatten(0, models.shape[:2])
-        if not 0 < share < 1 or models.shape[1] == 1 or not bool(torch.isfinite(matrices).all()):
-            return models.double().diff(dim=0), 1.0
-        x = candidates.x if candidates.known is None else torch.cat([candidates.x, candidates.known])
-        start = torch.nan_to_num(models[0, 0])
-        inputs, _ = layer_inputs(engine.model, start, widest, x, knowledge.dtype)
-        moves = moves_without_pooling(models, share, knowledge.cohort, matrices, inputs.flatten(0, -2))
-        return moves, (1 + share) / (1 - share)

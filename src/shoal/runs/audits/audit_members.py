@@ -20,7 +20,8 @@ from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
 from shoal.replay.run_records import records_of_run
-from shoal.replay.span_scores import spans_of_updates, spans_to_repeat
+from shoal.replay.span_scores import spans_to_repeat
+from shoal.replay.trace_attacks import attacks_on_rounds
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
@@ -78,11 +79,16 @@ def audit_members(
     target, folder = attacked.scores(engine), (home or out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
     spans = attacked.spans(engine)
-    wanted = {"folder": folder, "watch": watch, "workers": workers, "spans": spans_to_repeat(spans[0], references)}
+    wanted = {"folder": folder, "watch": watch, "workers": workers, "spans": spans_to_repeat(spans, references)}
     trained = reference_scores(attacked, target, references, engine, **wanted)
     seen, without = view_scores(attacked, target, trained, engine, folder=folder, spans=spans)
     records = records_of_run(attacked, target, trained, engine)
-    records = replace(records, further={**records.further, **seen}, omitted={**records.omitted, **without})
+    records = replace(
+        records,
+        further={**records.further, **seen},
+        omitted={**records.omitted, **without},
+        notes=(*records.notes, *spans.notes),
+    )
     on_scores, on_updates = all_attacks(simulation.attacks)
     audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
     if recorded is None:
@@ -188,7 +194,7 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
     exact, omitted = list[ScoredUpdates](), dict[str, str]()
     if spans:
         known = trace.knowledge(engine)
-        exact, omitted = spans_of_updates(trace.rounds(), trace.records, scores.clients, engine, known)
+        exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
     audit = audit_server(scores, trace.rounds(), trace.preferences, attacks=[*exact, *attacks])
     return replace(audit, omitted={**audit.omitted, **omitted})
 

@@ -1,0 +1,388 @@
+"""The joint attack: who is a member, asked of all records on a list at once and over every recorded round.
+
+A client's update, or a model's move, is a sum of per-example gradients and noise of known size. With ``z_j = 1`` for a
+member, ``g_j`` the gradient of record j at the round's start, clipped as clients clip it, and ``c_j`` its factor,
+
+    move_t = -sum_j z_j c_j g_j(start_t) + noise_t
+
+is a linear regression with known noise. Solving it for all z together lets members explain the move away from each
+other, which a test of one record at a time (`matched_filter`) cannot do. The score of a record is its log-odds, by a
+normal prior with the mean and variance of z.
+
+**The attacker has a list** of candidates that contains members, knows which clients trained which model in a round, and
+knows how clients train. Members that are missing from the list add noise to the move, and the attack gets weaker.
+
+Ours; the regression is that of data reconstruction from gradients, as in Balle, Cherubin and Hayes, "Reconstructing
+Training Data with Informed Adversaries", IEEE S&P 2022, section III, with noise in place of exact gradients.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.attacks.reference_scores import View
+from shoal.attacks.span.candidates import Candidates
+from shoal.attacks.span.dense_layers import DenseLayer, all_clipped_factors, dense_layers, scaled_rows
+from shoal.attacks.span.knowledge import Knowledge
+from shoal.attacks.span.layer_moves import Move, moves_of_models, moves_of_updates
+from shoal.core.errors import require
+from shoal.core.settings import settings
+from shoal.engine import Engine, LocalSGD, RoundUpdates
+from shoal.metrics.intervals import Floats
+
+_MISFIT = 0.1
+"""The part of a move, in its own length, that gradients at the start of a round do not explain: local steps move on."""
+
+_MOST = 4000
+"""Records of a list, at most, that are solved for at once; more are solved for in parts."""
+
+Merged = tuple[Tensor, Tensor]
+"""The clients (n,) of a round, by id, and the weights (K, n) of their updates in each model's move."""
+
+
+@settings
+class _JointAttack:
+    """What both attacks have in common.
+
+    Args:
+        prior: the share of members on the list of a client or cluster; None: as many as its clients have examples, but
+            half of the list at most.
+    """
+
+    prior: Annotated[float, Field(gt=0, lt=1, strict=True)] | None = None
+
+    def _score(
+        self, moves: Sequence[Move], candidates: Candidates, engine: Engine, knowledge: Knowledge
+    ) -> tuple[Floats, Floats]:
+        require(candidates.client is not None, "the joint attack needs the client of each candidate")
+        score = np.full(len(candidates.x), np.nan)
+        threshold = score.copy()
+        for unknown in _Regression(candidates, engine, knowledge, self.prior).solve(moves):
+            rows, odds = unknown.rows.numpy(), unknown.log_odds().numpy()
+            score[rows], threshold[rows] = odds, np.quantile(odds, 1 - unknown.prior)
+        return score, threshold
+
+
+@settings
+class UpdateJoint(_JointAttack):
+    """The joint attack of a server on each client's updates.
+
+    Args:
+        prior: the share of members on a client's list; None: as many as it has examples, but half of the list at most.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import Candidates, Knowledge, UpdateJoint
+        >>> draw, labels = shoal.Stream(0).generator(), [0, 1] * 4
+        >>> clients = [(torch.randn(8, 20, generator=draw), labels) for _ in range(5)]
+        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(40, 20, generator=draw), labels * 5))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=20, classes=2))
+        >>> local = shoal.LocalSGD(batch_size="all", learning_rate=0.5)
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(
+        ...         federation, shoal.FedAvg(), local, engine, shoal.Stream(0), record_every=1
+        ...     )
+        ...     seen = [report.updates for _, report in training.rounds(training.start(), 20)]
+        ...     x, y = (torch.cat([getattr(part, of) for part in (federation.clients, federation.test)]) for of in "xy")
+        ...     asked = Candidates(x, y=y, client=torch.arange(5).repeat_interleave(8).repeat(2))
+        ...     score, threshold = UpdateJoint().score(seen, asked, engine, Knowledge(local, examples=8))
+        ...
+        >>> bool((score[:40] > threshold[:40]).mean() > 0.8), bool((score[40:] > threshold[40:]).mean() < 0.2)
+        (True, True)
+    """
+
+    name: ClassVar[str] = "joint"
+    title: ClassVar[str] = "joint attack on updates, with a list"
+    view: ClassVar[View] = "server"
+
+    def score(
+        self, rounds: Iterable[RoundUpdates], candidates: Candidates, engine: Engine, knowledge: Knowledge
+    ) -> tuple[Floats, Floats]:
+        """Scores (M,) and thresholds (M,), NaN for records of a client that sent nothing.
+
+        Args:
+            rounds: recorded updates.
+            candidates: M records, each asked of its ``client``'s updates.
+            engine: of the model that was trained.
+            knowledge: of training.
+
+        Raises:
+            InputError: the candidates lack clients or labels, the clients' training is unknown, is no SGD or uses
+                control variates, or the network has no dense layer.
+        """
+        recorded = sorted(rounds, key=lambda updates: updates.round)
+        require(bool(recorded), "no round's updates were recorded")
+        clients = torch.cat([updates.clients for updates in recorded]).unique()
+        moves = moves_of_updates(recorded, clients, continued=knowledge.continued)
+        return self._score(moves, candidates, engine, knowledge)
+
+
+@settings
+class ModelJoint(_JointAttack):
+    """The joint attack of another client on the moves of each model, with one list of all the clients that train it.
+
+    Args:
+        prior: the share of members on a cluster's list; None: as many as its clients have examples, but half of it at
+            most.
+    """
+
+    name: ClassVar[str] = "joint-models"
+    title: ClassVar[str] = "joint attack on models' moves, with a list"
+    view: ClassVar[View] = "client"
+
+    def score(
+        self,
+        models: Tensor,
+        merged: Sequence[Merged],
+        candidates: Candidates,
+        engine: Engine,
+        knowledge: Knowledge,
+        first: int = 1,
+    ) -> tuple[Floats, Floats]:
+        """Scores (M,) and thresholds (M,), NaN for records of a client that trained no model.
+
+        Args:
+            models: (T + 1, K, P), as of `ModelSpan.score`.
+            merged: the clients and weights of each of the T rounds.
+            candidates: M records, each with its ``client``.
+            engine: of the model that was trained.
+            knowledge: of training.
+            first: the number of the first of the T rounds.
+
+        Raises:
+            InputError: see `UpdateJoint.score`.
+        """
+        moves = moves_of_models(models, candidates, engine, knowledge, first)
+        summed = list[Move]()
+        for move in moves:
+            clients, weights = merged[move.number - first]
+            here = weights[move.row] > 0
+            summed.append(replace(move, clients=clients[here], weights=weights[move.row, here]))
+        return self._score([move for move in summed if len(move.clients)], candidates, engine, knowledge)
+
+
+@dataclass(eq=False)
+class _Unknown:
+    """The memberships of m records that are solved for together.
+
+    Args:
+        rows: (m,) int64, the records' places, ascending.
+        prior: the share of members among them.
+        gram: (m, m) float64, the sum over moves of ``<c_i g_i, c_j g_j>``, in units of the noise's variance.
+        moved: (m,) float64, the same of ``<c_i g_i, -move>``.
+        products: by layer the last inputs (m, d) and their products (m, m), since a first layer's stay the same.
+    """
+
+    rows: Tensor
+    prior: float
+    gram: Tensor
+    moved: Tensor
+    products: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(rows: Tensor, prior: float) -> "_Unknown":
+        """Without equations."""
+        gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+        return _Unknown(rows, prior, gram, gram.new_zeros(len(rows)))
+
+    def log_odds(self) -> Tensor:
+        """Log P(member) / P(non-member), (m,) float64, without the prior's own."""
+        precision = 1 / (self.prior * (1 - self.prior))
+        factor = torch.linalg.cholesky(self.gram + precision * torch.eye(len(self.rows), dtype=torch.float64))
+        inverse = torch.cholesky_inverse(factor)
+        mean, variance = inverse @ (self.moved + precision * self.prior), inverse.diagonal()
+        # The posterior without the record's own prior: what the moves alone say of it.
+        said = (1 / variance - precision).clamp(min=0)
+        return mean / variance - precision * self.prior - said / 2
+
+    def products_of(self, layer: int, inputs: Tensor) -> Tensor:
+        """The products (m, m) of a layer's inputs (m, d)."""
+        before = self.products.get(layer)
+        if before is None or not before[0].equal(inputs):
+            self.products[layer] = before = inputs, inputs @ inputs.T
+        return before[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Regression:
+    """The regression of moves on the gradients of candidates.
+
+    Args:
+        candidates: M records with clients and labels.
+        engine: of the model that was trained.
+        knowledge: of training.
+        prior: the share of members on each list; None: see `UpdateJoint`.
+    """
+
+    candidates: Candidates
+    engine: Engine
+    knowledge: Knowledge
+    prior: float | None
+
+    @cached_property
+    def layers(self) -> list[DenseLayer]:
+        """The layers whose moves are regressed: all dense ones."""
+        return dense_layers(self.engine.model)
+
+    @cached_property
+    def rows_of(self) -> dict[int, Tensor]:
+        """The rows of each client's candidates, ascending, by its id."""
+        client = self.candidates.client
+        assert client is not None
+        order = torch.argsort(client, stable=True)
+        ids, counts = client.unique(return_counts=True)
+        none = torch.empty(0, dtype=torch.int64)
+        return defaultdict(lambda: none, zip(ids.tolist(), order.split(counts.tolist()), strict=True))
+
+    @cached_property
+    def local(self) -> LocalSGD:
+        """The clients' local training."""
+        local = self.knowledge.local
+        known = local is not None and local.optimizer is None and not self.knowledge.control_variates
+        require(known, "the joint attack needs to know how clients train, by SGD without control variates")
+        assert local is not None
+        return local
+
+    def solve(self, moves: Sequence[Move]) -> list[_Unknown]:
+        """The unknowns of all lists, with the equations of all moves."""
+        lists = self._lists(moves)
+        of_client = {client: parts for clients, parts in lists for client in clients}
+        of_start: dict[int, list[Move]] = defaultdict(list)
+        for move in moves:
+            of_start[move.start.data_ptr()].append(move)
+        for group in of_start.values():
+            clients = torch.cat([move.clients for move in group]).unique().tolist()
+            asked = torch.cat([self.rows_of[client] for client in clients]).sort().values
+            if len(asked):
+                self._add_moves(group, asked, of_client)
+        return [unknown for _, parts in lists for unknown in parts]
+
+    def _lists(self, moves: Sequence[Move]) -> list[tuple[list[int], list[_Unknown]]]:
+        """The clients that train models together, and the unknowns of their candidates, in parts of at most `_MOST`."""
+        joined = dict[int, int]()
+
+        def first(client: int) -> int:
+            while joined.setdefault(client, client) != client:
+                client = joined[client]
+            return client
+
+        for move in moves:
+            for client in move.clients.tolist():
+                joined[first(client)] = first(int(move.clients[0]))
+        together: dict[int, list[int]] = defaultdict(list)
+        for client in sorted(joined):
+            together[first(client)].append(client)
+        lists = list[tuple[list[int], list[_Unknown]]]()
+        for clients in together.values():
+            rows = torch.cat([self.rows_of[client] for client in clients]).sort().values
+            if not len(rows):
+                continue
+            # Dealt out, so that every part has records of all clients.
+            count = math.ceil(len(rows) / _MOST)
+            share = self.prior or min(0.5, sum(map(self._size, clients)) / len(rows))
+            lists.append((clients, [_Unknown.of(rows[part::count], share) for part in range(count)]))
+        return lists
+
+    def _add_moves(self, group: Sequence[Move], asked: Tensor, of_client: Mapping[int, Sequence[_Unknown]]) -> None:
+        """Add the equations of moves from one start; the records ``asked`` are those of all their clients."""
+        start, place = torch.nan_to_num(group[0].start), torch.full((len(self.candidates.x),), -1)
+        place[asked] = torch.arange(len(asked))
+        factors = self._gradients(start, asked)
+        vectors = torch.stack([move.move for move in group])
+        variances, decay = self._variances(group, vectors), self._decay(group[0].number)
+        matrices = [
+            layer.matrices(self.engine.model, vectors).double()
+            - decay * layer.matrices(self.engine.model, start).double()
+            for layer in self.layers
+        ]
+        for i, move in enumerate(group):
+            rows = torch.cat([self.rows_of[client] for client in move.clients.tolist()]).sort().values
+            factor = self._factor(move, rows)
+            for unknown in of_client.get(int(move.clients[0]), ()):
+                mine = torch.isin(rows, unknown.rows)
+                gram = torch.zeros(2 * (int(mine.sum()),), dtype=torch.float64)
+                moved = torch.zeros(len(gram), dtype=torch.float64)
+                for layer, ((inputs, errors), matrix) in enumerate(zip(factors, matrices, strict=True)):
+                    a, e = inputs[place[rows]].double(), scaled_rows(errors[place[rows]].double(), factor)
+                    # The records of other parts stand at their prior.
+                    rest = matrix[i] + unknown.prior * _flat(e[~mine]).T @ _flat(a[~mine])
+                    a, e = a[mine], e[mine]
+                    if a.dim() == 2:
+                        gram += unknown.products_of(layer, a) * (e @ e.T)
+                        moved -= ((e @ rest) * a).sum(dim=1)
+                    else:
+                        gradients = (e.mT @ a).flatten(1)
+                        gram += gradients @ gradients.T
+                        moved -= gradients @ rest.flatten()
+                within = torch.searchsorted(unknown.rows, rows[mine])
+                unknown.gram[within[:, None], within] += gram / variances[i]
+                unknown.moved[within] += moved / variances[i]
+
+    def _gradients(self, start: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Each layer's inputs and errors of records, the latter so scaled that gradients are clipped as clients do."""
+        x, y = self.candidates.x[rows.to(self.candidates.x.device)], self.candidates.y
+        require(y is not None, "the joint attack needs the label of each candidate")
+        assert y is not None
+        known = self.knowledge
+        return all_clipped_factors(self.engine, start, self.layers, x, y[rows], known.dtype, known.max_grad_norm)
+
+    def _factor(self, move: Move, rows: Tensor) -> Tensor:
+        """(m,) float64, how far a unit of each record's gradient takes a move: visits times rate, by its client's
+        weight.
+        """
+        local, weights = (
+            self.local.at_round(move.number),
+            zip(move.clients.tolist(), move.weights.tolist(), strict=True),
+        )
+        per_client = {client: weight * _reach(local, self._size(client)) for client, weight in weights}
+        client = self.candidates.client
+        assert client is not None
+        return torch.tensor([per_client[c] for c in client[rows].tolist()], dtype=torch.float64)
+
+    def _size(self, client: int) -> int:
+        """The number of a client's examples; of one without candidates that of the others, in the median."""
+        examples, rows = self.candidates.examples, self.rows_of[client]
+        if examples is None:
+            require(self.knowledge.examples is not None, "the joint attack needs the number of each client's examples")
+            assert self.knowledge.examples is not None
+            return self.knowledge.examples
+        return int(examples[rows[0]] if len(rows) else examples.median())
+
+    def _variances(self, group: Sequence[Move], vectors: Tensor) -> list[float]:
+        """The variance of the noise in each number of each move, and of what gradients at the start do not explain."""
+        lengths, count = vectors.double().norm(dim=1), vectors.shape[1]
+        misfit, variances = (_MISFIT * lengths) ** 2 / count, list[float]()
+        for move, length, unexplained in zip(group, lengths, misfit.tolist(), strict=True):
+            noise = 0.0
+            for client, weight in zip(move.clients.tolist(), move.weights.tolist(), strict=True):
+                known = replace(self.knowledge, examples=self._size(client))
+                noise += (weight * float(known.deviation(move.number, length, count))) ** 2
+            variances.append(max(noise * move.amplified**2 + unexplained, 1e-300))
+        return variances
+
+    def _decay(self, number: int) -> float:
+        """The part of the start that weight decay takes off in a round, negative; 0 where it is unknown."""
+        return (self.knowledge.decay_multiple(number) or 0.0) if self.knowledge.decays else 0.0
+
+
+def _reach(local: LocalSGD, size: int) -> float:
+    """The sum of the rates of the steps that an example of a client with ``size`` examples is in, over the batch."""
+    batch, steps = local.batch(size), local.steps_of(size)
+    poisson = local.gradient_privacy is not None and local.gradient_privacy.poisson
+    visits = steps * batch / size if poisson else steps / math.ceil(size / batch)
+    # Momentum repeats a step's gradient in all that follow.
+    repeated = sum((1 - local.momentum**after) / (1 - local.momentum) for after in range(1, steps + 1)) / steps
+    return local.learning_rate * visits / batch * repeated
+
+
+def _flat(values: Tensor) -> Tensor:
+    """Values (m, h), or (m, L, h) of L places, as rows."""
+    return values.flatten(0, -2)
