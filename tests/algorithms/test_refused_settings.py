@@ -8,7 +8,6 @@ from shoal.algorithms import (
     IFCA,
     MRMTL,
     PACFL,
-    AdapterPACFL,
     EarlyStopping,
     FedAvgStart,
     FedEM,
@@ -26,7 +25,6 @@ from shoal.algorithms import (
 from shoal.core.errors import InputError
 
 WRONG = [
-    (AdapterPACFL, "threshold", [0.0]), (AdapterPACFL, "root_rounds", [0]), (AdapterPACFL, "distance", ["x"]),
     (APFL, "alpha", [-0.1, 1.5]),
     (CFL, "eps1", [-0.1]), (CFL, "eps2", [-1.0]), (CFL, "gamma_max", [1.1]), (CFL, "linkage", ["ward"]),
     (CFL, "warm_up", [-1]), (CFL, "min_clients", [0]), (CFL, "min_examples", [-1]), (CFL, "sketch", [0]),
