@@ -110,7 +110,7 @@ VALUES = {
     "Pooling": lambda: shoal.Pooling(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 0.123),
     "PricedChoice": lambda: shoal.PricedChoice(shoal.IFCA(clusters=9), (0.123,) * 9),
     "IFCAWithinLimit": lambda: shoal.IFCAWithinLimit(shoal.IFCA(clusters=9)),
-    "RRCluster": lambda: shoal.RRCluster(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
+    "ClusterSizeFloor": lambda: shoal.ClusterSizeFloor(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
     "HypCluster": lambda: shoal.HypCluster(9, "farthest-first", 12, "yogi", 0.123, 0.8, 0.9, 0.1),
     "FedSoft": lambda: shoal.FedSoft(9, 0.123, 0.01, 12, "clusters"),
     "FedEM": lambda: shoal.FedEM(9),

@@ -8,6 +8,7 @@ from shoal.algorithms import (
     IFCA,
     MRMTL,
     PACFL,
+    ClusterSizeFloor,
     EarlyStopping,
     FedAvgStart,
     FedEM,
@@ -20,7 +21,6 @@ from shoal.algorithms import (
     OneShotClustering,
     Pooling,
     PricedChoice,
-    RRCluster,
 )
 from shoal.core.errors import InputError
 
@@ -43,7 +43,7 @@ WRONG = [
     (PACFL, "threshold", [0.0]), (PACFL, "vectors", [0]), (PACFL, "distance", ["x"]), (PACFL, "linkage", ["ward"]),
     (Pooling, "share", [-0.1, 1.1, "much"]),
     (PricedChoice, "prices", [(float("inf"), 0.0)]),
-    (RRCluster, "min_clients", [0]),
+    (ClusterSizeFloor, "min_clients", [0]),
 ]  # fmt: skip
 
 

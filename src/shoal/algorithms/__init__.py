@@ -26,10 +26,10 @@ from shoal.algorithms.personal.fine_tuning import FineTuning
 from shoal.algorithms.personal.local import LocalOnly
 from shoal.algorithms.personal.mr_mtl import MRMTL
 from shoal.algorithms.personal.per_fedavg import PerFedAvg
+from shoal.algorithms.private.cluster_size_floor import ClusterSizeFloor
 from shoal.algorithms.private.group_privacy import GroupPrivacy
 from shoal.algorithms.private.private_means import PrivateMeans
 from shoal.algorithms.private.r_dpcfl import RDPCFL
-from shoal.algorithms.private.rr_cluster import RRCluster
 from shoal.algorithms.wrapper import Derived, Wrapper
 from shoal.algorithms.wrappers.choice import IFCAMIR, IFCAWithinLimit, PricedChoice, RiskAwareChoice
 from shoal.algorithms.wrappers.coordinate_wise import CoordinateMedian, TrimmedMean
@@ -40,19 +40,19 @@ from shoal.algorithms.wrappers.shared_body import SharedBody
 from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart, ServerStart
 
 Algorithms = (
-    FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
-    | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
-    | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | RDPCFL | FineTuning
+    FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit
+    | ClusterSizeFloor | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody
+    | EarlyStopping | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | RDPCFL | FineTuning
     | FedRep | FedBN | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
     | MultiKrum
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
 __all__ = [
-    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms",
+    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "ClusterSizeFloor",
     "CoordinateMedian", "Derived", "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedBN", "FedEM",
     "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HypCluster",
-    "IFCAWithinLimit", "LocalOnly", "MultiKrum", "OneShotClustering", "OneShotStart",
-    "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice",
-    "Scaffold", "ServerOnly", "ServerStart", "SharedBody", "TrimmedMean", "Wrapper",
+    "IFCAWithinLimit", "LocalOnly", "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling",
+    "PricedChoice", "PrivateMeans", "Redraw", "RiskAwareChoice", "Scaffold", "ServerOnly", "ServerStart",
+    "SharedBody", "TrimmedMean", "Wrapper",
 ]  # fmt: skip
