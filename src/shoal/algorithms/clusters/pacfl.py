@@ -30,8 +30,7 @@ class PACFL(FixedClusters):
     The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the choice of basis
     vectors within a subspace and on their signs. It takes p vectors of each label, which are not orthogonal. Thresholds
     for it do not apply here. Ours: U_i is of all examples of a client, with fewer than p vectors where it has fewer
-    examples; average linkage weighs by clients, as scipy's does. The formulas were taken from notes on the paper and
-    from its code, not from its text.
+    examples; average linkage weighs by clients, as scipy's does.
 
     U_i shows the server directions of a client's data, and no defence of local training acts on it; DP-SGD is refused,
     since its epsilon would not hold. Groups that differ in labels alone are not seen.
@@ -43,8 +42,10 @@ class PACFL(FixedClusters):
         distance: the "smallest" principal angle, or the "sum" of all.
         linkage: of the hierarchical clustering: "average", "complete" or "single".
 
-    Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023); settings of the
-    authors' code (MMorafah/PACFL).
+    Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023): the
+    signatures, the proximity matrix of principal angles and its hierarchical clustering, without its clients that join
+    later. The paper's text was not at hand: these and the settings are from notes on it and from the authors' code
+    (MMorafah/PACFL).
 
     Example:
         >>> import shoal
