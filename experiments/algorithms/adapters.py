@@ -1,9 +1,9 @@
-"""HiLoRA and PINA on adapters of a frozen body, beside what they are for: accuracy and grouping over seeds.
+"""Algorithms on adapters of a frozen body: accuracy and grouping over seeds, with and without DP-SGD.
 
-    python experiments/algorithms/adapters.py hilora | pina [--seeds 6] [--csv FILE] [--only NAME ...]
+    python experiments/algorithms/adapters.py plain | private [--seeds 6] [--csv FILE] [--only NAME ...]
 
-The body is an MLP that the server trained on 500 upright public digits. Clients have digits that are turned by 0, 90,
-180 or 270 degrees by group (PINA's: 0 or 90), and train low-rank updates of its two layers of 64 and its head.
+The body is an MLP that the server trained on 400 upright public digits. Clients have digits that are turned by 0, 90,
+180 or 270 degrees by group (private: 0 or 90), and train low-rank updates of its two layers of 64 and its head.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch import nn
 import shoal
 from shoal.engine import Algorithm, LocalSGD
 
-ANGLES = {"hilora": (0, 90, 180, 270), "pina": (0, 90)}
+ANGLES = {"plain": (0, 90, 180, 270), "private": (0, 90)}
 LOCAL = LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
 
 
@@ -56,19 +56,13 @@ def adapted(of: shoal.Federation, rank: int) -> shoal.Model:
 
 
 def compared(what: str, rounds: int) -> dict[str, tuple[Algorithm, LocalSGD]]:
-    if what == "hilora":
-        tiers = {"tier_rounds": (3, rounds - 13)}
+    if what == "plain":
         algorithms = {
             "FedAvg": shoal.FedAvg(),
             "local training": shoal.LocalOnly(),
             "Ditto": shoal.Ditto(strength=0.3),
             "IFCA, K = 4": shoal.IFCA(clusters=4),
             "IFCA after one-shot, K = 4": shoal.OneShotStart(shoal.IFCA(clusters=4), replace(LOCAL, epochs=20)),
-            # The angle parts the groups of seeds 100 and 101, which are none of those measured.
-            "PACFL on adapters": shoal.AdapterPACFL(threshold=45.0, root_rounds=3),
-            "HiLoRA": shoal.HiLoRA(**tiers),
-            "HiLoRA without leaves": shoal.HiLoRA(**tiers | {"tier_rounds": (3, rounds)}),
-            "HiLoRA, one cluster": shoal.HiLoRA(**tiers | {"max_clusters": 1}),
         }
         return {name: (algorithm, LOCAL) for name, algorithm in algorithms.items()}
     private = replace(LOCAL, epochs=1, batch_size="all", learning_rate=0.5, gradient_privacy=shoal.DPSGD(1.0, 4.0))
@@ -77,15 +71,13 @@ def compared(what: str, rounds: int) -> dict[str, tuple[Algorithm, LocalSGD]]:
         "IFCA": shoal.IFCA(clusters=2),
         "R-DPCFL": shoal.RDPCFL(2, rounds, 1),
         "private means": shoal.PrivateMeans(2, 4.0, 4.0),
-        "PINA": shoal.PINA(2, 16, 1.0, 4.0),
-        "PINA by examples": shoal.PINA(2, 16, 1.0, 4.0, "examples"),
     }
     return {name: (algorithm, private) for name, algorithm in algorithms.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["hilora", "pina"])
+    parser.add_argument("what", choices=[*ANGLES])
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--clients", type=int, default=16)

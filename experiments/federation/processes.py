@@ -81,11 +81,16 @@ class Programs:
         return self.folder / "flwr"
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a program of this Python's environment."""
+        """Start a program of this Python's environment in ``folder``, where an app may save files such as its model."""
         program = beside_python(command)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                program, stdout=log, stderr=subprocess.STDOUT, env=environment(self.home), start_new_session=True
+                program,
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(self.home),
+                start_new_session=True,
             )
 
     def call(self, command: Sequence[str], folder: Path, seconds: float = 120) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from shoal.algorithms import IFCA, GroupPrivacy, HypCluster, RRCluster
+from shoal.algorithms import IFCA, ClusterSizeFloor, GroupPrivacy, HypCluster
 from shoal.algorithms.private.group_privacy import k_means
 from shoal.core.randomness import Stream
 from shoal.defenses import LaplaceNoise
@@ -69,10 +69,10 @@ def test_candidates_alone_train_and_models_without_one_stay(play):
     assert int((after.assignment >= 0).sum()) == 6
 
 
-def test_rr_cluster_leaves_the_start_alone(play):
+def test_cluster_size_floor_leaves_the_start_alone(play):
     inner = HypCluster(start="farthest-first")
     (_, plain), _ = play(inner, rounds=1)
-    (_, floored, after), (_, report) = play(RRCluster(inner, 3), rounds=2)
+    (_, floored, after), (_, report) = play(ClusterSizeFloor(inner, 3), rounds=2)
     assert torch.equal(plain.models, floored.models)
     assert torch.bincount(report.assignment).tolist() == [3, 3]
     assert not torch.equal(after.models, floored.models)

@@ -8,7 +8,7 @@ from shoal.algorithms import (
     IFCA,
     MRMTL,
     PACFL,
-    AdapterPACFL,
+    ClusterSizeFloor,
     EarlyStopping,
     FedAvgStart,
     FedEM,
@@ -21,12 +21,10 @@ from shoal.algorithms import (
     OneShotClustering,
     Pooling,
     PricedChoice,
-    RRCluster,
 )
 from shoal.core.errors import InputError
 
 WRONG = [
-    (AdapterPACFL, "threshold", [0.0]), (AdapterPACFL, "root_rounds", [0]), (AdapterPACFL, "distance", ["x"]),
     (APFL, "alpha", [-0.1, 1.5]),
     (CFL, "eps1", [-0.1]), (CFL, "eps2", [-1.0]), (CFL, "gamma_max", [1.1]), (CFL, "linkage", ["ward"]),
     (CFL, "warm_up", [-1]), (CFL, "min_clients", [0]), (CFL, "min_examples", [-1]), (CFL, "sketch", [0]),
@@ -45,7 +43,7 @@ WRONG = [
     (PACFL, "threshold", [0.0]), (PACFL, "vectors", [0]), (PACFL, "distance", ["x"]), (PACFL, "linkage", ["ward"]),
     (Pooling, "share", [-0.1, 1.1, "much"]),
     (PricedChoice, "prices", [(float("inf"), 0.0)]),
-    (RRCluster, "min_clients", [0]),
+    (ClusterSizeFloor, "min_clients", [0]),
 ]  # fmt: skip
 
 

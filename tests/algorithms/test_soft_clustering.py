@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from plain_training import CLOSE, losses_of, played, sgd
-from shoal.algorithms import IFCA, FedAvg, FedEM, FedRC, FedSoft, RRCluster
+from shoal.algorithms import IFCA, ClusterSizeFloor, FedAvg, FedEM, FedRC, FedSoft
 from shoal.algorithms.clusters.fedem import mixture_outputs
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -269,9 +269,9 @@ def test_the_mixture_of_probabilities_is_what_a_client_predicts():
 
 
 @pytest.mark.parametrize("base", [FedSoft(), FedEM(), FedRC()], ids=repr)
-def test_rr_cluster_refuses_algorithms_in_which_no_assignment_decides_who_trains_what(base):
-    with pytest.raises(InputError, match="RR-Cluster's 'base' must be"):
-        RRCluster(base).check(LOCAL, 0)
+def test_cluster_size_floor_refuses_algorithms_in_which_no_assignment_decides_who_trains_what(base):
+    with pytest.raises(InputError, match="ClusterSizeFloor's 'base' must be"):
+        ClusterSizeFloor(base).check(LOCAL, 0)
 
 
 def test_fedrc_needs_classes():

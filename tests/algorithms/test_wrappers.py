@@ -11,13 +11,13 @@ from torch import nn
 from shoal.algorithms import (
     IFCA,
     IFCAMIR,
+    ClusterSizeFloor,
     Ditto,
     EarlyStopping,
     FedAvg,
     FedOpt,
     Pooling,
     PricedChoice,
-    RRCluster,
     Scaffold,
     SharedBody,
 )
@@ -32,7 +32,7 @@ from shoal.models import Model
 MEANS = {
     "pooling": lambda base: Pooling(base, 0.7),
     "price": lambda base: PricedChoice(base, (0.0, 5.0)),
-    "size_floor": lambda base: RRCluster(base, 3),
+    "size_floor": lambda base: ClusterSizeFloor(base, 3),
     "shared_body": SharedBody,
     "stop": lambda base: EarlyStopping(base, after=0),
 }
@@ -45,7 +45,7 @@ def same(one: State, other: State) -> bool:
 
 
 BASES = [IFCA(2), IFCAMIR(IFCA(2, weighting="examples")), FedOpt(IFCA(2))]
-# RR-Cluster is wrapped by FedOpt, and not the other way round.
+# ClusterSizeFloor is wrapped by FedOpt, and not the other way round.
 PAIRS = [(name, base) for name in MEANS for base in BASES if name != "size_floor" or not isinstance(base, FedOpt)]
 
 

@@ -258,8 +258,8 @@ def test_an_algorithm_s_base_is_any_other_s_table(cls, tmp_path):
             "[algorithm]: 'prices' must be one number for each of 3 models, or left out; got 1",
         ),
         (
-            {"algorithm": {"name": "rr-cluster", "base": {"name": "fedavg"}}},
-            "[algorithm]: RR-Cluster's 'base' must be IFCA, ",
+            {"algorithm": {"name": "cluster-size-floor", "base": {"name": "fedavg"}}},
+            "[algorithm]: ClusterSizeFloor's 'base' must be IFCA, ",
         ),
         (
             {"algorithm": {"name": "ifca-within-limit"}},

@@ -48,6 +48,14 @@ def test_no_program_sends_telemetry_or_looks_for_updates_or_installs(tmp_path):
 
 
 @pytest.mark.processes
+def test_files_that_a_program_saves_are_in_its_folder(tmp_path):
+    with Programs(tmp_path) as programs:
+        programs.start("saves", [sys.executable, "-c", "open('final_model.pt', 'w')"])
+        programs.running["saves"].wait(60)
+    assert (tmp_path / "final_model.pt").exists()
+
+
+@pytest.mark.processes
 def test_a_program_that_fails_says_so(tmp_path):
     with Programs(tmp_path) as programs:
         assert programs.call([sys.executable, "-c", "print(6 * 7)"], tmp_path) == "42\n"

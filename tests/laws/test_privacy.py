@@ -32,7 +32,6 @@ from shoal.algorithms import (
     FedRC,
     FedSoft,
     FineTuning,
-    HiLoRA,
     HypCluster,
     PerFedAvg,
     Scaffold,
@@ -55,7 +54,7 @@ LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 PRIVATE = replace(LOCAL, gradient_privacy=RULE)
 SIZES = (8, 12, 4, 16, 8, 12)
 CLIENT, RECORD = 3, 5
-REFUSED = (APFL, FedEM, FedRC, FedSoft, HiLoRA, PACFL, PerFedAvg, Scaffold)
+REFUSED = (APFL, FedEM, FedRC, FedSoft, PACFL, PerFedAvg, Scaffold)
 
 
 def refused(algorithm: Any) -> bool:

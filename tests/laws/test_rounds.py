@@ -18,7 +18,6 @@ from shoal.algorithms import (
     IFCAMIR,
     MRMTL,
     PACFL,
-    PINA,
     Ditto,
     FedAvg,
     FedBN,
@@ -28,7 +27,6 @@ from shoal.algorithms import (
     FedRep,
     FedSoft,
     FineTuning,
-    HiLoRA,
     LocalOnly,
     PerFedAvg,
     PrivateMeans,
@@ -191,7 +189,7 @@ def test_watching_and_threads_change_no_bit(model, build, backend):
             assert same(played(model, build(), algorithm, **given | options), unwatched), options
 
 
-KINDS_OF_STEPS = (FedAvg, FedProx, Scaffold, FedSoft, FedEM, FedRep, FedBN, APFL, PerFedAvg, HiLoRA, ServerOnly)
+KINDS_OF_STEPS = (FedAvg, FedProx, Scaffold, FedSoft, FedEM, FedRep, FedBN, APFL, PerFedAvg, ServerOnly)
 """Plain; with a linear term; from mixtures of models; of weighted examples; of some tensors; by a rule."""
 
 
@@ -370,9 +368,7 @@ def test_every_algorithm_is_a_value(algorithm, mlp, build):
     with Engine(mlp) as engine:
         first, second = (algorithm.init(engine, build(), LOCAL, Stream(3)) for _ in range(2))
     assert same(first, second)
-    if not isinstance(
-        algorithm, PACFL | PINA | PrivateMeans
-    ):  # Clusters that models do not choose start from one model.
+    if not isinstance(algorithm, PACFL | PrivateMeans):  # Clusters that models do not choose start from one model.
         assert len(torch.unique(first.models, dim=0)) == len(first.models), "models must start apart"
     assert (first.round, first.assignment.tolist()) == (0, [-1] * 6)
     assert all(len(own) == 6 for own in first.clients.values())

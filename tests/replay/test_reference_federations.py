@@ -48,9 +48,9 @@ def attacked(toy_config):
     [
         {},
         # Who is moved is drawn at random: the same clients in the replay.
-        {"algorithm__name": "rr-cluster", "algorithm__base": {"name": "ifca-mir"}, "algorithm__min_clients": 4},
+        {"algorithm__name": "cluster-size-floor", "algorithm__base": {"name": "ifca-mir"}, "algorithm__min_clients": 4},
     ],
-    ids=["ifca-mir", "rr-cluster"],
+    ids=["ifca-mir", "cluster-size-floor"],
 )
 def test_recorded_risks_replay_the_run_bit_for_bit(attacked, algorithm):
     run, engine = attacked(algorithm__rounds=6, **algorithm)

@@ -9,11 +9,10 @@ from shoal.algorithms.clusters.fedem import FedEM
 from shoal.algorithms.clusters.fedrc import FedRC
 from shoal.algorithms.clusters.fedsoft import FedSoft
 from shoal.algorithms.clusters.fesem import FeSEM
-from shoal.algorithms.clusters.hilora import HiLoRA
 from shoal.algorithms.clusters.hypcluster import HypCluster
 from shoal.algorithms.clusters.ifca import IFCA, Redraw
 from shoal.algorithms.clusters.one_shot import OneShotClustering
-from shoal.algorithms.clusters.pacfl import PACFL, AdapterPACFL
+from shoal.algorithms.clusters.pacfl import PACFL
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.one_model.fedopt import FedOpt
 from shoal.algorithms.one_model.fedprox import FedProx
@@ -27,12 +26,10 @@ from shoal.algorithms.personal.fine_tuning import FineTuning
 from shoal.algorithms.personal.local import LocalOnly
 from shoal.algorithms.personal.mr_mtl import MRMTL
 from shoal.algorithms.personal.per_fedavg import PerFedAvg
+from shoal.algorithms.private.cluster_size_floor import ClusterSizeFloor
 from shoal.algorithms.private.group_privacy import GroupPrivacy
-from shoal.algorithms.private.metric_privacy import MetricPrivacy
-from shoal.algorithms.private.pina import PINA
 from shoal.algorithms.private.private_means import PrivateMeans
 from shoal.algorithms.private.r_dpcfl import RDPCFL
-from shoal.algorithms.private.rr_cluster import RRCluster
 from shoal.algorithms.wrapper import Derived, Wrapper
 from shoal.algorithms.wrappers.choice import IFCAMIR, IFCAWithinLimit, PricedChoice, RiskAwareChoice
 from shoal.algorithms.wrappers.coordinate_wise import CoordinateMedian, TrimmedMean
@@ -43,19 +40,19 @@ from shoal.algorithms.wrappers.shared_body import SharedBody
 from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart, ServerStart
 
 Algorithms = (
-    FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
-    | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
-    | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
+    FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit
+    | ClusterSizeFloor | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody
+    | EarlyStopping | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | RDPCFL | FineTuning
     | FedRep | FedBN | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
-    | MultiKrum | HiLoRA | PINA | AdapterPACFL
+    | MultiKrum
 )  # fmt: skip
 """Algorithms that the key 'algorithm.name' of a configuration can name."""
 
 __all__ = [
-    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "PINA", "RDPCFL", "AdapterPACFL", "Algorithms",
+    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "ClusterSizeFloor",
     "CoordinateMedian", "Derived", "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedBN", "FedEM",
-    "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HiLoRA", "HypCluster",
-    "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "MultiKrum", "OneShotClustering", "OneShotStart",
-    "PerFedAvg", "Pooling", "PricedChoice", "PrivateMeans", "RRCluster", "Redraw", "RiskAwareChoice",
-    "Scaffold", "ServerOnly", "ServerStart", "SharedBody", "TrimmedMean", "Wrapper",
+    "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HypCluster",
+    "IFCAWithinLimit", "LocalOnly", "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling",
+    "PricedChoice", "PrivateMeans", "Redraw", "RiskAwareChoice", "Scaffold", "ServerOnly", "ServerStart",
+    "SharedBody", "TrimmedMean", "Wrapper",
 ]  # fmt: skip

@@ -50,8 +50,7 @@ class CFL(Derived):
     inherited by both; updates are of parameters, without batch norm's statistics; with partial participation the
     criteria are of this round's clients. Norms are exact and cosines are of sketches (`UpdateSketch`), so that the
     server keeps d numbers of an update. A refused division is refused whole: no other one is searched for. Not here:
-    the encryption of updates (the paper's Algorithm 5), which changes neither norm nor cosine. The formulas were taken
-    from notes on the paper and from the authors' code, not from the paper's text.
+    the encryption of updates (the paper's Algorithm 5), which changes neither norm nor cosine.
 
     Failures: eps1 and eps2 depend on network and local training, and must be set by a look at updates' norms; an eps2
     below the updates within a group breaks off single clients. CFL divides late, so groups have fewer rounds. Sybils
@@ -72,8 +71,9 @@ class CFL(Derived):
             down all splits below, and is sent no model between that one and its cluster's.
         admission: the smallest cosine with some client's update at which it goes to that client's part; -1: any.
 
-    Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991; settings of the authors' notebook
-    (felisat/clustered-federated-learning).
+    Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991: the bipartition of Algorithm 1, the conditions for a split
+    with eps1, eps2 and gamma_max, and Algorithm 4 for clients that join later. The paper's text was not at hand: these
+    are from notes on it and from the authors' notebook (felisat/clustered-federated-learning), as are the settings.
 
     Example:
         >>> import shoal.toy

@@ -44,8 +44,9 @@ class FedEM:
     Args:
         clusters: M, the components of the mixture (the paper: 3).
 
-    Source: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, arXiv:2108.10252, as the authors' code (omarfoq/FedEM) has it:
-    its expectation step, weights and loss were read there, not in the paper's text.
+    Source: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, arXiv:2108.10252, the client-server algorithm FedEM, as the
+    authors' code (omarfoq/FedEM) has it: its expectation step, weights and loss were read there, not in the paper's
+    text.
 
     Example:
         >>> import shoal.toy

@@ -33,8 +33,8 @@ class FedRC(FedEM):
     Args:
         clusters: M, the components of the mixture (the authors' command: 3).
 
-    Source: Guo, Tang, Lin 2023, arXiv:2301.12379, and the authors' code (LINs-lab/FedRC), whose expectation step and
-    label shares these are.
+    Source: Guo, Tang, Lin 2023, arXiv:2301.12379, the algorithm FedRC: its expectation step and label shares as in the
+    authors' code (LINs-lab/FedRC).
 
     Example:
         >>> import shoal.toy

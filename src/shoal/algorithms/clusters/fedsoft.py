@@ -56,8 +56,8 @@ class FedSoft:
         start: where local training starts: "personal", the client's own model; "clusters", the mean of the clusters'
             models by the client's importances.
 
-    Source: Ruan, Joe-Wong 2021, arXiv:2112.06053, and the authors' code (ycruan/FedSoft), whose estimate of
-    importances, aggregation and local objective these are.
+    Source: Ruan, Joe-Wong 2021, arXiv:2112.06053, the algorithm FedSoft with its proximal local update, as the
+    authors' code (ycruan/FedSoft) estimates importances, aggregates and trains.
 
     Example:
         >>> import shoal.toy

@@ -25,15 +25,14 @@ class FeSEM:
     results (`OneShotClustering`), since independent random centers are further from each other than any training goes.
     A client that comes later trains the initial model in its first round, goes to the nearest center, and moves none.
     Distances include batch norm's statistics. The server keeps all n updates of a round. A client that changes its
-    cluster counts in that round as one that trained both. The formulas were taken from notes on the paper, not from
-    its text.
+    cluster counts in that round as one that trained both.
 
     Args:
         clusters: K, the number of models.
         local: local training of the first round, and of a newcomer's; left out: as in all others.
 
     Source: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, arXiv:2005.01026 (Multi-center federated learning),
-    stochastic expectation maximisation.
+    section 4.3, federated stochastic expectation maximization, from notes on it: the paper's text was not at hand.
 
     Example:
         >>> import shoal.toy

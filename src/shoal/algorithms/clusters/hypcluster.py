@@ -37,8 +37,9 @@ class HypCluster(Derived):
         beta2: decay of the second moment.
         tau: degree of adaptivity of "adam" and "yogi".
 
-    Source: Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619 (user clustering); server optimizer and farthest-first
-    start as in fedjax (`fedjax/algorithms/hyp_cluster.py`), a library of the same group.
+    Source: Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619, the algorithm HypCluster of the section on user
+    clustering; server optimizer and farthest-first start as in fedjax (`fedjax/algorithms/hyp_cluster.py`), a library
+    of the same group.
 
     Example:
         >>> import shoal.toy

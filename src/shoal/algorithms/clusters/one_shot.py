@@ -33,19 +33,19 @@ class OneShotClustering:
     client that was not in the first round trains the initial model in its first one, which moves no model, and
     joins the cluster with the nearest mean. Until then it counts to the first cluster.
 
-    In the paper clients minimise their own losses, k-means of the minimisers is trimmed against malicious clients, and
-    each group learns from its own start. Ours: all start from one model, since networks trained from different ones
-    cannot be compared; plain k-means (scikit-learn's, the best of 10 starts); groups go on from their means. The first
-    round must be long enough for clients' models to differ by group. The server keeps all n updates of that round.
-    Where fewer clients than K take part in it, the remaining models stay random. The method was taken from the paper's
-    abstract and from notes.
+    In the earlier work clients minimise their own losses, k-means of the minimisers is trimmed against malicious
+    clients, and each group learns from its own start. Ours: all start from one model, since networks trained from
+    different ones cannot be compared; plain k-means (scikit-learn's, the best of 10 starts); groups go on from their
+    means. The first round must be long enough for clients' models to differ by group. The server keeps all n updates
+    of that round. Where fewer clients than K take part in it, the remaining models stay random.
 
     Args:
         clusters: K, the number of models.
         local: local training of the first round, and of a newcomer's; left out: as in all others.
 
-    Source: Ghosh, Hong, Yin, Ramchandran 2019, arXiv:1906.06629; the baseline "one-shot" of Ghosh, Chung, Yin,
-    Ramchandran 2020, arXiv:2006.04088, on FEMNIST.
+    Source: the one-shot clustering baseline as the IFCA paper describes it for Federated EMNIST (Ghosh, Chung, Yin,
+    Ramchandran 2020, arXiv:2006.04088, section on experiments), where it stands for the earlier work of Ghosh, Hong,
+    Yin, Ramchandran 2019, arXiv:1906.06629.
 
     Example:
         >>> import shoal.toy

@@ -24,8 +24,8 @@ class MRMTL(Derived):
     Args:
         strength: the pull lambda (the authors' code: 0.1 to 3); best stronger, the more noise DP-SGD adds.
 
-    Source: Liu, Hu, Wu, Smith 2022, arXiv:2206.07902, and the authors' code (kenziyuliu/private-cross-silo-fl), whose
-    update of the mean this is, with equal clients.
+    Source: Liu, Hu, Wu, Smith 2022, arXiv:2206.07902, mean-regularized multi-task learning; the update of the mean
+    is that of the authors' code (kenziyuliu/private-cross-silo-fl), with equal clients.
 
     Example:
         >>> import shoal.toy

@@ -31,8 +31,7 @@ class PrivateMeans(FixedClusters):
         max_norm: C, to which longer inputs are scaled.
         noise_multiplier: sigma; 0: no noise, and no guarantee.
 
-    Of ours; relatives are R-DPCFL (`RDPCFL`, clusters from noisy updates) and `PINA` (from noisy sketches of
-    adapters).
+    Source: no paper; a relative is R-DPCFL (`RDPCFL`), whose clusters are made of noisy updates.
 
     Example:
         >>> import shoal

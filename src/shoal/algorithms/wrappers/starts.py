@@ -86,7 +86,7 @@ class ServerStart(Wrapper):
         local: training on the shadow set, whose steps are neither clipped nor noised; left out: 20 epochs in the
             batches and at the rate of local training.
 
-    Source: of ours for clusters; as in FedAvg from pretrained models, Nguyen et al., "Where to begin?", ICLR 2023,
+    Source: ours for clusters; as in FedAvg from pretrained models, Nguyen et al., "Where to begin?", ICLR 2023,
     arXiv:2206.15387, with labels of the server's in the place of other data.
 
     Example:
@@ -130,7 +130,7 @@ class OneShotStart(Start):
         local: local training of the first round; left out: as in all others. It must be long enough for clients'
             models to differ by group.
 
-    Source: ours as a start; the grouping is `OneShotClustering`'s (Ghosh et al. 2019, arXiv:1906.06629).
+    Source: ours as a start; the grouping is `OneShotClustering`'s, the baseline of Ghosh et al. 2020.
 
     Example:
         >>> import shoal.toy

@@ -159,7 +159,7 @@ def layer_information(
     has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is, with
     T = 1 unless its inputs are ``direct``, the same in all rounds: only then do rounds add up.
 
-    Rows and columns that never move, as those of an adapter's ranks that rest, do not count among h and d. Under noise
+    Rows and columns that never move, such as those of pixels that are always 0, do not count among h and d. Under noise
     the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
     """
     if not moves:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.algorithms import CFL, PACFL, AdapterPACFL, FedEM, FedRC, FedSoft, HiLoRA, LocalOnly, MetricPrivacy
+from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedSoft, LocalOnly
 from shoal.algorithms.personal.own_layers import OwnLayers
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit.preflight import (
@@ -109,7 +109,7 @@ class VisibleMoves:
         """The clients that train the model of a group's clients, where clusters find the groups."""
         clients, groups = len(self.federation), len(self.federation.groups_with_clients)
         of_group = int((self.federation.group == group).sum())
-        if self.has(CFL, PACFL, AdapterPACFL, HiLoRA):
+        if self.has(CFL, PACFL):
             return of_group
         models = next((int(getattr(base, "clusters")) for base in self.bases if hasattr(base, "clusters")), 1)  # noqa: B009
         if models == 1 or self.has(FedSoft, FedEM, FedRC):
@@ -133,7 +133,7 @@ class VisibleMoves:
         noise, gradient_noise = self.noise(size, steps, passes, summed)
         return Moves(
             size * clients, rounds, passes, merged, share or 1.0, self.copies,
-            noise=noise, gradient_noise=gradient_noise, exact=self._exact(view),
+            noise=noise, gradient_noise=gradient_noise, exact=self._exact,
         )  # fmt: skip
 
     def noise(
@@ -164,12 +164,13 @@ class VisibleMoves:
         filtered = self.simulation.setup.client_filter
         return (filtered.noise_multiplier or 0.0) if isinstance(filtered, LaplaceNoise) else 0.0
 
-    def _exact(self, view: str) -> bool:
+    @property
+    def _exact(self) -> bool:
         """Whether moves are sums of (error x input), but for noise whose size is known."""
         optimizer, filtered = self.local.optimizer, self.simulation.setup.client_filter
         known = filtered is None or (isinstance(filtered, LaplaceNoise) and filtered.epsilon is None)
         linear = optimizer is None or optimizer.name in _LINEAR_OPTIMIZERS
-        return known and linear and (view == SERVER or not self.has(MetricPrivacy))
+        return known and linear
 
     def most(
         self, moves: Moves, layers: Sequence[LayerShape] | None = None, terms: Mapping[str, ExampleTerms] | None = None

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.algorithms import IFCA, IFCAMIR, Ditto, FedAvg, FedProx, IFCAWithinLimit, RRCluster
-from shoal.algorithms.private.rr_cluster import rebalanced
+from shoal.algorithms import IFCA, IFCAMIR, ClusterSizeFloor, Ditto, FedAvg, FedProx, IFCAWithinLimit
+from shoal.algorithms.private.cluster_size_floor import rebalanced
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training, averaging_weights
@@ -71,7 +71,7 @@ def test_every_client_above_the_floor_is_equally_likely_to_move():
 @pytest.mark.parametrize("ifca", [IFCA(3), IFCA(3, weighting="examples")], ids=repr)
 @pytest.mark.parametrize("wrapped", [lambda ifca: ifca, IFCAMIR, IFCAWithinLimit], ids=["IFCA", "MIR", "limit"])
 def test_starts_weights_and_assignment_follow_the_moves(play, ifca, wrapped):
-    _, (report,) = play(RRCluster(wrapped(ifca), 2), rounds=1)
+    _, (report,) = play(ClusterSizeFloor(wrapped(ifca), 2), rounds=1)
     _, (chosen,) = play(wrapped(ifca), rounds=1)
     (training,) = report.plan.trainings
     assert torch.bincount(report.assignment, minlength=3).tolist() == [2, 2, 2]
@@ -84,7 +84,7 @@ def test_starts_weights_and_assignment_follow_the_moves(play, ifca, wrapped):
 
 
 def test_moved_clients_train_the_new_model_and_use_their_choice(play, mlp, build):
-    base, algorithm = IFCA(2), RRCluster(IFCA(2), 3)
+    base, algorithm = IFCA(2), ClusterSizeFloor(IFCA(2), 3)
     states, reports = play(algorithm, rounds=4)
     assert all(torch.bincount(each.assignment).tolist() == [3, 3] for each in reports)
     last = states[-1]
@@ -106,7 +106,7 @@ class First(IFCA):
 
 
 def test_moved_clients_differ_between_rounds_and_not_between_runs(play):
-    (one, other) = (play(RRCluster(First(), 3), rounds=4)[1] for _ in range(2))
+    (one, other) = (play(ClusterSizeFloor(First(), 3), rounds=4)[1] for _ in range(2))
     moved = [tuple(each.assignment.tolist()) for each in one]
     assert all(sorted(each) == [0, 0, 0, 1, 1, 1] for each in moved)
     assert len(set(moved)) > 2
@@ -120,7 +120,7 @@ def cohort_with(losses, mlp, build, algorithm, state):
 
 
 def test_a_floor_that_everybody_meets_is_the_base_bit_for_bit(play):
-    one, base = (play(each)[0][-1] for each in (RRCluster(FloorMet(), 1), FloorMet()))
+    one, base = (play(each)[0][-1] for each in (ClusterSizeFloor(FloorMet(), 1), FloorMet()))
     assert torch.equal(one.models, base.models)
 
 
@@ -131,13 +131,13 @@ class FloorMet(IFCA):
         return self.plan_of(cohort.clients % 2, None, state, cohort)
 
 
-@pytest.mark.parametrize("base", [FedAvg(), FedProx(IFCA()), Ditto(IFCAMIR()), RRCluster()], ids=repr)
+@pytest.mark.parametrize("base", [FedAvg(), FedProx(IFCA()), Ditto(IFCAMIR()), ClusterSizeFloor()], ids=repr)
 def test_other_bases_are_one_sentence(base):
-    with pytest.raises(InputError, match=r"^RR-Cluster's 'base' must be IFCA, IFCA-MIR, [^\n]*; got \w+$"):
-        RRCluster(base).check(LocalSGD(), 5)
+    with pytest.raises(InputError, match=r"^ClusterSizeFloor's 'base' must be IFCA, IFCA-MIR, [^\n]*; got \w+$"):
+        ClusterSizeFloor(base).check(LocalSGD(), 5)
 
 
-def test_rr_cluster_checks_its_base():
+def test_cluster_size_floor_checks_its_base():
     with pytest.raises(InputError, match="IFCA-MIR chooses by risk"):
-        RRCluster(IFCAMIR()).check(LocalSGD(), 0)
-    FedProx(RRCluster()).check(LocalSGD(), 0)
+        ClusterSizeFloor(IFCAMIR()).check(LocalSGD(), 0)
+    FedProx(ClusterSizeFloor()).check(LocalSGD(), 0)

@@ -1,4 +1,4 @@
-"""RR-Cluster: random clients fill up clusters that too few have chosen."""
+"""A floor on cluster sizes: random clients fill up clusters that too few have chosen."""
 
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -22,33 +22,34 @@ class PlansAnyAssignment(Protocol):
 
 
 @settings
-class RRCluster(Wrapper):
+class ClusterSizeFloor(Wrapper):
     """After the clients of ``base`` chose, models with fewer than B of this round's clients get some of others'.
 
     A client is drawn at random from all whose model has more than B, and trains the model that lacks most (the first of
     several), until every model has B or none has more. The draw is of one round's training; clients use what the base
     says, and the next round begins with their own choices again.
 
-    From the paper's abstract: the floor, and that clients are drawn at random. Ours: every client of any model above
-    the floor is equally likely in each draw; which model is filled first; and rounds of fewer than K * B clients. Also
-    ours: the directive "size_floor" of a cluster, in [0, 1], lowers its floor to round(B * directive); at 0 it receives
-    no client, but may give some, and where it is 0 for all clusters this is ``base``, bit for bit. Without it the floor
-    is B. No model gives clients below B.
+    Every client of any model above the floor is equally likely in each draw. No model gives clients below B. The
+    directive "size_floor" of a cluster, in [0, 1], lowers its floor to round(B * directive); without it the floor is B.
+    At 0 the cluster receives no client, but may give some. Where it is 0 for all clusters this is ``base``, bit for
+    bit.
 
     Args:
         base: an algorithm that plans by ``plan_of``, itself or in its ``ifca``: IFCA, IFCA-MIR, IFCA within limits, or
             your own. Wrap other wrappers around this one.
         min_clients: B, the clients that train each model in a round.
 
-    Source: Yang, Hu, Kim, Li 2025, arXiv:2508.06183. There the floor makes the noise of client-level differential
-    privacy cheaper. By itself it gives no such guarantee; single clients show less in a model that more clients train.
+    A floor gives no guarantee of differential privacy. Single clients show less in a model that more clients train.
+
+    Source: no paper's algorithm. Inspired by RR-Cluster (Yang, Hu, Kim, Li 2025, arXiv:2508.06183), which guarantees a
+    minimum number of clients per cluster by random rebalancing, so that client-level noise costs less.
 
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
         >>> federation = shoal.Federation.from_tensors([one, one, one, other], test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> algorithm = shoal.RRCluster(shoal.IFCA(clusters=2), min_clients=2)
+        >>> algorithm = shoal.ClusterSizeFloor(shoal.IFCA(clusters=2), min_clients=2)
         >>> result = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=3)
         >>> result.rounds["clients"].tolist(), result.clients["cluster"].tolist()
         ([2, 2, 2, 2, 2, 2], [0, 0, 0, 1])
@@ -56,8 +57,8 @@ class RRCluster(Wrapper):
 
     base: Algorithm = IFCA()
     min_clients: Positive = 5
-    name: Literal["rr-cluster"] = "rr-cluster"
-    title: ClassVar[str] = "RR-Cluster"
+    name: Literal["cluster-size-floor"] = "cluster-size-floor"
+    title: ClassVar[str] = "Cluster size floor"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """The base must let others say who trains which model."""
@@ -68,7 +69,7 @@ class RRCluster(Wrapper):
         """The base's plan with clients moved to models below their floors."""
         plan = super().plan(state, cohort)
         floors = (self.min_clients * state.strength("size_floor")).round().long()
-        order = torch.randperm(len(cohort), generator=cohort.stream("rr-cluster").generator())
+        order = torch.randperm(len(cohort), generator=cohort.stream("cluster-size-floor").generator())
         assignment = rebalanced(plan.assignment, floors, self.min_clients, order)
         if torch.equal(assignment, plan.assignment):
             return plan
@@ -79,8 +80,8 @@ class RRCluster(Wrapper):
             if isinstance(algorithm, PlansAnyAssignment):
                 return algorithm
         raise InputError(
-            "RR-Cluster's 'base' must be IFCA, IFCA-MIR, IFCA within limits, or an algorithm with a method 'plan_of'; "
-            f"got {type(self.base).__name__}"
+            "ClusterSizeFloor's 'base' must be IFCA, IFCA-MIR, IFCA within limits, or an algorithm with a method "
+            f"'plan_of'; got {type(self.base).__name__}"
         )
 
 
