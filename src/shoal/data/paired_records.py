@@ -146,6 +146,50 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
     return PairedRecords(joined, entry, other, len(federation.clients.x), source, within)
 
 
+def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, shared: bool) -> tuple[Tensor, Tensor]:
+    """Held-out examples beside those in pairs, with which a list of candidates hides the members that have no pair.
+
+    Args:
+        records: the pairs.
+        federation: that they were made of.
+        stream: of the draws.
+        shared: whether a client gets an example of the kind of each of its unpaired ones, as far as there are, which
+            others may have too; else each example is one client's, and a group gets as many as it has unpaired ones.
+
+    Returns:
+        The position of the client (F,) int64, and the place in the held-out set (F,) int64, of each.
+    """
+    clients, (held_out, _, within) = federation.clients, _held_out(federation)
+    of_client = torch.arange(len(federation)) if within == "client" else federation.group
+    key = held_out.group
+    if within == "client":
+        assert held_out.client is not None
+        key = torch.searchsorted(federation.ids, held_out.client)
+    owners, places = clients.owners(), [records.test[:0]]
+    chosen = [owners[:0]]
+    unpaired = torch.nonzero(~torch.isin(torch.arange(len(owners)), records.entry)).flatten()
+    if not shared:
+        free = torch.nonzero(~torch.isin(torch.arange(len(key)), records.test)).flatten()
+        for value in key[free].unique().tolist():
+            of_key, mine = free[key[free] == value], owners[unpaired][of_client[owners[unpaired]] == value]
+            order = torch.randperm(len(of_key), generator=stream(value).generator())[: len(mine)]
+            places.append(of_key[order])
+            chosen.append(mine[: len(order)])
+        return torch.cat(chosen), torch.cat(places)
+    label = clients.y[clients.indices.to(clients.y.device)].cpu()
+    other_label = held_out.y.cpu()
+    if federation.classes is None:
+        label, other_label = torch.zeros(len(owners), dtype=torch.int64), torch.zeros(len(key), dtype=torch.int64)
+    strata = _strata(torch.arange(len(key)), key, other_label)
+    for (position, c), members in _strata(unpaired, owners, label).items():
+        others = strata.get((int(of_client[position]), c), records.test[:0])
+        others = others[~torch.isin(others, records.test[owners[records.entry] == position])]
+        order = torch.randperm(len(others), generator=stream(position, c).generator())[: len(members)]
+        places.append(others[order])
+        chosen.append(torch.full((len(order),), position))
+    return torch.cat(chosen), torch.cat(places)
+
+
 def number_of_pairs(federation: Federation, duplicates: Duplicates = "keep") -> int:
     """The number of pairs that `pair_records` makes."""
     return len(_drawn_pairs(federation, Stream(0), duplicates)[0])

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Knowledge, Population, RecordedRisks, ReferenceScores, UpdateJoint, UpdateSpan
+from shoal.attacks import Candidates, Knowledge, Population, RecordedRisks, ReferenceScores, UpdateJoint, UpdateSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
@@ -29,11 +29,12 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.memory_format import gather
-from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
+from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, decoys, pair_records
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import MAX_BYTES, MAX_SECONDS, ROUNDS, FirstRounds
 from shoal.replay.span_scores import (
+    JOINT_NAMES,
     SPAN_NAMES,
     CandidateRecords,
     SpansOfRun,
@@ -321,7 +322,21 @@ class AttackedRun:
             known=others.x,
             known_y=others.y.cpu(),
             known_group=others.group.cpu(),
+            listed={name: rest for name in JOINT_NAMES if (rest := self._on_list(shared=name == UpdateJoint.name))},
         )
+
+    def _on_list(self, *, shared: bool) -> Candidates | None:
+        """What is on the list of a joint attack beside the pairs: the clients' other examples, and non-members."""
+        records, federation = self.records, self.simulation.federation
+        owners, shards = federation.clients.owners(), records.federation.clients
+        rest = torch.nonzero(~torch.isin(torch.arange(len(owners)), records.entry)).flatten()
+        position, places = decoys(records, federation, self.stream("decoys", str(shared)), shared=shared)
+        rows = torch.cat([shards.indices[rest], records.first_test + places]).to(shards.y.device)
+        client = torch.cat([owners[rest], position])
+        sizes, ids = federation.clients.sizes[client], federation.ids[client]
+        if not len(rows):
+            return None
+        return Candidates(gather(shards.x, rows), y=shards.y[rows].cpu(), client=ids, examples=sizes)
 
     def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine, spans: Collection[str]) -> dict[str, Tensor]:
         """The span attacks' scores, by the fields of `FederationScores`; NaN where one cannot be asked."""

@@ -1,7 +1,7 @@
 """The span and the joint attacks on a federation's rounds: of the server on updates, of a client on models' moves."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from shoal.core.errors import InputError
 from shoal.core.representation import one_line
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, State, Training
+from shoal.metrics.intervals import Floats
 from shoal.replay.first_rounds import MAX_BYTES, FirstRounds
 
 SPANS = (ModelSpan(), UpdateSpan())
@@ -70,6 +71,8 @@ class CandidateRecords:
         y: labels (M,), or targets of a regression.
         group: (M,) int64, whose distribution each follows.
         known, known_y, known_group: inputs (Z, ...), labels and groups of the others.
+        listed: by the name of a joint attack, what else is on its list: the clients' other examples, and further
+            non-members. These have no score.
     """
 
     client: Tensor
@@ -80,6 +83,7 @@ class CandidateRecords:
     known: Tensor
     known_y: Tensor
     known_group: Tensor
+    listed: Mapping[str, Candidates] = field(default_factory=dict)
     __repr__ = one_line
 
     def candidates(self, row: Tensor | None = None) -> Candidates:
@@ -94,6 +98,15 @@ class CandidateRecords:
             strata = [torch.cat([of, of * classes + label], dim=1) for of, label in zip(strata, labels, strict=True)]
         of_x, of_known = strata
         return Candidates(self.x, self.known, of_x, of_known, row, self.y, self.known_y, **listed)
+
+    def on_list(self, attack: str) -> Candidates:
+        """The records, and then what else is on the list of a joint ``attack``."""
+        own = Candidates(self.x, y=self.y, client=self.client, examples=self.examples)
+        further = self.listed.get(attack)
+        if further is None:
+            return own
+        names = ("x", "y", "client", "examples")
+        return Candidates(**{name: torch.cat([getattr(own, name), getattr(further, name)]) for name in names})
 
 
 def span_scores(
@@ -113,12 +126,13 @@ def span_scores(
     attacks: dict[str, Callable[[], AttackScores]] = {
         ModelSpan.name: lambda: _of_models(seen, asked, engine, knowledge),
         UpdateSpan.name: lambda: _of_updates(seen, asked, engine, knowledge),
-        ModelJoint.name: lambda: AttackScores(
-            ModelJoint.view,
-            *ModelJoint().score(seen.moves(), seen.weights(), asked.candidates(), engine, knowledge, seen.first),
+        ModelJoint.name: lambda: _of_list(
+            asked,
+            ModelJoint(),
+            lambda on_list: ModelJoint().score(seen.moves(), seen.weights(), on_list, engine, knowledge, seen.first),
         ),
-        UpdateJoint.name: lambda: AttackScores(
-            UpdateJoint.view, *UpdateJoint().score(seen.updates, asked.candidates(), engine, knowledge)
+        UpdateJoint.name: lambda: _of_list(
+            asked, UpdateJoint(), lambda on_list: UpdateJoint().score(seen.updates, on_list, engine, knowledge)
         ),
     }
     for attack in (*SPANS, *JOINTS):
@@ -164,6 +178,20 @@ def spans_to_repeat(spans: SpansOfRun, references: int) -> tuple[str, ...]:
     if references < Stack.least:
         return ()
     return tuple(name for name in spans.repeat if name in spans.scores and not is_exact(spans.scores[name]))
+
+
+def _of_list(
+    asked: CandidateRecords,
+    attack: ModelJoint | UpdateJoint,
+    score: Callable[[Candidates], tuple[Floats, Floats]],
+) -> AttackScores:
+    """The scores of a joint attack; half of each group's records are called members, as many as pairs have."""
+    found, group = score(asked.on_list(attack.name))[0][: len(asked.x)], asked.group.numpy()
+    threshold = np.full(len(found), np.nan)
+    for value in np.unique(group):
+        rows = (group == value) & ~np.isnan(found)
+        threshold[rows] = np.median(found[rows]) if rows.any() else np.nan
+    return AttackScores(attack.view, found, threshold)
 
 
 def _of_updates(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:

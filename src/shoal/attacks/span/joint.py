@@ -41,7 +41,7 @@ from shoal.metrics.intervals import Floats
 _MISFIT = 0.1
 """The part of a move, in its own length, that gradients at the start of a round do not explain: local steps move on."""
 
-_MOST = 4000
+_MOST = 6000
 """Records of a list, at most, that are solved for at once; more are solved for in parts."""
 
 Merged = tuple[Tensor, Tensor]
@@ -53,8 +53,8 @@ class _JointAttack:
     """What both attacks have in common.
 
     Args:
-        prior: the share of members on the list of a client or cluster; None: as many as its clients have examples, but
-            half of the list at most.
+        prior: the share of members on the list of a client or cluster; None: as many as its clients have examples, or
+            half of a list that is shorter.
     """
 
     prior: Annotated[float, Field(gt=0, lt=1, strict=True)] | None = None
@@ -76,7 +76,7 @@ class UpdateJoint(_JointAttack):
     """The joint attack of a server on each client's updates.
 
     Args:
-        prior: the share of members on a client's list; None: as many as it has examples, but half of the list at most.
+        prior: the share of members on a client's list; None: as many as it has examples, or half of a shorter list.
 
     Example:
         >>> import torch, shoal
@@ -130,8 +130,8 @@ class ModelJoint(_JointAttack):
     """The joint attack of another client on the moves of each model, with one list of all the clients that train it.
 
     Args:
-        prior: the share of members on a cluster's list; None: as many as its clients have examples, but half of it at
-            most.
+        prior: the share of members on a cluster's list; None: as many as its clients have examples, or half of a
+            shorter list.
     """
 
     name: ClassVar[str] = "joint-models"
@@ -287,8 +287,9 @@ class _Regression:
                 continue
             # Dealt out, so that every part has records of all clients.
             count = math.ceil(len(rows) / _MOST)
-            share = self.prior or min(0.5, sum(map(self._size, clients)) / len(rows))
-            lists.append((clients, [_Unknown.of(rows[part::count], share) for part in range(count)]))
+            share = sum(map(self._size, clients)) / len(rows)
+            prior = self.prior or (share if share < 1 else 0.5)
+            lists.append((clients, [_Unknown.of(rows[part::count].contiguous(), prior) for part in range(count)]))
         return lists
 
     def _add_moves(self, group: Sequence[Move], asked: Tensor, of_client: Mapping[int, Sequence[_Unknown]]) -> None:
