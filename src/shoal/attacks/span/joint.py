@@ -62,7 +62,11 @@ class _JointAttack:
     def _score(
         self, moves: Sequence[Move], candidates: Candidates, engine: Engine, knowledge: Knowledge
     ) -> tuple[Floats, Floats]:
-        require(candidates.client is not None, "the joint attack needs the client of each candidate")
+        local = knowledge.local
+        known = local is not None and local.optimizer is None and not knowledge.control_variates
+        require(known, "the joint attack needs to know how clients train, by SGD without control variates")
+        for values, what in ((candidates.client, "client"), (candidates.y, "label")):
+            require(values is not None, f"the joint attack needs the {what} of each candidate")
         score = np.full(len(candidates.x), np.nan)
         threshold = score.copy()
         for unknown in _Regression(candidates, engine, knowledge, self.prior).solve(moves):
@@ -242,15 +246,6 @@ class _Regression:
         none = torch.empty(0, dtype=torch.int64)
         return defaultdict(lambda: none, zip(ids.tolist(), order.split(counts.tolist()), strict=True))
 
-    @cached_property
-    def local(self) -> LocalSGD:
-        """The clients' local training."""
-        local = self.knowledge.local
-        known = local is not None and local.optimizer is None and not self.knowledge.control_variates
-        require(known, "the joint attack needs to know how clients train, by SGD without control variates")
-        assert local is not None
-        return local
-
     def solve(self, moves: Sequence[Move]) -> list[_Unknown]:
         """The unknowns of all lists, with the equations of all moves."""
         lists = self._lists(moves)
@@ -330,22 +325,17 @@ class _Regression:
     def _gradients(self, start: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Each layer's inputs and errors of records, the latter so scaled that gradients are clipped as clients do."""
         x, y = self.candidates.x[rows.to(self.candidates.x.device)], self.candidates.y
-        require(y is not None, "the joint attack needs the label of each candidate")
         assert y is not None
         known = self.knowledge
         return all_clipped_factors(self.engine, start, self.layers, x, y[rows], known.dtype, known.max_grad_norm)
 
     def _factor(self, move: Move, rows: Tensor) -> Tensor:
-        """(m,) float64, how far a unit of each record's gradient takes a move: visits times rate, by its client's
-        weight.
-        """
-        local, weights = (
-            self.local.at_round(move.number),
-            zip(move.clients.tolist(), move.weights.tolist(), strict=True),
-        )
-        per_client = {client: weight * _reach(local, self._size(client)) for client, weight in weights}
-        client = self.candidates.client
+        """(m,) float64, how far a unit of each record's gradient takes a move, by the weight of its client."""
+        client, local = self.candidates.client, self.knowledge.local
         assert client is not None
+        assert local is not None
+        local, of_move = local.at_round(move.number), zip(move.clients.tolist(), move.weights.tolist(), strict=True)
+        per_client = {number: weight * _reach(local, self._size(number)) for number, weight in of_move}
         return torch.tensor([per_client[c] for c in client[rows].tolist()], dtype=torch.float64)
 
     def _size(self, client: int) -> int:
@@ -375,13 +365,14 @@ class _Regression:
 
 
 def _reach(local: LocalSGD, size: int) -> float:
-    """The sum of the rates of the steps that an example of a client with ``size`` examples is in, over the batch."""
+    """How far a round takes a unit of an example's gradient, at a client with ``size`` examples."""
     batch, steps = local.batch(size), local.steps_of(size)
-    poisson = local.gradient_privacy is not None and local.gradient_privacy.poisson
-    visits = steps * batch / size if poisson else steps / math.ceil(size / batch)
+    # DP-SGD divides by the nominal batch, also the sum over a pass's last batch, which may be shorter.
+    nominal = local.private and local.gradient_privacy is not None and not local.gradient_privacy.poisson
+    share = steps / math.ceil(size / batch) / batch if nominal else steps / size
     # Momentum repeats a step's gradient in all that follow.
     repeated = sum((1 - local.momentum**after) / (1 - local.momentum) for after in range(1, steps + 1)) / steps
-    return local.learning_rate * visits / batch * repeated
+    return local.learning_rate * share * repeated
 
 
 def _flat(values: Tensor) -> Tensor:
