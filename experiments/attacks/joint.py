@@ -2,19 +2,20 @@
 
     python experiments/attacks/joint.py OUT [--seeds 0 1] [--settings demo mlp]
 
-Each setting is trained and attacked with complete lists: all members of a client and as many non-members. Written:
-OUT/joint.csv, the AUC over the audit's pairs for each setting, seed, view and attack. `filter`: the matched filter,
-which needs no list. `joint`: as audits ask it. `updates of another client`: its null. The rest are variants:
-`posterior mean` in place of log-odds; `binary`: expectation propagation with memberships of 0 or 1; `known count`: the
-number of members is known too; `midpoint`: gradients half way between start and end of a round; `half of the members
-missing`, `three non-members per member`, `each non-member three times`: other lists; `with the final model`: plus the
-loss of the released model, in standard deviations.
+Each setting is trained and attacked with complete lists: all members of a client and as many non-members. A run whose
+file is in OUT/runs is not run again. Written: OUT/joint.csv, the AUC over the audit's pairs for each setting, seed,
+view and attack. `filter`: the matched filter, which needs no list. `joint`: as audits ask it. `updates of another
+client`: its null. The rest are variants: `posterior mean` in place of log-odds; `binary`: expectation propagation with
+memberships of 0 or 1; `known count`: the number of members is known too; `midpoint`: gradients half way between start
+and end of a round; `half of the members missing`, `three non-members per member`, `each non-member three times`: other
+lists; `with the final model`: plus the loss of the released model, in standard deviations.
 """
 
 import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,11 @@ if __name__ == "__main__":
     parser.add_argument("--settings", nargs="+", default=[*SETTINGS], choices=SETTINGS)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    table = [row for setting in given.settings for seed in given.seeds for row in rows_of(setting, seed)]
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_text(given.out / "joint.csv", pd.DataFrame(table).round(4).to_csv(index=False))
+    (given.out / "runs").mkdir(parents=True, exist_ok=True)
+    tables = []
+    for setting, seed in product(given.settings, given.seeds):
+        path = given.out / "runs" / f"{setting}-{seed}.csv"
+        if not path.exists():
+            write_text(path, pd.DataFrame(rows_of(setting, seed)).round(4).to_csv(index=False))
+        tables.append(pd.read_csv(path))
+    write_text(given.out / "joint.csv", pd.concat(tables).to_csv(index=False))
