@@ -14,6 +14,7 @@ lists; `with the final model`: plus the loss of the released model, in standard 
 import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -73,6 +74,7 @@ def changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
+@contextmanager
 def attacked_run(setting: str, seed: int) -> Iterator[tuple[AttackedRun, Engine]]:
     """A finished run of a setting and its engine."""
     table, changes = SETTINGS[setting]
@@ -168,7 +170,12 @@ def next_of_group(federation: Federation) -> dict[int, int]:
 
 def rows_of(setting: str, seed: int) -> list[dict[str, Any]]:
     """The rows of one run."""
-    ((attacked, engine),) = attacked_run(setting, seed)
+    with attacked_run(setting, seed) as (attacked, engine):
+        return rows_of_run(setting, seed, attacked, engine)
+
+
+def rows_of_run(setting: str, seed: int, attacked: AttackedRun, engine: Engine) -> list[dict[str, Any]]:
+    """The rows of an attacked run."""
     rounds, pairs = attacked.simulation.rounds, len(attacked.records)
     seen, knowledge = attacked.first_rounds(engine, rounds)
     assert seen is not None
