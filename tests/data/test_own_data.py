@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from shoal import (
@@ -125,6 +126,27 @@ def test_a_table_is_the_same_federation():
 
     again = Federation.from_table(Dataset(rows), columns, test=Dataset(test))
     assert torch.equal(again.clients.x, federation.clients.x)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV"])
+def test_pictures_of_pil_are_grey_or_rgb_as_pillow_converts_them(mode):
+    noise = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).quantize(7) if mode[0] == "P" else Image.fromarray(noise)
+    picture = picture.convert(mode)
+    channels = "L" if mode in ("1", "L", "LA") else "RGB"
+    expected = np.atleast_3d(np.asarray(picture.convert(channels))).transpose(2, 0, 1) / 255
+    pair = ([picture] * 2, [0, 1])
+    table = pd.DataFrame({"who": ["a", "b"], "label": [0, 1], "picture": pair[0]})
+    by_column = Federation.from_table(table, Columns(client="who", label="label"), test=table)
+    for federation in (Federation.from_tensors([pair], test=pair), by_column):
+        np.testing.assert_allclose(federation.clients.x.numpy(), np.stack([expected] * 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["I", "I;16", "F", "La"])
+def test_pictures_that_pillow_would_cut_off_are_refused(mode):
+    pictures = [Image.new(mode, (5, 4))] * 2
+    with pytest.raises(InputError, match=f"client 0 has a picture .*{mode}"):
+        Federation.from_tensors([(pictures, [0, 1])], test=(pictures, [0, 1]))
 
 
 def test_a_table_may_have_a_column_of_pictures():
