@@ -158,7 +158,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def nearest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) -> str:
-    """A hint naming the word closest to ``word``, or all of them but ``unlisted`` ones when none is close.
+    """A hint naming the word closest to ``word``, or 100 of them but ``unlisted`` ones when none is close.
 
     A word is close if it begins with ``word``, or if three quarters of both are the same.
 
@@ -170,4 +170,5 @@ def nearest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) 
     word, words = str(word), sorted(allowed)
     longer = [candidate for candidate in words if len(word) > 2 and candidate.startswith(word)]
     close = longer or difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.75)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words)}"
+    more = f" and {len(words) - 100:,} more" if len(words) > 100 else ""
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words[:100])}{more}"

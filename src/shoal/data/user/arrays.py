@@ -4,6 +4,7 @@ Labels are classes, or the targets of a regression. What cannot be examples is a
 says what is allowed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,7 +68,7 @@ class Columns:
 
     Args:
         client: the column with the names of the clients.
-        label: the column of labels, words or integers, which are numbered in sorted order; in Python with
+        label: the column of labels, words, codes or integers, which are numbered in sorted order; in Python with
             ``classes`` integers are classes as they are.
         group: the column with names of groups, one for all rows of a client; None: one group.
         inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
@@ -93,10 +94,11 @@ class Columns:
         for name, other in (("client", self.client), ("group", self.group)):
             require(other != self.label, f"'label' and '{name}' are the same column, '{self.label}'; name two")
         inputs = self.inputs or ()
+        often = Counter(inputs)
         for name in inputs:
             used = name in (self.client, self.label, self.group)
             require(not used, f"'inputs' has the column '{name}', which is the client, label or group")
-            require(inputs.count(name) == 1, f"'inputs' has the column '{name}' twice; once is allowed")
+            require(often[name] == 1, f"'inputs' has the column '{name}' twice; once is allowed")
 
 
 def tensors_of(name: str, value: object, task: Task = "classification") -> tuple[Tensor, Tensor]:
