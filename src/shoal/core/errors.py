@@ -14,6 +14,10 @@ from pathlib import Path
 from shoal.core.representation import shortened
 
 
+BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\a.csv' in single quotes, or C:/a.csv"
+"""Advice on a path of Windows, as the end of a sentence."""
+
+
 class ShoalError(Exception):
     """Something went wrong that is not a defect of Shoal; the text is one sentence for its user.
 
@@ -88,7 +92,34 @@ def file_errors(
     except damage as error:
         raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be {action}: {error.strerror or error}{advice}") from error
+        raise InputError(f"{path}: cannot be {action}: {unread(path, error)}{advice}") from error
+
+
+def unread(path: object, error: OSError) -> str:
+    """The reason why a file cannot be read; of a missing one with the place where it was looked for."""
+    return (
+        f"{error.strerror}{looked_in(path)}" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}"
+    )
+
+
+def looked_in(path: object) -> str:
+    """Where a file that is missing was looked for, as the end of a sentence.
+
+    A sign that cannot be printed comes from a backslash in a text of TOML.
+
+    >>> looked_in("/wards/a.csv")
+    " in the folder '/wards'"
+    >>> "single quotes" in looked_in("C:" + chr(10) + "ew.csv")
+    True
+    """
+    if str(path).isprintable():
+        return f" in the folder '{Path(str(path)).absolute().parent}'"
+    return BACKSLASH
+
+
+def printable(path: object) -> str:
+    """A path on one line: signs that cannot be printed as Python escapes them."""
+    return str(path) if str(path).isprintable() else repr(str(path))[1:-1]
 
 
 def require_instance(name: str, value: object, kind: type, how: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, require, unread
 from shoal.data.user.arrays import Columns
 from shoal.data.user.client_dataset import ClientDataset
 from shoal.data.user.origins import NameOf, file_row
@@ -98,7 +98,7 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
                 low_memory=False,
             )
     except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {error.strerror or error}; a readable file is needed") from error
+        raise InputError(f"'{path}' cannot be read: {unread(path, error)}; a readable file is needed") from error
     # No UTF-8, no columns, or rows of more cells than the header.
     except (ValueError, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())
