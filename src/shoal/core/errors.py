@@ -13,7 +13,6 @@ from pathlib import Path
 
 from shoal.core.representation import shortened
 
-
 BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\a.csv' in single quotes, or C:/a.csv"
 """Advice on a path of Windows, as the end of a sentence."""
 
