@@ -144,7 +144,7 @@ def _promise(seen: VisibleMoves, choice: float | None) -> tuple[dict[str, float]
     simulation, rule = seen.simulation, accounting.private_rule(seen.local)
     if rule is None:
         return {}, 0.0
-    rounds = max(1, round(simulation.participation * simulation.rounds))
+    rounds = max(1, round(seen.participation * simulation.rounds))
     everybody = torch.arange(len(seen.federation))
     if rule.noise == "sum":
         by_view = accounting.epsilons_by_view(rule, torch.full_like(everybody, rounds), choice)
@@ -163,7 +163,7 @@ def _assumptions(seen: VisibleMoves) -> list[str]:
     lines = []
     if not seen.has(LocalOnly):
         lines.append(f"Clients that train one model, where clusters find the groups: {sums}.")
-    if seen.simulation.participation < 1:
+    if seen.participation < 1:
         lines.append("Clients take part by chance, so examples behind a move and rounds are means.")
     if seen.copies == inf:
         lines.append("The attacker knows the family of transforms, and searches it for each record.")
