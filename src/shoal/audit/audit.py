@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import ReferenceAttack, client_scores
+from shoal.attacks import BaVarIA, LiRA, ReferenceAttack, client_scores
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import (
     AGAINST_CLIENTS,
@@ -18,6 +18,7 @@ from shoal.audit.records import (
     CLIENT,
     DecisiveFigures,
     RecordTable,
+    at_once,
     attacks_of_view,
     measure,
     strongest,
@@ -117,13 +118,7 @@ class Audit:
 
     def flat(self) -> dict[str, float | str]:
         """The keys and values of audit.json; what was not measured is left out."""
-        flat: dict[str, float | str] = {}
-        shown = self.attacks[self.attacks["scope"].isin(["all", "group"])]
-        for row in rows_of(shown):
-            key = f"attacks.{row['attack']}.{row['name']}"
-            flat |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
-            if row["attack"] in CHOSEN_OF_VIEW.values() and not isnan(row["exact"]):
-                flat[f"{key}.exact"] = row["exact"]
+        flat = self.figures()
         for view, (name, scope) in product(VIEWS, self._scopes().items()):
             if (decides := self.headline(view, *scope)) is not None:
                 flat[f"views.{view}.{name}.attack"] = str(decides["attack"])
@@ -134,6 +129,16 @@ class Audit:
         if not np.isnan(self.empirical_epsilon):
             flat |= {"empirical_epsilon": self.empirical_epsilon, "empirical_epsilon.delta": self.delta}
         return {**flat, **self.guesses}
+
+    def figures(self) -> dict[str, float | str]:
+        """The keys of audit.json that begin with ``attacks``."""
+        figures: dict[str, float | str] = {}
+        for row in rows_of(self.attacks[self.attacks["scope"].isin(["all", "group"])]):
+            key = f"attacks.{row['attack']}.{row['name']}"
+            figures |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
+            if row["attack"] in CHOSEN_OF_VIEW.values() and not isnan(row["exact"]):
+                figures[f"{key}.exact"] = row["exact"]
+        return figures
 
     def _scopes(self) -> dict[str, tuple[str, str]]:
         return {"all": ("all", "all"), **{name: ("group", name) for name in self.groups}}
@@ -313,11 +318,48 @@ def attack_row(
     return row
 
 
+TWO_SIDED = (LiRA.name, BaVarIA.name)
+"""Attacks with two distributions, which scores of the wrong sign do not blind. They may be below chance by the numbers
+of IN and OUT scores alone (`leave_one_out_scores`)."""
+
+
+def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
+    """Attacks that are certain to be below chance, as where losses are given as scores; an attacker reverses these.
+
+    It is certain by the upper end of an interval of the AUC that all attacks and groups keep at once (Bonferroni).
+
+    Args:
+        audit: figures by key of audit.json.
+
+    Returns:
+        What is wrong, a part of a sentence, by the key of the AUC; the lowest AUC first.
+
+    Example:
+        >>> from shoal.audit.audit import wrong_sign
+        >>> key = "attacks.loss.all.auc"
+        >>> wrong_sign({key: 0.06, f"{key}.low": 0.04, f"{key}.high": 0.08})[key]
+        'loss on all has an AUC of 0.060 (0.040 to 0.080), below chance: its scores may have the wrong sign'
+    """
+    asked = [match for key in audit if (match := _AUC.fullmatch(key)) and match[1] not in TWO_SIDED]
+    asked = [match for match in asked if not match[1].endswith(AGAINST_CLIENTS)]
+    found: dict[str, str] = {}
+    for key, attack, group in sorted(((each[0], each[1], each[2]) for each in asked), key=lambda each: audit[each[0]]):
+        auc, low, high = (float(audit.get(f"{key}{end}", nan)) for end in ("", ".low", ".high"))
+        if auc + at_once(len(asked)) * (high - auc) < 0.5:
+            found[key] = (
+                f"{attack} on {group} has an AUC of {auc:.3f} ({low:.3f} to {high:.3f}), below chance: "
+                "its scores may have the wrong sign"
+            )
+    return found
+
+
 LOWER_BOUND = "empirical_epsilon"
 """The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
 
 LIMITED = (*METRICS, LOWER_BOUND)
 """The figures that a gate can limit."""
+
+_AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
 
 _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
@@ -339,7 +381,7 @@ class Gate:
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
         """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
-        measured.
+        measured. Where scores may have the `wrong_sign`, all of them do.
         """
         # The figures of a view are an attack's too, where there are attacks.
         attacks = any(key.startswith("attacks.") for key in audit)
@@ -354,6 +396,8 @@ class Gate:
             f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
             "or no such attack, group or view",
         )
+        if wrong_sign(audit):
+            return uppers
         return {
             key: value for key, value in uppers.items() if value > self.limit or (self.strict and value == self.limit)
         }
@@ -372,6 +416,8 @@ class Gate:
             return f"Gate {self}: {error}", False
         if not broken:
             return f"Gate {self}: holds", True
+        if wrong := [*wrong_sign(audit).values()]:
+            return f"Gate {self}: cannot hold, since {wrong[0]}", False
         worst = max(broken, key=lambda key: broken[key])
         more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
         return f"Gate {self}: broken by {worst}, whose upper end is {broken[worst]:.3f}{more}", False

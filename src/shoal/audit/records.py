@@ -243,6 +243,16 @@ def _exact(metrics: DecisiveFigures | MembershipMetrics) -> bool:
     return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
 
 
+def at_once(count: int) -> float:
+    """How much wider a 95 % interval is that ``count`` figures keep at once (Bonferroni), as of a normal distribution.
+
+    >>> round(at_once(1), 2), round(at_once(8), 2)
+    (1.0, 1.4)
+    """
+    quantile = NormalDist().inv_cdf
+    return quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
+
+
 def strongest(attacks: Mapping[str, DecisiveFigures | MembershipMetrics]) -> tuple[str, float]:
     """The attack that decides how exposed records are, of all that were made on the same records.
 
@@ -266,8 +276,7 @@ def strongest(attacks: Mapping[str, DecisiveFigures | MembershipMetrics]) -> tup
     measured = {name: metrics for name, metrics in attacks.items() if not np.isnan(metrics.accuracy)}
     if not measured:
         return next(iter(attacks)), np.nan
-    quantile = NormalDist().inv_cdf
-    wider = quantile(1 - 0.025 / len(measured)) / quantile(0.975)
+    wider = at_once(len(measured))
     first, *further = measured
     low = {name: attacks[name].accuracy - wider * (attacks[name].accuracy - attacks[name].low) for name in further}
     certain = [name for name in further if low[name] > max(0.5, attacks[first].accuracy)]
