@@ -237,6 +237,8 @@ def test_with_few_models_nothing_is_certain_of_a_record():
 def test_clients_that_took_no_part_are_at_chance_and_those_that_did_are_told():
     audits = [audit_records(null("swapped", seed), Stream(seed)) for seed in range(AUDITS // 3)]
     assert sum(bool(wrong_sign(audit.figures())) for audit in audits) <= len(audits) - least(0.95, len(audits))
+    reached = sum(audit.flat()["views.outsider.all.auc.at_least"] > 0.5 for audit in audits)
+    assert reached <= len(audits) - least(0.95, len(audits))
     found = [audit.guesses for audit in audits]
     intervals = [[each[f"client-membership.outsider.auc{end}"] for end in (".low", "", ".high")] for each in found]
     assert sum(low <= 0.5 <= high for low, _, high in intervals) >= least(0.95, len(found))

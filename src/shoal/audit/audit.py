@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any
 
 import numpy as np
@@ -120,9 +120,12 @@ class Audit:
         """The keys and values of audit.json; what was not measured is left out."""
         flat = self.figures()
         for view, (name, scope) in product(VIEWS, self._scopes().items()):
-            if (decides := self.headline(view, *scope)) is not None:
+            if (found := self.headline(view, *scope)) is not None:
+                decides = dict(found)
                 flat[f"views.{view}.{name}.attack"] = str(decides["attack"])
-                flat |= _figures(f"views.{view}.{name}", decides, VIEW_METRICS, ("", ".low", ".high"))
+                rows = _rows_of_view(self.attacks, view, *scope).values()
+                decides |= {f"{metric}.at_least": _at_least(rows, metric) for metric in VIEW_METRICS}
+                flat |= _figures(f"views.{view}.{name}", decides, VIEW_METRICS, ("", ".low", ".high", ".at_least"))
         best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
         flat |= {f"strongest.{name}": str(row["attack"]) for name, row in best.items() if not np.isnan(row["accuracy"])}
         flat |= {"references": self.references, "members": self.members, "non_members": self.non_members}
@@ -169,17 +172,29 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
         view: of the attacker.
         scope, name: "all", "group", "model" or "client", and which.
     """
-    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
-    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
-    rows = {str(row["attack"]): row for row in rows_of(attacks[here])}
+    rows = _rows_of_view(attacks, view, scope, name)
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
     judged = {
-        attack: DecisiveFigures(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()
+        attack: DecisiveFigures(*(row[key] for key in ("auc", "auc.low", "accuracy", "accuracy.low", "exact")))
+        for attack, row in rows.items()
     }
     return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
+
+
+def _rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
+    """The rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
+    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
+    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
+    return {str(row["attack"]): row for row in rows_of(attacks[here])}
+
+
+def _at_least(rows: Iterable[Mapping[Hashable, Any]], metric: str) -> float:
+    """What some attack certainly reaches: the largest lower end of intervals that all keep at once; NaN of none."""
+    known = [(row[metric], row[f"{metric}.low"]) for row in rows if not isnan(row[metric])]
+    return max((value - at_once(len(known)) * (value - low) for value, low in known), default=nan)
 
 
 def audit_records(
@@ -381,15 +396,17 @@ class Gate:
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
         """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
-        measured. Where scores may have the `wrong_sign`, all of them do.
+        measured. Where scores may have the `wrong_sign`, all of them do. For a view's figure, what another attack of
+        the view certainly reaches counts too (``at_least``).
         """
         # The figures of a view are an attack's too, where there are attacks.
         attacks = any(key.startswith("attacks.") for key in audit)
         named = {f"{self.key}.high"} if attacks else {*audit}
         uppers = {
-            key.removesuffix(".high"): float(value)
+            figure: max(float(value), float(audit.get(f"{figure}.at_least", -inf)))
             for key, value in audit.items()
             if not isinstance(value, str) and self._limits(key) and (key in named or not key.startswith("views."))
+            for figure in [key.removesuffix(".high")]
         }
         require(
             bool(uppers),
@@ -420,7 +437,9 @@ class Gate:
             return f"Gate {self}: cannot hold, since {wrong[0]}", False
         worst = max(broken, key=lambda key: broken[key])
         more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
-        return f"Gate {self}: broken by {worst}, whose upper end is {broken[worst]:.3f}{more}", False
+        certain = broken[worst] == audit.get(f"{worst}.at_least")
+        what = "where an attack of the view certainly reaches" if certain else "whose upper end is"
+        return f"Gate {self}: broken by {worst}, {what} {broken[worst]:.3f}{more}", False
 
     def __str__(self) -> str:
         return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
