@@ -294,7 +294,7 @@ def audit_server(
 def with_server(audit: Audit, server: Audit) -> Audit:
     """An audit of released models, and what the server finds in the updates of the same run.
 
-    The server's attack decides on a scope where the lower end of its interval is above 0.5 and the other's figure.
+    The server's attack decides on a scope where the lower end of its AUC is above 0.5 and the other's AUC.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
     # Of both, the first was chosen without the updates; the span attack of a view stays chosen beside it.
@@ -303,7 +303,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
     for _, decides in rows[rows["strongest"].astype(bool)].groupby(["scope", "name"]):
         if len(decides) == 2:
             outsider, updates = decides.index
-            stronger = decides["accuracy.low"][updates] > max(0.5, decides["accuracy"][outsider])
+            stronger = decides["auc.low"][updates] > max(0.5, decides["auc"][outsider])
             rows.loc[outsider if stronger else updates, "strongest"] = False
     return replace(
         audit, attacks=rows, omitted={**audit.omitted, **server.omitted}, guesses={**audit.guesses, **server.guesses}
