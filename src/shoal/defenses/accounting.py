@@ -24,6 +24,7 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.data.federation import Federation
 from shoal.data.preferences import VIEWS, View
+from shoal.defenses.defense import TrainingSetup
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
 from shoal.metrics.intervals import Floats
@@ -269,6 +270,24 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
             attended.append((sizes, often))
     for sizes, often in attended:
         check_computable(sizes, often, trainings, rule)
+
+
+def check_sums(setup: TrainingSetup, trainings: ClientTrainings) -> None:
+    """Raise `InputError` where noise in sums would not be in all that is seen of a client's training."""
+    rule = private_rule(trainings.rounds[0])
+    if rule is None or rule.noise == "client":
+        return
+    require(
+        not trainings.final,
+        "noise = 'sum' protects sums over clients, but each client trains a model of its own after the last round, as "
+        "in fine-tuning; leave that out, or use noise = 'client'",
+    )
+    filtered = setup.update_filter or setup.client_filter
+    require(
+        filtered is None,
+        f"noise = 'sum' needs updates that are added up as they are, but {type(filtered).__name__} changes each "
+        "client's update together with its share of the noise; leave one of the two out",
+    )
 
 
 def private_rule(local: LocalSGD) -> DPSGD | None:
