@@ -59,6 +59,7 @@ class DPSGD:
     round in which fewer than m clients trained it. Then the epsilons are by view (`accounting.epsilons_by_view`):
     "outsider", who sees the models of all rounds; "client", who knows its own share of the noise besides; and "server",
     who sees each client's update. With a secure sum the server has the outsider's. ``epsilon`` is the client's.
+    Training after the last round (`FineTuning`), `NormClipping` and `LaplaceNoise` are refused.
 
     Args:
         max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without

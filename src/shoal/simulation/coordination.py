@@ -11,6 +11,7 @@ import torch
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.control import CHANCE, DIRECTIVE_COLUMN, Coordinator, directives_of
+from shoal.data.content import most_copies
 from shoal.data.preferences import Preferences
 from shoal.defenses import accounting
 from shoal.engine import ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
@@ -102,19 +103,28 @@ class PrivacyBudget:
         if rule is None:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
-        choice, by_view = choice_noise(training.algorithm), {}
+        choice, by_view, copies = choice_noise(training.algorithm), {}, most_copies(training.federation.clients)
+        if int(copies.max()) > 1:
+            LOG.warning(
+                "client %d has one record %d times, and epsilon is of all its copies; without copies it would be "
+                "smaller",
+                training.federation.ids[int(copies.argmax())],
+                int(copies.max()),
+            )
         if rule.noise == "sum":
             attended = torch.bincount(torch.cat(cohorts), minlength=len(training.federation))
-            by_view = accounting.epsilons_by_view(rule, attended, choice)
+            by_view = accounting.epsilons_by_view(rule, attended, choice, copies=copies)
             spent = by_view["client"]
         else:
             count = training.federation, cohorts, trainings, rule, self.first_round
-            spent = accounting.federation_epsilons(*count, choice)
+            spent = accounting.federation_epsilons(*count, choice, copies)
         finished.clients["epsilon"] = spent.numpy()
         largest = {"epsilon": float(spent.max())}
         largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
         if choice is not None:
-            largest["epsilon.choice"] = accounting.gaussian_epsilon(1 / choice if choice else inf, rule.delta)
+            largest["epsilon.choice"] = accounting.gaussian_epsilon(
+                int(copies.max()) / choice if choice else inf, rule.delta
+            )
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         finite = {key: value if isfinite(value) else nan for key, value in largest.items()}
         return Summary(overall={**finite, "delta": rule.delta})

@@ -219,6 +219,7 @@ class Simulation:
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
+        accounting.check_sums(self.setup, local)
         accounting.check_accountable(self.federation, self.rounds, local)
 
     def _set(self, name: str, value: object) -> None:

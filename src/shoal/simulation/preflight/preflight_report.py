@@ -13,6 +13,7 @@ from shoal.algorithms import LocalOnly
 from shoal.audit.records import CLIENT, OUTSIDER, SERVER
 from shoal.core.formats import count, decimal, number
 from shoal.core.representation import one_line
+from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
 from shoal.simulation.coordination import choice_noise
@@ -147,7 +148,8 @@ def _promise(seen: VisibleMoves, choice: float | None) -> tuple[dict[str, float]
     rounds = max(1, round(seen.participation * simulation.rounds))
     everybody = torch.arange(len(seen.federation))
     if rule.noise == "sum":
-        by_view = accounting.epsilons_by_view(rule, torch.full_like(everybody, rounds), choice)
+        copies = most_copies(seen.federation.clients)
+        by_view = accounting.epsilons_by_view(rule, torch.full_like(everybody, rounds), choice, copies=copies)
         return {view: float(epsilons.max()) for view, epsilons in by_view.items()}, rule.delta
     local = client_trainings(simulation.algorithm, simulation.setup.local)
     local = local.changed(lambda local: replace(simulation.setup, local=local).first_local())
