@@ -50,9 +50,9 @@ class DPSGD:
     ``group`` norm). Shuffled batches of linear models and of one hidden layer train many clients at once, others are
     looped.
 
-    The epsilon that is stated is of one record, over all local trainings of its client, towards whoever sees all that
-    the client sends and all models in use. It covers the choice of a cluster only where that is private, as in
-    `PrivateMeans`.
+    The epsilon that is stated is of one record with its copies (`accounting.of_copies`), over all local trainings of
+    its client, towards whoever sees all that the client sends and all models in use. It covers the choice of a cluster
+    only where that is private, as in `PrivateMeans`.
 
     ``noise = "sum"``: each client adds N(0, (sigma C)^2 / m) alone, m = ``min_clients``, so that the sum of m or more
     clients has the noise of sigma. One local step on all examples a round; the server leaves a model as it is in a
