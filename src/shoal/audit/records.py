@@ -27,6 +27,9 @@ SERVER: View = "server"
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
 """The attack that is chosen beforehand for a view where half of its calls or more are exact."""
 
+JOINT_OF_VIEW: Mapping[View, str] = {CLIENT: "joint-models", SERVER: "joint"}
+"""The attack that is chosen beforehand for a view, where no span is exact and its AUC is certainly above 0.5."""
+
 AGAINST_CLIENTS = "-others"
 """Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
 
@@ -201,9 +204,10 @@ def attacks_of_view(
     """The attacks that a view can carry out, the one that is chosen beforehand first.
 
     For an outsider it is the first of ``order``. For a wider view it is its own exact attack (`CHOSEN_OF_VIEW`) where
-    that finds itself exact, which no member is needed for and no null run does, and its AUC is not below that of what
-    decides for the narrower view. Elsewhere, as where noise hides the span, it is what decides for the narrower view:
-    so a wider view's AUC is never the lower one.
+    that finds itself exact, which no member is needed for and no null run does; else its joint attack
+    (`JOINT_OF_VIEW`), where the lower end of its AUC's interval, kept at once by two, is above 0.5. Either only if its
+    AUC is not below that of what decides for the narrower view. Elsewhere it is what decides for the narrower view: so
+    a wider view's AUC is never the lower one.
 
     Args:
         view: of the attacker.
@@ -230,19 +234,20 @@ def attacks_of_view(
             first = [strongest({name: measured[name] for name in names})[0]]
         inside = [name for name, needs in needed.items() if needs in views_within(seen) and name in measured]
         first = first or [name for name in order if name in inside][:1]
-        own = CHOSEN_OF_VIEW.get(seen, "")
-        if (
-            own in inside
-            and _exact(measured[own])
-            and not any(measured[own].auc < measured[name].auc for name in first)
-        ):
-            first = [own]
+        for own, decides in ((CHOSEN_OF_VIEW.get(seen), _exact), (JOINT_OF_VIEW.get(seen), _above_chance)):
+            if own in inside and decides(measured[own]):
+                first = [own] if all(measured[own].auc >= measured[name].auc for name in first) else first
+                break
         names = [*dict.fromkeys((*first, *inside))]
     return names
 
 
 def _exact(metrics: DecisiveFigures | MembershipMetrics) -> bool:
     return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
+
+
+def _above_chance(metrics: DecisiveFigures | MembershipMetrics) -> bool:
+    return metrics.auc - at_once(2) * (metrics.auc - metrics.auc_low) > 0.5
 
 
 def at_once(count: int) -> float:
