@@ -5,9 +5,10 @@ member, ``g_j`` the gradient of record j at the round's start, clipped as client
 
     move_t = -sum_j z_j c_j g_j(start_t) + noise_t
 
-is a linear regression with known noise. Solving it for all z together lets members explain the move away from each
-other, which a test of one record at a time (`matched_filter`) cannot do. The score of a record is its log-odds, by a
-normal prior with the mean and variance of z.
+is a linear regression with known noise. Where clients take several steps and add no noise, gradients are those half way
+between a round's start and end. Solving for all z together lets members explain the move away from each other, which a
+test of one record at a time (`matched_filter`) cannot do. The score of a record is its log-odds, by a normal prior with
+the mean and variance of z.
 
 **The attacker has a list** of candidates that contains members, knows which clients trained which model in a round, and
 knows how clients train. Members that are missing from the list add noise to the move, and the attack gets weaker.
@@ -251,14 +252,19 @@ class _Regression:
         lists = self._lists(moves)
         of_client = {client: parts for clients, parts in lists for client in clients}
         of_start: dict[int, list[Move]] = defaultdict(list)
-        for move in moves:
-            of_start[move.start.data_ptr()].append(move)
+        for number, move in enumerate(moves):
+            of_start[number if self._halfway else move.start.data_ptr()].append(move)
         for group in of_start.values():
             clients = torch.cat([move.clients for move in group]).unique().tolist()
             asked = torch.cat([self.rows_of[client] for client in clients]).sort().values
             if len(asked):
                 self._add_moves(group, asked, of_client)
         return [unknown for _, parts in lists for unknown in parts]
+
+    @property
+    def _halfway(self) -> bool:
+        """Whether gradients are half way to a move's end; a single step's are those of its start, and noise moves it."""
+        return not self.knowledge.noisy and self.knowledge.steps != 1
 
     def _lists(self, moves: Sequence[Move]) -> list[tuple[list[int], list[_Unknown]]]:
         """The clients that train models together, and the unknowns of their candidates, in parts of at most `_MOST`."""
@@ -291,7 +297,7 @@ class _Regression:
         """Add the equations of moves from one start; the records ``asked`` are those of all their clients."""
         start, place = torch.nan_to_num(group[0].start), torch.full((len(self.candidates.x),), -1)
         place[asked] = torch.arange(len(asked))
-        factors = self._gradients(start, asked)
+        factors = self._gradients(start + group[0].move.nan_to_num().float() / 2 if self._halfway else start, asked)
         vectors = torch.stack([move.move for move in group])
         variances, decay = self._variances(group, vectors), self._decay(group[0].number)
         matrices = [

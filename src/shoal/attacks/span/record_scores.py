@@ -24,7 +24,7 @@ _MIN_OF_STRATUM = 5
 _MAX_SEARCHED = 40
 """Known non-members, at most, that are searched for by transforms."""
 
-_MAX_FILTERED = 200
+_MAX_FILTERED = 100
 """Known non-members, at most, that the matched filter is asked of under noise, in all rounds."""
 
 _COPIES = 8
