@@ -13,7 +13,7 @@ client's examples is taken as known: batches, the weights of averages and the di
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,7 @@ from shoal.data.federation import Federation
 from shoal.data.preferences import VIEWS, View
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
+from shoal.metrics.attack_bounds import AttackBound, History, composed_bound, gaussian_bound
 from shoal.metrics.intervals import Floats
 
 SampledSteps = tuple[float, int]
@@ -75,11 +76,21 @@ Counted = tuple[LocalSGD, Tensor, Tensor]
 """A local training, each client's number of examples in it (N,) int64, and of times that it takes it (N,) int64."""
 
 
-def client_epsilons(counted: Sequence[Counted], rule: DPSGD, choice_noise: float | None = None) -> Tensor:
-    """The epsilon of each of N clients, over all its local trainings; ``rule`` is the privacy of their steps.
+def client_epsilons(
+    counted: Sequence[Counted],
+    rule: DPSGD,
+    choice_noise: float | None = None,
+    of: Callable[[History], float] | None = None,
+) -> Tensor:
+    """The epsilon of each of N clients, over all its local trainings.
 
-    ``choice_noise`` is the noise multiplier of the Gaussian mechanism by which a client's cluster was chosen; None:
-    there is none.
+    Args:
+        counted: local trainings.
+        rule: the privacy of their steps.
+        choice_noise: the noise multiplier of the Gaussian mechanism by which a client's cluster was chosen; None: there
+            is none.
+        of: what is computed of the steps in place of epsilon. Shuffled batches are then counted without approximation:
+            a record is in one batch of each pass, as if it were a step on all examples.
 
     Returns:
         (N,) float64, at least 0; infinite without noise.
@@ -91,11 +102,13 @@ def client_epsilons(counted: Sequence[Counted], rule: DPSGD, choice_noise: float
     for client in dict.fromkeys(clients):
         steps = Counter[float]()
         for local, size, times in zip(locals_, client[::2], client[1::2], strict=True):
-            if size and times:
+            if size and times and of is not None and not rule.poisson:
+                steps[1.0] += times * local.passes_of(size)
+            elif size and times:
                 steps[local.batch(size) / size] += times * local.steps_of(size)
         history = [(rule.noise_multiplier, rate, count) for rate, count in steps.items()]
         history += [] if choice_noise is None else [(choice_noise, 1.0, 1)]
-        epsilons[client] = composed(history, rule.delta, rule.accountant)
+        epsilons[client] = of(tuple(history)) if of else composed(history, rule.delta, rule.accountant)
     return torch.tensor([epsilons[client] for client in clients], dtype=torch.float64)
 
 
@@ -106,6 +119,7 @@ def federation_epsilons(
     rule: DPSGD,
     first_round: int = 1,
     choice_noise: float | None = None,
+    of: Callable[[History], float] | None = None,
 ) -> Tensor:
     """The epsilon (N,) float64 of each of a federation's N clients after some rounds and the trainings after the last.
 
@@ -117,7 +131,7 @@ def federation_epsilons(
         trainings: of every client, with all defences.
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
-        choice_noise: as of `client_epsilons`.
+        choice_noise, of: as of `client_epsilons`.
     """
     count = len(federation)
     attended = torch.zeros(len(cohorts), count, dtype=torch.int64)
@@ -134,7 +148,7 @@ def federation_epsilons(
         return [*in_rounds, *in_first, *((local, all_sizes, torch.ones_like(sizes)) for local in trainings.final)]
 
     sizes = federation.clients.sizes
-    epsilons = client_epsilons(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule, choice_noise)
+    epsilons = client_epsilons(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule, choice_noise, of)
     schedule = federation.schedule
     if schedule is None:
         return epsilons
@@ -145,7 +159,8 @@ def federation_epsilons(
         later, begun = (
             torch.stack([rounds[present, i].sum(), rounds[~present, i].sum()]) for rounds in (attended, first)
         )
-        epsilons[i] = client_epsilons(counted(parts, later, begun, sizes[i].expand(2)), rule, choice_noise).max()
+        either = counted(parts, later, begun, sizes[i].expand(2))
+        epsilons[i] = client_epsilons(either, rule, choice_noise, of).max()
     return epsilons
 
 
@@ -178,7 +193,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def epsilons_by_view(
-    rule: DPSGD, rounds: Tensor, choice_noise: float | None = None, *, secure: bool = False
+    rule: DPSGD,
+    rounds: Tensor,
+    choice_noise: float | None = None,
+    *,
+    secure: bool = False,
+    of: Callable[[float], float] | None = None,
 ) -> dict[View, Tensor]:
     """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
 
@@ -191,6 +211,7 @@ def epsilons_by_view(
         rounds: (N,) int64, that each client took part in.
         choice_noise: as of `client_epsilons`.
         secure: whether the server sees sums alone. It may know the share of one client, so it has the client's view.
+        of: what is computed of ``mu``, see `gaussian_epsilon`, in place of epsilon.
     """
     least, (numbers, index) = rule.min_clients or 1, rounds.unique(return_inverse=True)
     without_own = (least - 1) / least
@@ -199,9 +220,33 @@ def epsilons_by_view(
     epsilons: dict[View, Tensor] = {}
     for view, share in shares.items():
         noise = rule.noise_multiplier * math.sqrt(share)
-        values = [gaussian_epsilon(_mu(noise, number, chosen), rule.delta) for number in numbers.tolist()]
+        mus = [_mu(noise, number, chosen) for number in numbers.tolist()]
+        values = [of(mu) if of else gaussian_epsilon(mu, rule.delta) for mu in mus]
         epsilons[view] = torch.tensor(values, dtype=torch.float64)[index]
     return epsilons
+
+
+def bounds_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = None) -> dict[View, AttackBound]:
+    """The limit of each view on the records of any client, with noise in sums; as `epsilons_by_view`."""
+    mus = epsilons_by_view(rule, rounds, choice_noise, of=float)
+    return {view: gaussian_bound(float(of_clients.max())) for view, of_clients in mus.items()}
+
+
+def federation_bound(
+    federation: Federation,
+    cohorts: Sequence[Tensor],
+    trainings: ClientTrainings,
+    rule: DPSGD,
+    first_round: int = 1,
+    choice_noise: float | None = None,
+) -> AttackBound:
+    """The limit of every view on the records of any client, with noise at clients; as `federation_epsilons`."""
+
+    def largest(index: int) -> float:
+        count = federation, cohorts, trainings, rule, first_round, choice_noise
+        return float(federation_epsilons(*count, of=lambda history: composed_bound(history)[index]).max())
+
+    return AttackBound(largest(0), largest(1))
 
 
 def _mu(noise: float, rounds: int, chosen: float) -> float:
@@ -220,7 +265,7 @@ def _rdp_of_step(rate: float, noise: float) -> Floats:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_of_history(used: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
+def _epsilon_of_history(used: History, delta: float, accountant: Accountant) -> float:
     with warnings.catch_warnings():
         # Opacus warns of orders at the end of its list, where its value is still a bound.
         warnings.simplefilter("ignore")
