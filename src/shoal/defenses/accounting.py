@@ -17,7 +17,7 @@ client's examples is taken as known: batches, the weights of averages and the di
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +32,7 @@ from shoal.data.preferences import VIEWS, View
 from shoal.defenses.defense import TrainingSetup
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
+from shoal.metrics.attack_bounds import AttackBound, History, composed_bound, gaussian_bound
 from shoal.metrics.intervals import Floats
 
 SampledSteps = tuple[float, int]
@@ -93,12 +94,22 @@ Counted = tuple[LocalSGD, Tensor, Tensor]
 
 
 def client_epsilons(
-    counted: Sequence[Counted], rule: DPSGD, choice_noise: float | None = None, copies: Tensor | None = None
+    counted: Sequence[Counted],
+    rule: DPSGD,
+    choice_noise: float | None = None,
+    copies: Tensor | None = None,
+    of: Callable[[History], float] | None = None,
 ) -> Tensor:
-    """The epsilon of each of N clients, over all its local trainings; ``rule`` is the privacy of their steps.
+    """The epsilon of each of N clients, over all its local trainings.
 
-    ``choice_noise`` is the noise multiplier of the Gaussian mechanism by which a client's cluster was chosen; None:
-    there is none. ``copies`` are those of each client's most frequent record (N,) int64; None: 1.
+    Args:
+        counted: local trainings.
+        rule: the privacy of their steps.
+        choice_noise: the noise multiplier of the Gaussian mechanism by which a client's cluster was chosen; None: there
+            is none.
+        copies: those of each client's most frequent record (N,) int64; None: 1.
+        of: what is computed of the steps in place of epsilon. Shuffled batches are then counted without approximation:
+            a record is in one batch of each pass, as if it were a step on all examples.
 
     Returns:
         (N,) float64, at least 0; infinite without noise.
@@ -110,13 +121,15 @@ def client_epsilons(
     epsilons: dict[tuple[int, ...], float] = {}
     for client in dict.fromkeys(clients):
         steps = Counter[float]()
-        for local, size, times in zip(locals_, client[:-1:2], client[1::2], strict=True):
-            if size and times:
-                steps[local.batch(size) / size] += times * local.steps_of(size)
         most = client[-1]
+        for local, size, times in zip(locals_, client[:-1:2], client[1::2], strict=True):
+            if size and times and of is not None and not rule.poisson:
+                steps[1.0] += times * local.passes_of(size)
+            elif size and times:
+                steps[local.batch(size) / size] += times * local.steps_of(size)
         history = [(*of_copies(rule.noise_multiplier, rate, most), count) for rate, count in steps.items()]
         history += [] if choice_noise is None else [(choice_noise / most, 1.0, 1)]
-        epsilons[client] = composed(history, rule.delta, rule.accountant)
+        epsilons[client] = of(tuple(history)) if of else composed(history, rule.delta, rule.accountant)
     return torch.tensor([epsilons[client] for client in clients], dtype=torch.float64)
 
 
@@ -128,6 +141,7 @@ def federation_epsilons(
     first_round: int = 1,
     choice_noise: float | None = None,
     copies: Tensor | None = None,
+    of: Callable[[History], float] | None = None,
 ) -> Tensor:
     """The epsilon (N,) float64 of each of a federation's N clients after some rounds and the trainings after the last.
 
@@ -139,7 +153,7 @@ def federation_epsilons(
         trainings: of every client, with all defences.
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
-        choice_noise: as of `client_epsilons`.
+        choice_noise, of: as of `client_epsilons`.
         copies: as of `client_epsilons`; None: they are counted.
     """
     copies = most_copies(federation.clients) if copies is None else copies
@@ -159,7 +173,7 @@ def federation_epsilons(
 
     sizes = federation.clients.sizes
     spent = counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes)
-    epsilons = client_epsilons(spent, rule, choice_noise, copies)
+    epsilons = client_epsilons(spent, rule, choice_noise, copies, of)
     schedule = federation.schedule
     if schedule is None:
         return epsilons
@@ -171,7 +185,7 @@ def federation_epsilons(
             torch.stack([rounds[present, i].sum(), rounds[~present, i].sum()]) for rounds in (attended, first)
         )
         spent = counted(parts, later, begun, sizes[i].expand(2))
-        epsilons[i] = client_epsilons(spent, rule, choice_noise, copies[i].expand(2)).max()
+        epsilons[i] = client_epsilons(spent, rule, choice_noise, copies[i].expand(2), of).max()
     return epsilons
 
 
@@ -210,6 +224,7 @@ def epsilons_by_view(
     *,
     secure: bool = False,
     copies: Tensor | None = None,
+    of: Callable[[float], float] | None = None,
 ) -> dict[View, Tensor]:
     """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
 
@@ -223,6 +238,7 @@ def epsilons_by_view(
         choice_noise: as of `client_epsilons`.
         secure: whether the server sees sums alone. It may know the share of one client, so it has the client's view.
         copies: as of `client_epsilons`.
+        of: what is computed of ``mu``, see `gaussian_epsilon`, in place of epsilon.
     """
     counted = torch.stack([rounds, torch.ones_like(rounds) if copies is None else copies])
     least, (kinds, index) = rule.min_clients or 1, counted.unique(dim=1, return_inverse=True)
@@ -233,9 +249,35 @@ def epsilons_by_view(
     for view, share in shares.items():
         noise = rule.noise_multiplier * math.sqrt(share)
         mus = [most * _mu(noise, number, chosen) for number, most in kinds.T.tolist()]
-        values = [gaussian_epsilon(mu, rule.delta) for mu in mus]
+        values = [of(mu) if of else gaussian_epsilon(mu, rule.delta) for mu in mus]
         epsilons[view] = torch.tensor(values, dtype=torch.float64)[index]
     return epsilons
+
+
+def bounds_by_view(
+    rule: DPSGD, rounds: Tensor, choice_noise: float | None = None, copies: Tensor | None = None
+) -> dict[View, AttackBound]:
+    """The limit of each view on the records of any client, with noise in sums; as `epsilons_by_view`."""
+    mus = epsilons_by_view(rule, rounds, choice_noise, copies=copies, of=float)
+    return {view: gaussian_bound(float(of_clients.max())) for view, of_clients in mus.items()}
+
+
+def federation_bound(
+    federation: Federation,
+    cohorts: Sequence[Tensor],
+    trainings: ClientTrainings,
+    rule: DPSGD,
+    first_round: int = 1,
+    choice_noise: float | None = None,
+    copies: Tensor | None = None,
+) -> AttackBound:
+    """The limit of every view on the records of any client, with noise at clients; as `federation_epsilons`."""
+
+    def largest(index: int) -> float:
+        count = federation, cohorts, trainings, rule, first_round, choice_noise, copies
+        return float(federation_epsilons(*count, of=lambda history: composed_bound(history)[index]).max())
+
+    return AttackBound(largest(0), largest(1))
 
 
 def _mu(noise: float, rounds: int, chosen: float) -> float:
@@ -254,7 +296,7 @@ def _rdp_of_step(rate: float, noise: float) -> Floats:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_of_history(used: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
+def _epsilon_of_history(used: History, delta: float, accountant: Accountant) -> float:
     with warnings.catch_warnings():
         # Opacus warns of orders at the end of its list, where its value is still a bound.
         warnings.simplefilter("ignore")

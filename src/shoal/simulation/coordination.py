@@ -10,11 +10,13 @@ import torch
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit.measurement import FinishedTraining, measurement
+from shoal.audit.red_team import NEED_HOLDOUT
 from shoal.control import CHANCE, DIRECTIVE_COLUMN, Coordinator, directives_of
 from shoal.data.content import most_copies
-from shoal.data.preferences import Preferences
+from shoal.data.preferences import VIEWS, Preferences, View
 from shoal.defenses import accounting
 from shoal.engine import ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
+from shoal.metrics.attack_bounds import AttackBound
 from shoal.metrics.summary import Summary
 
 LOG = logging.getLogger(__name__)
@@ -103,7 +105,8 @@ class PrivacyBudget:
         if rule is None:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
-        choice, by_view, copies = choice_noise(training.algorithm), {}, most_copies(training.federation.clients)
+        choice, by_view, bounds = choice_noise(training.algorithm), {}, dict[View, AttackBound]()
+        copies = most_copies(training.federation.clients)
         if int(copies.max()) > 1:
             LOG.warning(
                 "client %d has one record %d times, and epsilon is of all its copies; without copies it would be "
@@ -114,10 +117,11 @@ class PrivacyBudget:
         if rule.noise == "sum":
             attended = torch.bincount(torch.cat(cohorts), minlength=len(training.federation))
             by_view = accounting.epsilons_by_view(rule, attended, choice, copies=copies)
-            spent = by_view["client"]
+            spent, bounds = by_view["client"], accounting.bounds_by_view(rule, attended, choice, copies=copies)
         else:
             count = training.federation, cohorts, trainings, rule, self.first_round
             spent = accounting.federation_epsilons(*count, choice, copies)
+            bounds = dict.fromkeys(VIEWS, accounting.federation_bound(*count, choice, copies))
         finished.clients["epsilon"] = spent.numpy()
         largest = {"epsilon": float(spent.max())}
         largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
@@ -127,7 +131,25 @@ class PrivacyBudget:
             )
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         finite = {key: value if isfinite(value) else nan for key, value in largest.items()}
+        if isfinite(largest["epsilon"]):
+            for view in _views_covered(finished):
+                finite |= {f"bound.{view}.{name}": value for name, value in bounds[view]._asdict().items()}
         return Summary(overall={**finite, "delta": rule.delta})
+
+
+def _views_covered(finished: FinishedTraining) -> Sequence[View]:
+    """The views to which nothing is shown that the guarantee leaves out.
+
+    A choice of model without noise is seen by the server, and it decides which of the released models have a client's
+    update. So it reaches every view. Counts that the red team asks clients for reach the server, and through a
+    coordinator's directives everybody.
+    """
+    training, team = finished.training, finished.red_team
+    counts = team.every > 0 and team.estimator in NEED_HOLDOUT
+    chosen = len(finished.state.models) > 1 and choice_noise(training.algorithm) is None
+    if chosen or (counts and training.coordinator is not None):
+        return ()
+    return VIEWS[:-1] if counts else VIEWS
 
 
 def choice_noise(algorithm: object) -> float | None:

@@ -263,7 +263,7 @@ class _Regression:
 
     @property
     def _halfway(self) -> bool:
-        """Whether gradients are half way to a move's end; a single step's are those of its start, and noise moves it."""
+        """Whether gradients are half way to a move's end. A single step's are those of its start; noise moves it."""
         return not self.knowledge.noisy and self.knowledge.steps != 1
 
     def _lists(self, moves: Sequence[Move]) -> list[tuple[list[int], list[_Unknown]]]:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, inf, isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -16,6 +16,7 @@ from shoal.core.representation import one_line
 from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
+from shoal.metrics.attack_bounds import AttackBound
 from shoal.simulation.coordination import choice_noise
 from shoal.simulation.preflight.group_exposure import GroupExposure, group_exposure
 from shoal.simulation.preflight.protection_advice import protection_advice
@@ -60,6 +61,7 @@ class Preflight:
         assumptions: of the rule, and the sizes of clusters.
         epsilons: of a record after all rounds, with DP-SGD: for every view, "", or by view, with noise in the sum.
         delta: of these.
+        bounds: of any attack on a record, of the same views.
         choice: whether they cover a client's choice of model.
     """
 
@@ -70,6 +72,7 @@ class Preflight:
     assumptions: Sequence[str]
     epsilons: Mapping[str, float] = field(default_factory=dict)
     delta: float = 0.0
+    bounds: Mapping[str, AttackBound] = field(default_factory=dict)
     choice: bool = False
     __repr__ = one_line
 
@@ -93,10 +96,23 @@ class Preflight:
         yield "Who could recognise a record that was trained on", answers
         yield from ((f"Why: {_VIEW_NAMES[view]}", said) for view, said in self.sentences.items())
         if self.epsilons:
-            said = [_promise_words(view, epsilon, self.delta) for view, epsilon in self.epsilons.items()]
+            said = [self._promise_words(view, epsilon) for view, epsilon in self.epsilons.items()]
             yield "What DP-SGD promises", said if self.choice else [*said, "A client's choice of model is not covered."]
         yield from ((f"What would change it: {of}", said) for of, said in self.changes.items() if said)
         yield "What this assumes", self.assumptions
+
+    def _promise_words(self, view: str, epsilon: float) -> str:
+        """What an epsilon says of membership, in words."""
+        accuracy, auc = self.bounds[view]
+        bound = (
+            f"no attack on a record has a balanced accuracy above {decimal(accuracy)} or an AUC above {decimal(auc)}"
+        )
+        if accuracy > 0.995:
+            bound = "that bounds no attack noticeably"
+        whose = f"of view '{view}'" if view else "of every view"
+        return (
+            f"Epsilon {number(epsilon)} of a record at delta {number(self.delta)} after all rounds, {whose}: {bound}."
+        )
 
 
 def preflight(simulation: "Simulation") -> Preflight:
@@ -126,8 +142,8 @@ def preflight(simulation: "Simulation") -> Preflight:
             worst = max(found, key=lambda one: (one.exposure.auc, one.exposure.expected))
             changes[f"{worst.group}, to {_VIEW_NAMES[view]}"] = [*protection_advice(seen, worst)]
     views, choice = pd.DataFrame(rows, columns=[*COLUMNS]), choice_noise(simulation.algorithm)
-    epsilons, delta = _promise(seen, choice)
-    return Preflight(views, answers, said, changes, _assumptions(seen), epsilons, delta, choice is not None)
+    epsilons, delta, bounds = _promise(seen, choice)
+    return Preflight(views, answers, said, changes, _assumptions(seen), epsilons, delta, bounds, choice is not None)
 
 
 def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], str]) -> list[str]:
@@ -140,21 +156,23 @@ def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], st
     return [f"{', '.join(named)}: {sentence}" for sentence, named in groups.items()]
 
 
-def _promise(seen: VisibleMoves, choice: float | None) -> tuple[dict[str, float], float]:
-    """The epsilons of a record, the largest of all clients, and their delta; none without DP-SGD."""
+def _promise(seen: VisibleMoves, choice: float | None) -> tuple[dict[str, float], float, Mapping[str, AttackBound]]:
+    """The epsilons of a record, the largest of all clients, their delta, and what they limit; none without DP-SGD."""
     simulation, rule = seen.simulation, accounting.private_rule(seen.local)
     if rule is None:
-        return {}, 0.0
+        return {}, 0.0, {}
     rounds = max(1, round(seen.participation * simulation.rounds))
     everybody = torch.arange(len(seen.federation))
     if rule.noise == "sum":
-        copies = most_copies(seen.federation.clients)
-        by_view = accounting.epsilons_by_view(rule, torch.full_like(everybody, rounds), choice, copies=copies)
-        return {view: float(epsilons.max()) for view, epsilons in by_view.items()}, rule.delta
+        attended, copies = torch.full_like(everybody, rounds), most_copies(seen.federation.clients)
+        by_view = accounting.epsilons_by_view(rule, attended, choice, copies=copies)
+        largest = {view: float(epsilons.max()) for view, epsilons in by_view.items()}
+        return largest, rule.delta, {**accounting.bounds_by_view(rule, attended, choice, copies=copies)}
     local = client_trainings(simulation.algorithm, simulation.setup.local)
     local = local.changed(lambda local: replace(simulation.setup, local=local).first_local())
     count = seen.federation, [everybody] * rounds, local, rule, simulation.first_round
-    return {"": float(accounting.federation_epsilons(*count, choice).max())}, rule.delta
+    epsilon = float(accounting.federation_epsilons(*count, choice).max())
+    return {"": epsilon}, rule.delta, {"": accounting.federation_bound(*count, choice)}
 
 
 def _assumptions(seen: VisibleMoves) -> list[str]:
@@ -175,15 +193,3 @@ def _assumptions(seen: VisibleMoves) -> list[str]:
     lines.append("An AUC is predicted for an attacker who knows a record's label, by gradients of an initial model.")
     lines.append("Only what moves show is judged: attacks that query released models are not.")
     return lines
-
-
-def _promise_words(view: str, epsilon: float, delta: float) -> str:
-    """What an epsilon says of membership, in words."""
-    # The largest difference of true and false positive rates of any test under (epsilon, delta)-differential privacy.
-    ratio = exp(-epsilon)
-    accuracy = min(1.0, (1 + (1 - ratio + 2 * delta * ratio) / (1 + ratio)) / 2)
-    bound = f"no attack on a record has a balanced accuracy above {decimal(accuracy)}"
-    if accuracy > 0.995:
-        bound = "that bounds no attack noticeably"
-    whose = f"of view '{view}'" if view else "of every view"
-    return f"Epsilon {number(epsilon)} of a record at delta {number(delta)} after all rounds, {whose}: {bound}."
