@@ -141,6 +141,7 @@ def federation_epsilons(
     first_round: int = 1,
     choice_noise: float | None = None,
     copies: Tensor | None = None,
+    *,
     of: Callable[[History], float] | None = None,
 ) -> Tensor:
     """The epsilon (N,) float64 of each of a federation's N clients after some rounds and the trainings after the last.
