@@ -1,9 +1,10 @@
 """Audits of views where nothing is asked that was trained on: how often each view's interval holds chance.
 
-    python experiments/audit/null_views.py OUT [--seeds 40] [--references 2]
+    python experiments/audit/null_views.py OUT [--seeds 40] [--references 2] [--noise 1]
 
 For each seed a small federation on Fashion-MNIST is trained with IFCA, so that both span attacks apply, and audited by
-all views with reference federations, three times. "members": as it is, so that the attacks are known to find something.
+all views with reference federations, three times. With ``--noise`` clients train by DP-SGD, so that joint attacks
+apply. "members": as it is, so that the attacks are known to find something.
 "swapped": fair coins say which record of each pair is called a member. "unseen": the federation is asked of pairs of
 which it trained on neither, while the reference federations trained on one of each.
 
@@ -43,7 +44,7 @@ from made_by import made_by
 from null_runs import records_of, swapped, trained_run
 
 
-def configuration(seed: int) -> dict[str, Any]:
+def configuration(seed: int, noise: float = 0.0) -> dict[str, Any]:
     """12 clients with 15 images, upside up and upside down: fewer images a model than inputs and moves have."""
     return {
         "seed": seed,
@@ -59,6 +60,7 @@ def configuration(seed: int) -> dict[str, Any]:
         "local": {"epochs": 5, "batch_size": 15, "learning_rate": 0.1},
         "red_team": {"every": 0, "attack": "loss-threshold"},
         "engine": {"threads": 1},
+        **({"defenses": {"dp_sgd": {"noise_multiplier": noise}}} if noise else {}),
     }  # fmt: skip
 
 
@@ -98,9 +100,9 @@ def by_coins(table: RecordTable, random: np.random.Generator) -> dict[str, float
     return {"coins hold 0.5": ((low <= 0.5) & (high >= 0.5)).mean(), "coins above": (low > 0.5).mean()}
 
 
-def audited(seed: int, references: int) -> Iterator[dict[str, Any]]:
+def audited(seed: int, references: int, noise: float = 0.0) -> Iterator[dict[str, Any]]:
     """A row for each kind and view of one federation."""
-    _, simulation = build(parse_config(configuration(seed), "null_views.py"))
+    _, simulation = build(parse_config(configuration(seed, noise), "null_views.py"))
     with Engine(simulation.setup.model, threads=1) as engine:
         attacked = trained_run(simulation, engine)
         random = Stream(seed)("null", "views").numpy()
@@ -148,13 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="where the table is written, and runs/ with each seed's figures")
     parser.add_argument("--seeds", type=int, default=40, help="the number of federations")
     parser.add_argument("--references", type=int, default=2)
+    parser.add_argument("--noise", type=float, default=0.0, help="noise multiplier of DP-SGD at clients")
     given = parser.parse_args(arguments)
     (given.out / "runs").mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in range(given.seeds):
-        path = given.out / "runs" / f"{seed}-{given.references}.csv"
+        path = given.out / "runs" / f"{seed}-{given.references}-{given.noise:g}.csv"
         if not path.exists():
-            write_text(path, pd.DataFrame(audited(seed, given.references)).to_csv(index=False))
+            write_text(path, pd.DataFrame(audited(seed, given.references, given.noise)).to_csv(index=False))
         rows.append(pd.read_csv(path))
         print(f"{path.name}: done", file=sys.stderr, flush=True)
     write_text(given.out / "null-views.csv", table_of(pd.concat(rows)).to_csv(index=False))

@@ -25,6 +25,7 @@ from linear_training import MODEL, Kept
 from shoal.algorithms import (
     IFCA,
     IFCAMIR,
+    ClusterSizeFloor,
     Ditto,
     FedAvg,
     FedAvgStart,
@@ -37,7 +38,6 @@ from shoal.algorithms import (
     PricedChoice,
     PrivateMeans,
     RiskAwareChoice,
-    RRCluster,
     ServerStart,
     SharedBody,
 )
@@ -68,7 +68,7 @@ AT_CLIENTS = DPSGD(0.5, 2.0), LocalSGD(epochs=2, batch_size="all", learning_rate
 IN_SUMS = DPSGD(0.5, 2.0, noise="sum", min_clients=4), LocalSGD(epochs=1, batch_size="all", learning_rate=0.1)
 SUMMED = (
     FedAvg, FedAvgStart, FedOpt, HypCluster, IFCA, IFCAMIR, IFCAWithinLimit, Pooling, PricedChoice, PrivateMeans,
-    RiskAwareChoice, RRCluster, ServerStart, SharedBody,
+    RiskAwareChoice, ClusterSizeFloor, ServerStart, SharedBody,
 )  # fmt: skip
 """Algorithms whose clients send one update, which is averaged."""
 
