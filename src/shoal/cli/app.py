@@ -361,7 +361,7 @@ def audit(
                 attacks=attacks,
                 allow_code=allow_code,
             )
-    said = f"{format_audit(outcome.audit)}\nReport: {outcome.page}"
+    said = f"{format_audit(outcome.audit, outcome.flat)}\nReport: {outcome.page}"
     return Answer({**outcome.flat, "report": outcome.page}, said, gates)
 
 
