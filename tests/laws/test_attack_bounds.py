@@ -1,7 +1,7 @@
 """The law that no attack is better than differential privacy allows, against the joint attack, which comes close.
 
-Gradients are longer than the clipping norm and records almost orthogonal, so each record moves an update by all that the
-guarantee allows.
+Gradients are longer than the clipping norm and records almost orthogonal, so each record moves an update by all that
+the guarantee allows.
 """
 
 import math

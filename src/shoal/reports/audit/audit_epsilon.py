@@ -80,7 +80,7 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
 
     Args:
         view: of the attacker.
-        stated: "bound.<view>.accuracy" and "bound.<view>.auc", where the run has them; else the sentence is empty.
+        stated: "bound.<view>.accuracy", without which the sentence is empty, and "bound.<view>.auc".
         found: by the attack that decides, of each group; NaN or none: nothing was measured.
 
     >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
@@ -89,7 +89,7 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
     accuracy, auc = (stated.get(f"bound.{view}.{name}", nan) for name in ("accuracy", "auc"))
     if isnan(accuracy):
         return ""
-    limit = f"no attack on one record can exceed {percent(accuracy)} (AUC {decimal(auc)})"
+    limit = f"no attack on one record can exceed {percent(accuracy)}" + f" (AUC {decimal(auc)})" * (not isnan(auc))
     if accuracy > NO_LIMIT:
         limit = "differential privacy limits no attack noticeably"
     most = max((value for value in found if not isnan(value)), default=nan)
