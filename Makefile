@@ -32,7 +32,7 @@ check: install  ## Run ruff and the laws and references of training, attacks, de
 		$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes" $(CHECKED:%=tests/%)
 
 test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 coverage: install  ## Run the tests and require that they run at least 95 % of the lines and branches (a third slower)
 	$(BIN)/python -m pytest --cov --cov-fail-under=95

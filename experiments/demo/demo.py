@@ -107,25 +107,28 @@ def points(change: Estimate) -> str:
     return f"{100 * change.value:+.0f} points ({100 * change.low:+.0f} to {100 * change.high:+.0f})"
 
 
-def views_in_words(attacked: Outcome) -> str:
-    """How often each view is right about the minority's records, and whether that shows anything."""
-    exposures = {who: attacked.exposure(view) for view, who in WHO.items()}
-    numbers = {
-        who: f"{100 * one.value:.0f} ({100 * one.low:.0f} to {100 * one.high:.0f})" for who, one in exposures.items()
-    }
+def percent(one: Estimate) -> str:
+    """A rate and its interval in words."""
+    return f"{100 * one.value:.0f} % ({100 * one.low:.0f} to {100 * one.high:.0f})"
+
+
+def views_in_words(attacked: Outcome, views: Sequence[str] = tuple(WHO)) -> str:
+    """The attack accuracy of each view on the minority's records, and whether it is above chance."""
+    exposures = {WHO[view]: attacked.exposure(view) for view in views}
+    accuracy = {who: percent(one) for who, one in exposures.items()}
     outcomes = {who: one.outcome for who, one in exposures.items()}
-    right = ", ".join(f"{_of(numbers, said)} {said}" for said in dict.fromkeys(numbers.values()))
-    judged = "; ".join(f"{_of(outcomes, outcome)} {JUDGED[outcome]}" for outcome in dict.fromkeys(outcomes.values()))
-    return f"Right answers of 100: {right}, a coin 50. {capitalized(judged)}."
+    rates = ", ".join(f"{_of(accuracy, rate)} {rate}" for rate in dict.fromkeys(accuracy.values()))
+    judged = ", ".join(f"{JUDGED[outcome]}: {_of(outcomes, outcome)}" for outcome in dict.fromkeys(outcomes.values()))
+    return f"Attack accuracy: {rates}; chance 50 %. {capitalized(judged)}."
 
 
-JUDGED = {"exposed": "beat the coin", "chance": "look like the coin", "open": "had too few records to tell"}
+JUDGED = {"exposed": "above chance", "chance": "not shown to be above chance", "open": "not decided by these records"}
 
 
 def _of(said: Mapping[str, str], what: str) -> str:
     """Those of whom the same is said."""
     who = [one for one in said if said[one] == what]
-    return "all three" if len(who) == len(said) else " and ".join(who)
+    return "all three" if len(who) == len(said) > 2 else " and ".join(who)
 
 
 def lines(outcomes: Mapping[str, Outcome], clients: Mapping[str, int], page: Path) -> list[str]:
@@ -144,22 +147,24 @@ def lines(outcomes: Mapping[str, Outcome], clients: Mapping[str, int], page: Pat
     everybody = [100 * outcome.summary["accuracy.overall"] for outcome in (ifca, protected)]
     views = {name: views_in_words(outcomes[name]) for name in ("ifca", "protected")}
     epsilon = {view: protected.summary[f"epsilon.{view}"] for view in WHO}
+    most = {view: f"{100 * protected.summary[f'bound.{view}.accuracy']:.0f} %" for view in WHO}
     return [
-        f"{sum(clients.values())} clients train on digits. Those of the {clients['minority']} in the minority lie on "
-        "their side; the server's own images are upright.",
-        f"The minority's accuracy: {accuracy['server-alone']} % by the server's images, {accuracy['clients-alone']} % "
-        f"by a client's own, {accuracy['ifca']} % with IFCA: "
-        + ("federation pays." if gain.low > 0 else "that federation pays cannot be told."),
-        f"IFCA, attacked: was a record of the minority trained on? {views['ifca']}",
-        f"The protected federation, attacked alike: {views['protected']}",
-        f"The price: accuracy of all goes from {everybody[0]:.0f} to {everybody[1]:.0f} %, of the minority from "
+        f"{sum(clients.values())} clients train on digits. The {clients['minority']} minority clients hold digits "
+        "rotated by 90 degrees; the server's own images are upright.",
+        f"Accuracy of the minority: {accuracy['server-alone']} % with the server's images, "
+        f"{accuracy['clients-alone']} % with a client's own, {accuracy['ifca']} % with IFCA: "
+        + ("federation pays." if gain.low > 0 else "these runs do not show that federation pays."),
+        f"IFCA, attacked: was a record of the minority used for training? {views['ifca']}",
+        f"The protected federation, by the same attacks: {views['protected']} The server's figure is without secure "
+        "sums; with them it sees no more than another client.",
+        f"The price: overall accuracy goes from {everybody[0]:.0f} to {everybody[1]:.0f} %, that of the minority from "
         f"{accuracy['ifca']} to {accuracy['protected']} %: {points(cost)}"
-        + (", a loss." if cost.high < 0 else ", a loss that may be chance." if cost.value < 0 else "."),
-        f"What is left of the gain: the minority is {points(kept)} above the better of server and clients alone"
-        + ("." if kept.low > 0 else ", which may be chance."),
-        f"The promise: epsilon {epsilon['client']:.1f} at delta {protected.summary['delta']:g} towards other clients, "
-        f"{epsilon['outsider']:.1f} towards outsiders, {epsilon['server']:.0f} towards a server that opens single "
-        "updates (secure sums prevent it). It bounds every attack, but loosely.",
+        + (", a loss." if cost.high < 0 else ", within the margin of error." if cost.low < 0 else "."),
+        f"What remains of the gain: the minority is {points(kept)} above the better of server and clients alone"
+        + ("." if kept.low > 0 else ", within the margin of error."),
+        f"The guarantee at delta {protected.summary['delta']:g}: epsilon {epsilon['client']:.1f} against other "
+        f"clients, whose attacks cannot exceed {most['client']}; {epsilon['server']:.0f} and {most['server']} against "
+        "a server without secure sums.",
         f"The page: {page}",
     ]
 
@@ -201,20 +206,18 @@ def picture(outcomes: Mapping[str, Outcome]) -> plot.Figure:
         below.set_yticks(range(len(WHO)), [*reversed(WHO)])
         below.set_ylim(-0.5, len(WHO) - 0.5)
         below.set_xlim(0.42, 1.02)
-        below.set_xlabel("exposure of the minority's records: 0.5 is a coin's")
+        below.set_xlabel("attack accuracy on the minority's records")
         for axes in (above, below):
             axes.tick_params(axis="y", length=0)
         keys = [plot.key(names[name], **style) for name, style in styles.items()]
-        plot.legend(figure, [*keys, plot.chance_key("a coin")])
+        plot.legend(figure, [*keys, plot.chance_key("chance")])
 
     exposed = [outcomes[name].exposure("server").value for name in styles]
     accuracy = [100 * outcomes[name].accuracy.value for name in styles]
     title = f"To the server the minority's exposure goes from {exposed[0]:.2f} to {exposed[1]:.2f}, its accuracy from "
     title += f"{accuracy[0]:.0f} to {accuracy[1]:.0f} %"
-    caption = (
-        "Above: who trains without a federation, and with one. Below: by the attack that decides for each view, on "
-    )
-    caption += "as many records that were trained on as others. Bars are 95 % intervals."
+    caption = "Above: accuracy without a federation, and with one. Below: the attack chosen for each view, on as many "
+    caption += "members as non-members. Bars are 95 % intervals."
     return plot.draw_figure("demo", title, caption, title, draw, height=4.6)
 
 

@@ -121,7 +121,10 @@ def test_exposure_is_by_the_deciding_attack_on_the_most_exposed_model_that_a_cli
     nan = float("nan")
     first, other = ((0.55, 0.5), (0.7, 0.65), (nan, nan)), ((0.66, 0.64), (0.72, 0.66), (nan, nan))
     by_model = [
-        {name: SimpleNamespace(accuracy=accuracy, low=low, null_high=0.54) for name, (accuracy, low) in attacks}
+        {
+            name: SimpleNamespace(accuracy=accuracy, low=low, auc=accuracy, auc_low=low, null_high=0.54)
+            for name, (accuracy, low) in attacks
+        }
         for attacks in (zip(("first", "other"), pair, strict=True) for pair in zip(first, other, strict=True))
     ]
     trainers = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [0, 0, 0], [1, 0, 1]], dtype=bool)

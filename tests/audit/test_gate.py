@@ -70,6 +70,26 @@ def test_gates_are_a_list():
         parse_gates("auc <= 0.9")
 
 
+def test_no_gate_holds_where_an_attack_is_certainly_below_chance():
+    gate = parse_gates(["attacks.lira.all.auc <= 0.9"])[0]
+
+    def judged(attack, high):
+        key = f"attacks.{attack}.all.auc"
+        return gate.judged(AUDIT | {key: 0.4, f"{key}.low": 0.3, f"{key}.high": high})
+
+    sentence, holds = judged("loss", 0.47)
+    assert not holds
+    assert "loss on all has an AUC of 0.400 (0.300 to 0.470)" in sentence
+    assert gate.broken_by(AUDIT | {"attacks.loss.all.auc": 0.4, "attacks.loss.all.auc.high": 0.47})
+    # In the interval, of two distributions, or against the clients' own records it is no sign.
+    assert all(judged(*case)[1] for case in (("loss", 0.51), ("bavaria", 0.47), ("fedmia-i-others", 0.47)))
+    # The upper end of one of three is 0.40 + 0.09 * 2.39 / 1.96.
+    others = {f"attacks.{name}.all.auc": 0.5 for name in ("rmia", "gap")}
+    found = AUDIT | {"attacks.loss.all.auc": 0.4, "attacks.loss.all.auc.high": 0.49}
+    assert gate.broken_by(found)
+    assert not gate.broken_by(found | others)
+
+
 def test_a_gate_on_what_was_not_measured_does_not_hold_silently():
     with pytest.raises(InputError, match=r"'tpr_at_fpr_0\.001' was not measured"):
         parse_gates(["tpr_at_fpr_0.001 <= 0.5"])[0].broken_by(AUDIT)

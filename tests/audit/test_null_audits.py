@@ -7,11 +7,12 @@ import pytest
 from scipy.stats import binom, norm
 
 from made_up_scores import made_up_pairs
-from shoal.attacks import UpdateScores
+from shoal.attacks import Population, ReferenceScores, UpdateScores
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit import audit_records, audit_updates, record_exposure
+from shoal.audit.audit import wrong_sign
 from shoal.audit.records import measure, strongest
-from shoal.audit.reference_records import REFERENCE_ATTACKS, attack_records
+from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
 from shoal.audit.update_audit import UPDATE_ATTACKS
 from shoal.config.build import build
 from shoal.config.schema import parse_config
@@ -88,6 +89,33 @@ def test_the_deciding_attack_is_at_chance_where_the_largest_is_above(audits):
     # Of the first attack 2.5 %, and of all others together as much.
     certain = sum(strongest(attacks)[1] > 0.5 for attacks, _ in audits)
     assert certain <= AUDITS - least(0.95, AUDITS)
+
+
+def tied_records(models: int, share: float, value: float, records: int = 400) -> tuple[AuditRecords, np.ndarray]:
+    """Records of noise, each in exactly half of the models, and which of them have ``value`` in every model."""
+    rng = np.random.default_rng(models)
+    trained = rng.permuted(np.arange(records * models).reshape(records, models) % 2 == 0, axis=1)
+    tied = np.arange(records) < share * records
+    scores = np.where(tied[:, None], value, rng.normal(0, 2, (records, models)))
+    others = np.where(tied[:, None], value, rng.normal(0, 2, (records, 4)))
+    names, one_model = np.arange(records).astype(object), np.zeros(records, dtype=np.int64)
+    z = Population(rng.normal(size=20), rng.normal(size=(20, models - 1)), one_model[:20])
+    matrix = ReferenceScores(scores[:, 0], trained[:, 0], scores[:, 1:], trained[:, 1:], one_model, z)
+    return AuditRecords(matrix, names, names, np.full(records, "all", dtype=object), others), tied
+
+
+@pytest.mark.parametrize("value", [0.1, 3.3])
+@pytest.mark.parametrize("models", [4, 6, 8, 16])
+@pytest.mark.parametrize("share", [0.3, 0.9, 1.0])
+def test_records_of_one_score_in_every_model_are_at_chance_however_many_models_trained_on_each(share, models, value):
+    records, tied = tied_records(models, share, value)
+    for one in (records, replace(records, scores=replace(records.scores, population=None))):
+        attacked = attack_records(one)
+        missing = {*NAMES, *(["stack"] * (models > 8)), "other-clusters"} - attacked.attacks.keys()
+        assert missing <= ({"lira", "lira-offline", "bavaria"} if share == 1 else set())
+        for name, table in attacked.attacks.items():
+            found = measure(table.take(tied))
+            assert (found.auc, found.accuracy) == (0.5, 0.5), name
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +235,11 @@ def test_with_few_models_nothing_is_certain_of_a_record():
 
 
 def test_clients_that_took_no_part_are_at_chance_and_those_that_did_are_told():
-    found = [audit_records(null("swapped", seed), Stream(seed)).guesses for seed in range(AUDITS // 3)]
+    audits = [audit_records(null("swapped", seed), Stream(seed)) for seed in range(AUDITS // 3)]
+    assert sum(bool(wrong_sign(audit.figures())) for audit in audits) <= len(audits) - least(0.95, len(audits))
+    reached = sum(audit.flat()["views.outsider.all.auc.at_least"] > 0.5 for audit in audits)
+    assert reached <= len(audits) - least(0.95, len(audits))
+    found = [audit.guesses for audit in audits]
     intervals = [[each[f"client-membership.outsider.auc{end}"] for end in (".low", "", ".high")] for each in found]
     assert sum(low <= 0.5 <= high for low, _, high in intervals) >= least(0.95, len(found))
     assert abs(np.mean(intervals, axis=0)[1] - 0.5) < 0.03

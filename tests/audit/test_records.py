@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 from made_up_scores import made_up
@@ -36,7 +37,8 @@ def attacked(records):
 
 
 def measured(accuracy, width=0.0):
-    return SimpleNamespace(accuracy=accuracy, low=accuracy - width / 2)
+    low = accuracy - width / 2
+    return SimpleNamespace(accuracy=accuracy, low=low, auc=accuracy, auc_low=low)
 
 
 def test_an_audit_counts_its_members_and_non_members(records):
@@ -118,6 +120,15 @@ def test_the_attack_chosen_beforehand_decides_unless_another_is_certain_to_be_st
     assert name == str(expected)
     if name == "0":
         np.testing.assert_equal(low, attacks["0"].low)
+
+
+def test_the_area_decides_and_the_lower_end_is_of_the_accuracy():
+    """A threshold that was set without members may miss, so the attack of largest area may have the lower accuracy."""
+    first = SimpleNamespace(accuracy=0.54, low=0.51, auc=0.544, auc_low=0.51)
+    other = SimpleNamespace(accuracy=0.52, low=0.49, auc=0.645, auc_low=0.608)
+    name, low = strongest({"first": first, "other": other})
+    assert (name, low) == ("other", pytest.approx(0.52 - 0.03 * norm.ppf(1 - 0.0125) / norm.ppf(0.975)))
+    assert strongest({"other": other, "first": first}) == ("other", 0.49)
 
 
 def test_the_attacked_model_s_members_do_not_choose_the_attack_beforehand(records):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from made_up_scores import made_up
-from shoal.audit.audit import audit_records, parse_gates
+from shoal.audit.audit import VIEW_METRICS, audit_records, parse_gates
 from shoal.audit.records import CLIENT, OUTSIDER, SERVER, strongest
 from shoal.audit.reference_records import AttackScores, AuditRecords, attack_records
 from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS
+from shoal.metrics import roc_auc
 
 KEYS = ("attack", *(f"{m}{end}" for m in ("accuracy", "auc", "tpr_at_fpr_0.01") for end in ("", ".low", ".high")))
 
@@ -43,7 +44,8 @@ def plain(records):
 def test_a_view_of_which_no_attack_was_asked_has_no_keys(plain):
     flat = plain.flat()
     of_views = {key for key in flat if key.startswith("views.")}
-    assert of_views == {f"views.outsider.{name}.{key}" for name in ("all", "few", "many") for key in KEYS}
+    at_least = {f"{metric}.at_least" for metric in VIEW_METRICS}
+    assert of_views == {f"views.outsider.{name}.{key}" for name in ("all", "few", "many") for key in {*KEYS} | at_least}
     for name in ("all", "few", "many"):
         attack = flat[f"strongest.{name}"]
         assert flat[f"views.outsider.{name}.attack"] == attack
@@ -70,7 +72,7 @@ def test_a_larger_view_has_the_attacks_of_the_smaller_ones_too(records, plain):
 def test_the_span_attack_of_a_view_is_chosen_beforehand_where_it_is_exact(records, plain, view, name):
     """Elsewhere what decides for the narrower view decides for the wider one too; other views are as they were."""
     decides = plain.strongest()
-    right = decides["accuracy"] + 0.01
+    right = decides["auc"] + 0.01
     for exact, first in ((0.9, name), (0.1, decides["attack"])):
         audit = audited(seen(records, view, right, name, exact))
         assert audit.headline(view)["attack"] == first
@@ -87,11 +89,11 @@ def test_a_wider_view_never_has_the_lower_figure(records, right, exact):
     records = seen(seen(records, CLIENT, right[0], "span-models", exact), SERVER, right[1], "span", exact)
     audit, attacked = audited(records), attack_records(records)
     for scope, name in (("all", "all"), ("group", "few"), ("group", "many")):
-        figures = [audit.headline(view, scope, name)["accuracy"] for view in VIEWS]
+        figures = [audit.headline(view, scope, name)["auc"] for view in VIEWS]
         assert figures == sorted(figures)
         if scope == "group":
             found = [attacked.of_view(view).measured("group")[name] for view in VIEWS]
-            assert [attacks[strongest(attacks)[0]].accuracy for attacks in found] == figures
+            assert [attacks[strongest(attacks)[0]].auc for attacks in found] == figures
 
 
 def test_the_attacks_of_a_view_are_those_that_an_audit_judges_it_by(records):
@@ -101,6 +103,24 @@ def test_the_attacks_of_a_view_are_those_that_an_audit_judges_it_by(records):
     assert attacked.of_view(OUTSIDER).chosen == attacked.chosen
     assert attacked.of_view(CLIENT).chosen == attacked.of_view(SERVER).chosen == "span-models"
     assert attacked.of_view(SERVER).attacks.keys() == attacked.attacks.keys()
+
+
+def test_a_view_s_attack_of_larger_area_decides_though_its_threshold_misses(records, plain):
+    """Nothing is above the threshold, so its balanced accuracy is 0.5. A gate on that still sees the others'."""
+    draw, few = np.random.default_rng(2), records.group == "few"
+    score = draw.normal(2.0 * records.scores.member)
+    further = {"missed": AttackScores(CLIENT, score, np.full(len(records), 9.0))}
+    audit = audited(replace(records, further=further))
+    assert audit.headline(CLIENT, "group", "few")["attack"] == "missed"
+    flat, before = audit.flat(), plain.flat()
+    assert flat["views.client.few.auc"] == pytest.approx(roc_auc(score[few], records.scores.member[few]))
+    assert flat["views.client.few.accuracy"] == 0.5
+    limit = before["views.outsider.few.accuracy.low"] - 0.03
+    assert flat["views.client.few.accuracy.high"] < limit < flat["views.client.few.accuracy.at_least"]
+    sentence, holds = parse_gates([f"views.client.few.accuracy <= {limit}"])[0].judged(flat)
+    assert not holds
+    assert f"certainly reaches {flat['views.client.few.accuracy.at_least']:.3f}" in sentence
+    assert parse_gates(["views.client.few.accuracy <= 0.99"])[0].judged(flat)[1]
 
 
 def test_a_gate_can_name_a_view_and_does_not_count_it_twice(records):

@@ -105,6 +105,8 @@ def test_pictures_decide_size_and_channels(tmp_path):
         ({"source": "tabel"}, "the key 'data.client' is of source 'table' alone"),
         ({"path": None}, "[data]: data source 'table' needs 'path', that of a CSV or Parquet file"),
         ({"path": "/nowhere.csv"}, "[data]: data source 'table' has the path '/nowhere.csv', which does not exist"),
+        ({"path": "no.csv"}, f"the path 'no.csv', which does not exist in the folder '{Path.cwd()}'"),
+        ({"path": "C:\new\table.csv"}, r"the path 'C:\new\table.csv', which does not exist; TOML reads a backslash in"),
         ({"path": "/"}, "[data]: data source 'table' has the path '/', which is a folder; a file is needed"),
         ({"task": "class"}, "[data]: data source 'table' has no tasks; got the task 'class'"),
         ({"client": "whom"}, "has no column 'whom'; did you mean 'who'?"),

@@ -344,6 +344,27 @@ def test_a_file_that_is_not_toml(base: Path, text: str) -> None:
         read_config(base)
 
 
+@pytest.mark.parametrize("path", [r"C:\Users\t.csv", r"C:\data", "C:\\data\\"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_backslash_in_double_quotes_is_named(base: Path, path: str, end: str) -> None:
+    base.write_text(f'seed = 1\npath = "{path}"{end}')
+    with pytest.raises(InputError, match=r"base.toml: is not TOML: .*backslash in double quotes.*single quotes"):
+        read_config(base)
+
+
+def test_a_backslash_elsewhere_in_the_file_is_not_blamed(base: Path) -> None:
+    base.write_text("path = 'C:\\Users'\nseed = ")
+    with pytest.raises(InputError, match="is not TOML") as caught:
+        read_config(base)
+    assert "single quotes" not in str(caught.value)
+
+
+def test_a_missing_file_is_said_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"in the folder '{tmp_path / 'sub'}'"):
+        read_config("sub/none.toml")
+
+
 def test_a_file_that_is_not_text(base: Path) -> None:
     base.write_bytes(b"seed = 1 # \xff\xfe")
     with pytest.raises(InputError, match=r"base.toml: is not TOML: "):

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from shoal import (
@@ -22,6 +23,7 @@ from shoal import (
 )
 from shoal.data import federation_of_clients, load_table
 from shoal.data.partition import ClientIndices, PartitionIndices
+from shoal.data.user import table_rows
 from shoal.data.user.arrays import labelled_arrays
 
 CLIENTS = [(torch.rand(4, 3, generator=torch.Generator().manual_seed(i)), torch.tensor([0, 1, 2, i])) for i in range(3)]
@@ -125,6 +127,27 @@ def test_a_table_is_the_same_federation():
 
     again = Federation.from_table(Dataset(rows), columns, test=Dataset(test))
     assert torch.equal(again.clients.x, federation.clients.x)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV"])
+def test_pictures_of_pil_are_grey_or_rgb_as_pillow_converts_them(mode):
+    noise = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).quantize(7) if mode[0] == "P" else Image.fromarray(noise)
+    picture = picture.convert(mode)
+    channels = "L" if mode in ("1", "L", "LA") else "RGB"
+    expected = np.atleast_3d(np.asarray(picture.convert(channels))).transpose(2, 0, 1) / 255
+    pair = ([picture] * 2, [0, 1])
+    table = pd.DataFrame({"who": ["a", "b"], "label": [0, 1], "picture": pair[0]})
+    by_column = Federation.from_table(table, Columns(client="who", label="label"), test=table)
+    for federation in (Federation.from_tensors([pair], test=pair), by_column):
+        np.testing.assert_allclose(federation.clients.x.numpy(), np.stack([expected] * 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["I", "I;16", "F", "La"])
+def test_pictures_that_pillow_would_cut_off_are_refused(mode):
+    pictures = [Image.new(mode, (5, 4))] * 2
+    with pytest.raises(InputError, match=f"client 0 has a picture .*{mode}"):
+        Federation.from_tensors([(pictures, [0, 1])], test=(pictures, [0, 1]))
 
 
 def test_a_table_may_have_a_column_of_pictures():
@@ -322,6 +345,72 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
         "'inputs'",
         ": inputs that may be ids or codes: 'id' (another integer in each row); 'inputs' can leave them out",
     ]
+
+
+CODES = {
+    "zeros in front": ("01", "1", "2"),
+    "20 digits": ("98765432109876543210", "98765432109876543211", "5"),
+    "an E": ("100", "1E2", "2E-1"),
+}
+
+
+@pytest.mark.parametrize("given", [None, 3])
+@pytest.mark.parametrize("codes", CODES.values(), ids=CODES)
+def test_labels_that_are_codes_are_classes_by_their_spelling(codes, given, tmp_path):
+    table = pd.DataFrame({"who": ["a", "b"] * 3, "x": np.arange(6.0), "code": codes * 2})
+    columns = Columns(client="who", label="code")
+    federation = Federation.from_table(table, columns, test=table, classes=given)
+    assert (federation.classes, len(federation.clients.y.unique())) == (3, 3)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    assert {*load_table(tmp_path / "t.csv", columns).class_names} == {*codes}
+
+
+@pytest.mark.parametrize("label", ["01", "dog"])
+def test_a_label_of_the_test_table_that_is_no_integer_is_refused_where_classes_are_given(label):
+    table = pd.DataFrame({"who": ["a", "b"], "x": [0.0, 1.0], "label": ["1", "0"]})
+    with pytest.raises(InputError, match=f"the test table has the label '{label}', which no client has"):
+        Federation.from_table(table, Columns("who", "label"), test=table.assign(label=label), classes=2)
+
+
+def test_whole_floats_are_integers_as_classes_and_clients():
+    table = pd.DataFrame({"who": [1e20, 2e20, 1e20], "x": [0.0, 1.0, 2.0], "label": [2.0, 10.0, 2.0]})
+    federation = Federation.from_table(table, Columns("who", "label"), test=table.assign(label=["2", " 10", "2.0"]))
+    assert federation.names == (str(10**20), str(2 * 10**20))
+    assert federation.test.y.tolist() == [0, 1, 0]
+
+
+def test_names_of_columns_may_be_numbers_which_are_read_as_text():
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(draw.normal(size=(6, 2))).assign(who=["a", "b"] * 3, label=[0, 0, 1] * 2)
+    columns = Columns(client="who", label="label", inputs=("1", "0"))
+    named = Federation.from_table(table.rename(columns=str), columns, test=table.rename(columns=str))
+    assert torch.equal(Federation.from_table(table, columns, test=table).clients.x, named.clients.x)
+
+
+@pytest.mark.parametrize(
+    ("titles", "words"),
+    [
+        (["x", "x"], "the table has two columns 'x'; give one another name"),
+        ([0, "0"], "the table has two columns '0'; give one another name"),
+        (["x", None], "the table has no name for column 2"),
+        ([float("nan"), "x"], "the table has no name for column 1"),
+    ],
+)
+def test_columns_without_a_name_of_their_own_are_refused(titles, words):
+    table = pd.DataFrame([[0.5, 0.6, "a", 0], [0.7, 0.8, "b", 1]], columns=[*titles, "who", "label"])
+    with pytest.raises(InputError, match=words):
+        Federation.from_table(table, Columns("who", "label"), test=table)
+
+
+def test_a_wide_table_looks_for_similar_names_only_where_a_column_is_missing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(table_rows, "nearest", lambda *given: asked.append(1) or "")
+    table = pd.DataFrame({"who": ["a", "b"], "x": [0.0, 1.0], "label": [0, 1]})
+    Federation.from_table(table, Columns("who", "label", inputs=("x",)), test=table)
+    assert not asked
+    with pytest.raises(InputError, match="has no column 'z'"):
+        Federation.from_table(table, Columns("who", "label", inputs=("z",)), test=table)
+    assert asked
 
 
 def test_integers_of_a_table_are_classes_where_classes_are_given():

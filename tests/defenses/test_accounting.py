@@ -67,6 +67,63 @@ def test_a_federation_s_clients_spend_in_the_rounds_they_are_in(build):
         assert found[i] == accounting.epsilon(spent, 1.0, 1e-5)
 
 
+def with_copies(federation, client, copies):
+    x, y = federation.clients.x.clone(), federation.clients.y.clone()
+    rows = federation.clients.owned(client)[:copies]
+    x[rows], y[rows] = x[rows[0]].clone(), y[rows[0]].clone()
+    return replace(federation, clients=replace(federation.clients, x=x, y=y))
+
+
+def test_a_client_s_copies_of_a_record_are_one_record(build):
+    everyone, rule = [torch.arange(6)] * 2, DPSGD(1.0, 3.0)
+    plain, found = (
+        accounting.federation_epsilons(each, everyone, ONCE, rule, choice_noise=5.0)
+        for each in (build(), with_copies(build(), 1, 3))
+    )
+    others = [0, 2, 3, 4, 5]
+    assert torch.equal(found[others], plain[others])
+    assert found[1] == accounting.composed([(1.0, 1 - (1 - 4 / 12) ** 3, 12), (5 / 3, 1.0, 1)], rule.delta)
+    summed = DPSGD(1.0, 3.0, noise="sum", min_clients=2)
+    rounds, copies = torch.tensor([4, 4]), torch.tensor([1, 3])
+    for values in accounting.epsilons_by_view(summed, rounds, 6.0, copies=copies).values():
+        assert values[0] < values[1]
+    outsider = accounting.epsilons_by_view(summed, rounds, 6.0, copies=copies)["outsider"]
+    assert float(outsider[1]) == pytest.approx(accounting.gaussian_epsilon(3 * math.sqrt(4 / 9 + 1 / 36), 1e-5))
+
+
+def test_rows_that_differ_in_their_label_are_no_copies(build):
+    federation, rule = build(), DPSGD(1.0, 3.0)
+    copied = with_copies(federation, 1, 2)
+    y = copied.clients.y.clone()
+    y[copied.clients.owned(1)[0]] = (y[copied.clients.owned(1)[1]] + 1) % 3
+    different = replace(copied, clients=replace(copied.clients, y=y))
+    found, plain = (
+        accounting.federation_epsilons(each, [torch.arange(6)], ONCE, rule) for each in (different, federation)
+    )
+    assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize(("rate", "copies", "order"), [(0.1, 5, 4), (0.3, 2, 16), (1.0, 3, 3), (0.02, 30, 2)])
+def test_the_step_of_copies_bounds_the_mixture_of_shifts_by_those_in_the_batch(rate, copies, order):
+    """E[(p / q)^order] for q = N(0, sigma^2) and p = N(J, sigma^2), J binomial, by integration."""
+    from opacus.accountants.analysis.rdp import compute_rdp  # noqa: PLC0415
+
+    sigma = 2.0 * copies
+
+    def step(of_step):
+        noise, shared = of_step
+        return float(compute_rdp(q=shared, noise_multiplier=noise, steps=1, orders=float(order)))
+
+    x = torch.linspace(-20 * sigma, order * copies + 20 * sigma, 200_001, dtype=torch.float64)
+    shifts = torch.arange(copies + 1, dtype=torch.float64)[:, None]
+    weights = torch.distributions.Binomial(copies, torch.tensor(rate, dtype=torch.float64)).log_prob(shifts)
+    ratio = torch.logsumexp(weights + (shifts * x - shifts**2 / 2) / sigma**2, dim=0)
+    density = -((x / sigma) ** 2) / 2 - math.log(sigma * math.sqrt(2 * math.pi))
+    exact = float(torch.logsumexp(order * ratio + density, dim=0) + math.log(float(x[1] - x[0]))) / (order - 1)
+    assert exact <= step(accounting.of_copies(sigma, rate, copies)) * (1 + 1e-9)
+    assert exact > 1.5 * step((sigma, rate))
+
+
 def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_examples_does(build):
     federation, rule = build(), DPSGD(1.0, 1.0)
     everyone = [torch.arange(6)] * 7

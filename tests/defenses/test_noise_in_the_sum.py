@@ -151,6 +151,22 @@ def test_more_than_one_full_step_is_refused(local):
         shoal.Simulation(own, model, shoal.FedAvg(), local, rounds=1, defenses=[RULE])
 
 
+@pytest.mark.parametrize("defense", [shoal.NormClipping(0.1), shoal.LaplaceNoise(noise_multiplier=1.0)])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_defence_that_changes_a_share_of_the_noise_is_refused(defense, first):
+    defenses, model = (
+        [defense, RULE] if first else [RULE, defense],
+        shoal.create_model("logistic", shoal.VectorShape(3, 2)),
+    )
+    with pytest.raises(InputError, match=f"{type(defense).__name__} changes each client's update"):
+        shoal.Simulation(federation(), model, shoal.FedAvg(), LOCAL, rounds=1, defenses=defenses)
+
+
+def test_training_after_the_last_round_is_refused():
+    with pytest.raises(InputError, match="after the last round"):
+        simulation(algorithm=shoal.FineTuning(shoal.FedAvg()))
+
+
 def test_updates_that_are_no_sum_are_refused():
     with pytest.raises(InputError, match="needs clients that send one update, which is averaged"):
         shoal.Run(simulation(algorithm=shoal.Ditto())).train()

@@ -20,6 +20,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
+from shoal.deployment.client import client_round
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import Ledger
@@ -192,6 +193,21 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
         simulation.federation, [torch.arange(3)] * 2, trainings, DPSGD(noise_multiplier=1.0)
     )
     assert Ledger.load(tmp_path / "ledger.json").epsilon(1e-5) == pytest.approx(float(stated[1]), rel=1e-9)
+
+
+def test_a_ledger_is_charged_for_all_copies_of_a_record(tmp_path, monkeypatch):
+    def copied(*given):
+        client = open_client(*given)
+        clients = client.federation.clients
+        rows = clients.indices[:3]
+        clients.x[rows], clients.y[rows] = clients.x[rows[0]].clone(), clients.y[rows[0]].clone()
+        return client
+
+    offer = an_offer(algorithm={"name": "fedavg", "rounds": 1}, defenses={"dp_sgd": {"noise_multiplier": 6.0}})
+    monkeypatch.setattr(client_round, "open_client", copied)
+    training_reply(replace(offer, models=offer.models[:1], risks=offer.risks[:1]), settings(tmp_path))
+    expected = accounting.composed([(2.0, 1 - 0.5**3, 2)], 1e-5)
+    assert Ledger.load(tmp_path / "ledger.json").epsilon(1e-5) == expected
 
 
 def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):

@@ -119,6 +119,9 @@ class Mixing(nn.Module):
 IMAGES = {
     "convolutions": Convolutions,
     "norms": Normed,
+    "instance norm": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3)
+    ),
     "shared": Shared,
     "partly frozen": Partly,
     "mixing": Mixing,

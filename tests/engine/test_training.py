@@ -1,7 +1,7 @@
 """Local training against `torch.optim.SGD`, and the two backends against each other."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -243,14 +243,35 @@ def test_onednn_s_layout_changes_no_result():
     torch.testing.assert_close(found, network(clients[0][0]).detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_batch_norm_trains_as_by_hand_and_keeps_its_statistics():
+class Centred(nn.Module):
+    """Writes to its buffers in ``forward``."""
+
+    changing_buffers = ("running_mean", "running_var")
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(2))
+        self.register_buffer("running_var", torch.ones(2))
+
+    def forward(self, x):
+        if self.training:
+            self.running_mean.mul_(0.9).add_(0.1 * x.detach().mean(dim=(0, 2, 3)))
+            self.running_var.mul_(0.9).add_(0.1 * x.detach().var(dim=(0, 2, 3)))
+        return x - x.mean(dim=(2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "norm", [partial(nn.BatchNorm2d, 2), partial(nn.InstanceNorm2d, 2, track_running_stats=True), Centred]
+)
+def test_layers_with_statistics_train_as_by_hand_and_keep_them(norm):
     class Normed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.convolution, self.norm, self.output = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(32, 3)
+            self.convolution, self.norm = nn.Conv2d(1, 2, 3), norm()
+            self.next, self.output = nn.Conv2d(2, 2, 1), nn.Linear(32, 3)
 
         def forward(self, x):
-            return self.output(torch.relu(self.norm(self.convolution(x))).flatten(1))
+            return self.output(torch.relu(self.next(self.norm(self.convolution(x)))).flatten(1))
 
     stream = Stream(9).generator()
     clients = [(torch.rand(8, 1, 6, 6, generator=stream), torch.arange(8) % 3) for _ in range(3)]

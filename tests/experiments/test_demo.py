@@ -19,7 +19,10 @@ def made_up(accuracy, exposure=None, low=nan, high=nan):
     keys = {"accuracy.overall": 0.8, "accuracy.minority": accuracy, "test_examples.minority": 200, "delta": 1e-5}
     audit = dict(zip(("", ".low", ".high"), (exposure, low, high), strict=True)) if exposure else {}
     named = {f"views.{view}.minority.accuracy{end}": audit[end] for view, end in product(demo.WHO, audit)}
-    return demo.Outcome({**keys, **{f"epsilon.{view}": 5.6 for view in demo.WHO}}, named)
+    promised = {
+        f"{key}.{view}{end}": 5.6 for view in demo.WHO for key, end in (("epsilon", ""), ("bound", ".accuracy"))
+    }
+    return demo.Outcome(keys | promised, named)
 
 
 def said(ifca=0.9, protected=0.8, exposure=(0.52, 0.48, 0.56)):
@@ -36,9 +39,10 @@ def test_one_seed_ends_with_eight_lines_that_are_of_its_files_and_one_picture(tm
     assert [line[:2] for line in ended] == [f"{number}." for number in range(1, 9)]
     audit = json.loads((out / "ifca" / "audit.json").read_text())
     server = [100 * audit[f"views.server.minority.accuracy{end}"] for end in ("", ".low", ".high")]
-    assert re.search("the server {:.0f} \\({:.0f} to {:.0f}\\)".format(*server), ended[2])
-    epsilon = json.loads((out / "protected" / "summary.json").read_text())["epsilon.client"]
-    assert f"epsilon {epsilon:.1f} at delta 1e-05 towards other clients" in ended[6]
+    assert "the server {:.0f} % ({:.0f} to {:.0f})".format(*server) in ended[2]
+    summary = json.loads((out / "protected" / "summary.json").read_text())
+    assert f"epsilon {summary['epsilon.client']:.1f} against other clients" in ended[6]
+    assert f"cannot exceed {100 * summary['bound.client.accuracy']:.0f} %" in ended[6]
     assert str(out / "demo.html") in ended[7]
     page = unescape((out / "demo.html").read_text())
     assert page.count("<figure") == 1
@@ -47,21 +51,21 @@ def test_one_seed_ends_with_eight_lines_that_are_of_its_files_and_one_picture(tm
 
 
 @pytest.mark.parametrize(
-    ("exposure", "words"),
+    ("exposure", "outcome"),
     [
-        ((0.52, 0.48, 0.56), "look like the coin"),
-        ((0.56, 0.51, 0.61), "beat the coin"),
-        ((0.52, 0.4, 0.64), "had too few records to tell"),
+        ((0.52, 0.48, 0.56), "chance"),
+        ((0.56, 0.51, 0.61), "exposed"),
+        ((0.52, 0.4, 0.64), "open"),
     ],
 )
-def test_a_view_is_judged_by_its_interval(exposure, words):
-    assert said(exposure=exposure)[3].endswith(f" a coin 50. All three {words}.")
+def test_a_view_is_judged_by_its_interval(exposure, outcome):
+    assert f"; chance 50 %. {demo.JUDGED[outcome].capitalize()}: all three." in said(exposure=exposure)[3]
 
 
 def test_gains_and_losses_are_claimed_where_intervals_show_them():
     assert said()[1].endswith("federation pays.")
-    assert said(ifca=0.62)[1].endswith("that federation pays cannot be told.")
+    assert said(ifca=0.62)[1].endswith("do not show that federation pays.")
     assert re.search(r"-10 points \(-17 to -3\), a loss\.$", said()[4])
-    assert said(protected=0.88)[4].endswith("a loss that may be chance.")
+    assert said(protected=0.88)[4].endswith("within the margin of error.")
     assert "+20 points (+11 to +29) above" in said()[5]
-    assert said(protected=0.61)[5].endswith("which may be chance.")
+    assert said(protected=0.61)[5].endswith("within the margin of error.")

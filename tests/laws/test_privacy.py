@@ -10,15 +10,16 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from every_algorithm import ALGORITHMS
+from linear_training import MODEL, Kept
 from shoal import simulate
 from shoal.algorithms import (
     APFL,
@@ -42,9 +43,8 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
-from shoal.engine import Aggregate, Cohort, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State, Training
+from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State, Training
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.models import Model
 from shoal.simulation import coordination
 from shoal.simulation.coordination import accountable_trainings
 
@@ -66,25 +66,6 @@ def refused(algorithm: Any) -> bool:
 
 
 ACCEPTED = [each for each in ALGORITHMS if not refused(each)]
-
-
-class Linear(nn.Module):
-    """Two linear layers beside each other: 6x6 images in 3 classes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(36, 3, bias=False)
-        self.output = nn.Linear(36, 3, bias=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.hidden(images.flatten(1)) + self.output(images.flatten(1))
-
-
-def linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    return -outputs.gather(1, labels[:, None])[:, 0]
-
-
-MODEL = Model(Linear, loss=linear_loss)
 
 
 def with_examples(federation: Federation, x: Tensor) -> Federation:
@@ -119,18 +100,6 @@ class Round:
     """(n,), of a record that is left out."""
     server: bool
     """Whether the server's part of the round read nothing but what was sent."""
-
-
-@dataclass(frozen=True, eq=False)
-class Kept(Training):
-    """A training that keeps what the clients' part of each round gave."""
-
-    aggregates: list[Aggregate] = field(default_factory=list)
-
-    def _trained(self, *given: Any, **more: Any) -> tuple[Aggregate, Any]:
-        aggregate, adversary = super()._trained(*given, **more)
-        self.aggregates.append(aggregate)
-        return aggregate, adversary
 
 
 def rounds(algorithm: Any, federation: Federation, other: Federation, count: int = 2) -> Iterator[Round]:

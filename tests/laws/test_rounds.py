@@ -320,10 +320,18 @@ def test_a_state_s_tensors_share_no_memory(plain):
 
 
 def test_a_round_without_clients_changes_nothing(plain, network, build, algorithm):
-    state = played(network, build(), algorithm, participation=0.01)
+    state = played(network, build(), algorithm, participation=0.0)
     assert state.round == 4
     assert torch.equal(state.models, plain.states[0].models)
     assert state.assignment.tolist() == [-1] * 6
+
+
+@pytest.mark.parametrize("participation", [1e-9, 0.08, 0.5])
+def test_a_round_has_the_fraction_of_the_clients_and_at_least_one(model, build, participation):
+    federation = build()
+    with Engine(model) as engine:
+        training = Training(federation, FedAvg(), LOCAL, engine, Stream(5), participation=participation)
+        assert len(training.cohort(1)) == max(round(participation * len(federation)), 1)
 
 
 def test_partial_participation_assigns_only_participants(model, build):

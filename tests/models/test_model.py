@@ -1,6 +1,7 @@
 """Models as values: where initial rows come from, and rows as networks and back."""
 
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
@@ -125,6 +126,20 @@ def test_a_network_takes_all_named_tensors_and_no_others() -> None:
     assert named["second.weight"].data_ptr() != named["first.weight"].data_ptr(), "files hold no shared tensors"
     assert named["norm.num_batches_tracked"] == 0
     Tied().load_state_dict(named)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_torch_compile_changes_neither_names_nor_parameters(whole: bool) -> None:
+    def build(*, compiled: bool) -> nn.Module:
+        body, head = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2)
+        if compiled and not whole:
+            body = cast("nn.Sequential", torch.compile(body, backend="eager"))
+        network = nn.Sequential(body, head)
+        return cast("nn.Module", torch.compile(network, backend="eager")) if compiled and whole else network
+
+    plain, model = (Model(partial(build, compiled=compiled)) for compiled in (False, True))
+    assert model.layout == plain.layout
+    assert torch.equal(model.init(Stream(1)), plain.init(Stream(1)))
 
 
 def test_named_tensors_are_contiguous_copies() -> None:

@@ -302,6 +302,21 @@ def test_own_networks_train_to_the_same_bits_with_any_number_of_threads(case):
     assert torch.equal(*models)
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_settings_of_pytorch_that_allow_no_training_are_named(used):
+    model = Model(lambda: nn.Linear(4, 3))
+    if used:
+        trained(model, 4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(InputError, match=r"default dtype is float64.*set_default_dtype\(torch.float32\)"):
+            trained(model, 4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
+        trained(model, 4)
+
+
 @dataclass
 class Made:
     logits: Tensor

@@ -70,6 +70,14 @@ def test_the_page_has_its_sections_in_order_and_needs_no_script() -> None:
     assert "400 members, 400 non-members" in page.text
 
 
+def test_an_attack_below_chance_is_said_to_have_the_wrong_sign_on_the_page_and_the_terminal() -> None:
+    reversed_scores = audit_of({"lira": 0.55, "gap": 0.2})
+    said = "gap on majority has an AUC of 0.190 (0.150 to 0.230), below chance: its scores may have the wrong sign"
+    assert said in shown(reversed_scores).text
+    assert said in format_audit(reversed_scores)
+    assert "wrong sign" not in usual_page().text + format_audit(audit_of())
+
+
 def test_two_pages_are_identical_and_leave_the_audit_as_it_is() -> None:
     audit = audit_of()
     attacks, records = audit.attacks.copy(), audit.records.copy()

@@ -38,7 +38,7 @@ from unrendered import unrendered_figures
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
-    "other-clusters", "label-only", "boundary-distance", "trajectory", "span-models", "span",
+    "other-clusters", "label-only", "boundary-distance", "trajectory", "span-models", "span", "joint-models",
 }  # fmt: skip
 PERSONAL = dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own")
 PARTS = (
@@ -257,7 +257,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
     found = audit_run(finished, references=0, out=tmp_path)
     attacks = set(found.audit.attacks["attack"])
     by_models = {"loss", "gap", "loss-threshold", "other-clusters", "label-only", "boundary-distance"}
-    assert attacks == by_models | {"span-models", "span"}
+    assert attacks == by_models | {"span-models", "span", "joint-models"}
     for attack, least in (("lira", 3), ("trajectory", 1)):
         assert found.audit.omitted[attack] == f"needs {least} reference models; there are 0"
 
@@ -498,7 +498,8 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
     names = {key.split(".")[1] for key in flat if key.startswith("attacks.")}
     own = {"fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff"}
     own |= {"span"}
-    assert names == own | {f"{name}-others" for name in own} | {"span-models"}
+    # Other clients' records are not on a client's list.
+    assert names == own | {f"{name}-others" for name in own} | {"joint", "span-models", "joint-models"}
     assert set(found.audit.attacks["view"]) == {"client", "server"}
     assert 0 <= flat["source-inference.accuracy.low"] <= flat["source-inference.accuracy"] <= 1
     assert flat["source-inference.chance"] == pytest.approx(1 / 6)
@@ -522,7 +523,9 @@ def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_pa
     alone = audit_trace(recorded, out=tmp_path / "trace")
     for key, value in alone.flat.items():
         # The exact attacks are asked of the run's own pairs, whose first rounds are trained again.
-        if key.startswith(("attacks.", "source", "group", "reconstruction")) and "span" not in key:
+        if key.startswith(("attacks.", "source", "group", "reconstruction")) and not {"span", "joint"} & {
+            *re.split(r"[.-]", key)
+        }:
             assert found.flat[key] == value, key
 
 

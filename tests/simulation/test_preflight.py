@@ -124,6 +124,16 @@ def test_part_of_the_clients_in_a_round():
     assert half.loc["client", ["verdict", "rounds", "distinct"]].tolist() == ["recognised", 1, 12]
 
 
+def test_few_clients_in_a_round_are_at_least_one():
+    """Four clients: a participation of 0.01 has the risk and the epsilon of one of four."""
+    least, quarter = (
+        simulation_of(rounds=9, participation=fraction, defenses=[shoal.DPSGD(1.0, 1.0)]).preflight()
+        for fraction in (0.01, 0.25)
+    )
+    assert least.views.equals(quarter.views)
+    assert least.epsilons == quarter.epsilons
+
+
 def test_transformed_images_are_other_inputs_in_every_pass():
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.rand(6, 1, 6, 6, generator=draw), [0, 1, 2] * 2) for _ in range(2)]

@@ -4,13 +4,13 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import ReferenceAttack, client_scores
+from shoal.attacks import BaVarIA, LiRA, ReferenceAttack, client_scores
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import (
     AGAINST_CLIENTS,
@@ -18,6 +18,7 @@ from shoal.audit.records import (
     CLIENT,
     DecisiveFigures,
     RecordTable,
+    at_once,
     attacks_of_view,
     measure,
     strongest,
@@ -117,23 +118,30 @@ class Audit:
 
     def flat(self) -> dict[str, float | str]:
         """The keys and values of audit.json; what was not measured is left out."""
-        flat: dict[str, float | str] = {}
-        shown = self.attacks[self.attacks["scope"].isin(["all", "group"])]
-        for row in rows_of(shown):
-            key = f"attacks.{row['attack']}.{row['name']}"
-            flat |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
-            if row["attack"] in CHOSEN_OF_VIEW.values() and not isnan(row["exact"]):
-                flat[f"{key}.exact"] = row["exact"]
+        flat = self.figures()
         for view, (name, scope) in product(VIEWS, self._scopes().items()):
-            if (decides := self.headline(view, *scope)) is not None:
+            if (found := self.headline(view, *scope)) is not None:
+                decides = dict(found)
                 flat[f"views.{view}.{name}.attack"] = str(decides["attack"])
-                flat |= _figures(f"views.{view}.{name}", decides, VIEW_METRICS, ("", ".low", ".high"))
+                rows = _rows_of_view(self.attacks, view, *scope).values()
+                decides |= {f"{metric}.at_least": _at_least(rows, metric) for metric in VIEW_METRICS}
+                flat |= _figures(f"views.{view}.{name}", decides, VIEW_METRICS, ("", ".low", ".high", ".at_least"))
         best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
         flat |= {f"strongest.{name}": str(row["attack"]) for name, row in best.items() if not np.isnan(row["accuracy"])}
         flat |= {"references": self.references, "members": self.members, "non_members": self.non_members}
         if not np.isnan(self.empirical_epsilon):
             flat |= {"empirical_epsilon": self.empirical_epsilon, "empirical_epsilon.delta": self.delta}
         return {**flat, **self.guesses}
+
+    def figures(self) -> dict[str, float | str]:
+        """The keys of audit.json that begin with ``attacks``."""
+        figures: dict[str, float | str] = {}
+        for row in rows_of(self.attacks[self.attacks["scope"].isin(["all", "group"])]):
+            key = f"attacks.{row['attack']}.{row['name']}"
+            figures |= _figures(key, row, METRICS, ("", ".low", ".high", ".null_high"))
+            if row["attack"] in CHOSEN_OF_VIEW.values() and not isnan(row["exact"]):
+                figures[f"{key}.exact"] = row["exact"]
+        return figures
 
     def _scopes(self) -> dict[str, tuple[str, str]]:
         return {"all": ("all", "all"), **{name: ("group", name) for name in self.groups}}
@@ -164,17 +172,29 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
         view: of the attacker.
         scope, name: "all", "group", "model" or "client", and which.
     """
-    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
-    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
-    rows = {str(row["attack"]): row for row in rows_of(attacks[here])}
+    rows = _rows_of_view(attacks, view, scope, name)
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
     if view not in needed.values():
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
     judged = {
-        attack: DecisiveFigures(row["accuracy"], row["accuracy.low"], row["exact"]) for attack, row in rows.items()
+        attack: DecisiveFigures(*(row[key] for key in ("auc", "auc.low", "accuracy", "accuracy.low", "exact")))
+        for attack, row in rows.items()
     }
     return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
+
+
+def _rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
+    """The rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
+    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
+    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
+    return {str(row["attack"]): row for row in rows_of(attacks[here])}
+
+
+def _at_least(rows: Iterable[Mapping[Hashable, Any]], metric: str) -> float:
+    """What some attack certainly reaches: the largest lower end of intervals that all keep at once; NaN of none."""
+    known = [(row[metric], row[f"{metric}.low"]) for row in rows if not isnan(row[metric])]
+    return max((value - at_once(len(known)) * (value - low) for value, low in known), default=nan)
 
 
 def audit_records(
@@ -313,11 +333,48 @@ def attack_row(
     return row
 
 
+TWO_SIDED = (LiRA.name, BaVarIA.name)
+"""Attacks with two distributions, which scores of the wrong sign do not blind. They may be below chance by the numbers
+of IN and OUT scores alone (`leave_one_out_scores`)."""
+
+
+def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
+    """Attacks that are certain to be below chance, as where losses are given as scores; an attacker reverses these.
+
+    It is certain by the upper end of an interval of the AUC that all attacks and groups keep at once (Bonferroni).
+
+    Args:
+        audit: figures by key of audit.json.
+
+    Returns:
+        What is wrong, a part of a sentence, by the key of the AUC; the lowest AUC first.
+
+    Example:
+        >>> from shoal.audit.audit import wrong_sign
+        >>> key = "attacks.loss.all.auc"
+        >>> wrong_sign({key: 0.06, f"{key}.low": 0.04, f"{key}.high": 0.08})[key]
+        'loss on all has an AUC of 0.060 (0.040 to 0.080), below chance: its scores may have the wrong sign'
+    """
+    asked = [match for key in audit if (match := _AUC.fullmatch(key)) and match[1] not in TWO_SIDED]
+    asked = [match for match in asked if not match[1].endswith(AGAINST_CLIENTS)]
+    found: dict[str, str] = {}
+    for key, attack, group in sorted(((each[0], each[1], each[2]) for each in asked), key=lambda each: audit[each[0]]):
+        auc, low, high = (float(audit.get(f"{key}{end}", nan)) for end in ("", ".low", ".high"))
+        if auc + at_once(len(asked)) * (high - auc) < 0.5:
+            found[key] = (
+                f"{attack} on {group} has an AUC of {auc:.3f} ({low:.3f} to {high:.3f}), below chance: "
+                "its scores may have the wrong sign"
+            )
+    return found
+
+
 LOWER_BOUND = "empirical_epsilon"
 """The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
 
 LIMITED = (*METRICS, LOWER_BOUND)
 """The figures that a gate can limit."""
+
+_AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
 
 _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
@@ -339,21 +396,25 @@ class Gate:
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
         """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
-        measured.
+        measured. Where scores may have the `wrong_sign`, all of them do. For a view's figure, what another attack of
+        the view certainly reaches counts too (``at_least``).
         """
         # The figures of a view are an attack's too, where there are attacks.
         attacks = any(key.startswith("attacks.") for key in audit)
         named = {f"{self.key}.high"} if attacks else {*audit}
         uppers = {
-            key.removesuffix(".high"): float(value)
+            figure: max(float(value), float(audit.get(f"{figure}.at_least", -inf)))
             for key, value in audit.items()
             if not isinstance(value, str) and self._limits(key) and (key in named or not key.startswith("views."))
+            for figure in [key.removesuffix(".high")]
         }
         require(
             bool(uppers),
             f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
             "or no such attack, group or view",
         )
+        if wrong_sign(audit):
+            return uppers
         return {
             key: value for key, value in uppers.items() if value > self.limit or (self.strict and value == self.limit)
         }
@@ -372,9 +433,13 @@ class Gate:
             return f"Gate {self}: {error}", False
         if not broken:
             return f"Gate {self}: holds", True
+        if wrong := [*wrong_sign(audit).values()]:
+            return f"Gate {self}: cannot hold, since {wrong[0]}", False
         worst = max(broken, key=lambda key: broken[key])
         more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
-        return f"Gate {self}: broken by {worst}, whose upper end is {broken[worst]:.3f}{more}", False
+        certain = broken[worst] == audit.get(f"{worst}.at_least")
+        what = "where an attack of the view certainly reaches" if certain else "whose upper end is"
+        return f"Gate {self}: broken by {worst}, {what} {broken[worst]:.3f}{more}", False
 
     def __str__(self) -> str:
         return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"

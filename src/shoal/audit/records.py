@@ -27,6 +27,9 @@ SERVER: View = "server"
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
 """The attack that is chosen beforehand for a view where half of its calls or more are exact."""
 
+JOINT_OF_VIEW: Mapping[View, str] = {CLIENT: "joint-models", SERVER: "joint"}
+"""The attack that is chosen beforehand for a view, where no span is exact and its AUC is certainly above 0.5."""
+
 AGAINST_CLIENTS = "-others"
 """Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
 
@@ -176,6 +179,8 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
 class DecisiveFigures(NamedTuple):
     """The part of an attack's `MembershipMetrics` that decides which attack is the `strongest`."""
 
+    auc: float
+    auc_low: float
     accuracy: float
     low: float
     exact: float
@@ -199,9 +204,10 @@ def attacks_of_view(
     """The attacks that a view can carry out, the one that is chosen beforehand first.
 
     For an outsider it is the first of ``order``. For a wider view it is its own exact attack (`CHOSEN_OF_VIEW`) where
-    that finds itself exact, which no member is needed for and no null run does, and is not below what decides for the
-    narrower view. Elsewhere, as where noise hides the span, it is what decides for the narrower view: so a wider view's
-    figure is never the lower one.
+    that finds itself exact, which no member is needed for and no null run does; else its joint attack
+    (`JOINT_OF_VIEW`), where the lower end of its AUC's interval, kept at once by two, is above 0.5. Either only if its
+    AUC is not below that of what decides for the narrower view. Elsewhere it is what decides for the narrower view: so
+    a wider view's AUC is never the lower one.
 
     Args:
         view: of the attacker.
@@ -228,13 +234,10 @@ def attacks_of_view(
             first = [strongest({name: measured[name] for name in names})[0]]
         inside = [name for name, needs in needed.items() if needs in views_within(seen) and name in measured]
         first = first or [name for name in order if name in inside][:1]
-        own = CHOSEN_OF_VIEW.get(seen, "")
-        if (
-            own in inside
-            and _exact(measured[own])
-            and not any(measured[own].accuracy < measured[name].accuracy for name in first)
-        ):
-            first = [own]
+        for own, decides in ((CHOSEN_OF_VIEW.get(seen), _exact), (JOINT_OF_VIEW.get(seen), _above_chance)):
+            if own in inside and decides(measured[own]):
+                first = [own] if all(measured[own].auc >= measured[name].auc for name in first) else first
+                break
         names = [*dict.fromkeys((*first, *inside))]
     return names
 
@@ -243,13 +246,27 @@ def _exact(metrics: DecisiveFigures | MembershipMetrics) -> bool:
     return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
 
 
+def _above_chance(metrics: DecisiveFigures | MembershipMetrics) -> bool:
+    return metrics.auc - at_once(2) * (metrics.auc - metrics.auc_low) > 0.5
+
+
+def at_once(count: int) -> float:
+    """How much wider a 95 % interval is that ``count`` figures keep at once (Bonferroni), as of a normal distribution.
+
+    >>> round(at_once(1), 2), round(at_once(8), 2)
+    (1.0, 1.4)
+    """
+    quantile = NormalDist().inv_cdf
+    return quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
+
+
 def strongest(attacks: Mapping[str, DecisiveFigures | MembershipMetrics]) -> tuple[str, float]:
     """The attack that decides how exposed records are, of all that were made on the same records.
 
     The largest of many figures is above chance where nothing is leaked. So the first measured attack decides, which was
-    chosen beforehand, unless another is certain to be above 0.5 and above the first's figure. It is certain by the
-    lower end of an interval that all attacks keep at once (Bonferroni; it is as much wider as that of a normal
-    distribution). Where several do, it is the one of highest lower end.
+    chosen beforehand, unless the AUC of another is certain to be above 0.5 and above the first's. It is certain by the
+    lower end of an interval that all attacks keep at once (`at_once`). Where several do, it is the one of highest lower
+    end. The AUC decides, since the balanced accuracy depends on how well a threshold is set without members.
 
     Returns:
         The attack, and the lower end of its balanced accuracy that it is judged by: the first's own, or that of all.
@@ -266,10 +283,11 @@ def strongest(attacks: Mapping[str, DecisiveFigures | MembershipMetrics]) -> tup
     measured = {name: metrics for name, metrics in attacks.items() if not np.isnan(metrics.accuracy)}
     if not measured:
         return next(iter(attacks)), np.nan
-    quantile = NormalDist().inv_cdf
-    wider = quantile(1 - 0.025 / len(measured)) / quantile(0.975)
+    wider = at_once(len(measured))
     first, *further = measured
-    low = {name: attacks[name].accuracy - wider * (attacks[name].accuracy - attacks[name].low) for name in further}
-    certain = [name for name in further if low[name] > max(0.5, attacks[first].accuracy)]
+    low = {name: attacks[name].auc - wider * (attacks[name].auc - attacks[name].auc_low) for name in further}
+    certain = [name for name in further if low[name] > max(0.5, attacks[first].auc)]
     best = max(certain, key=lambda name: low[name], default=first)
-    return best, low.get(best, attacks[first].low)
+    if best == first:
+        return first, attacks[first].low
+    return best, attacks[best].accuracy - wider * (attacks[best].accuracy - attacks[best].low)

@@ -44,6 +44,7 @@ from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, s
 from shoal.audit.records import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
+    JOINT_OF_VIEW,
     SERVER,
     RecordTable,
     matching_weights,
@@ -294,16 +295,16 @@ def audit_server(
 def with_server(audit: Audit, server: Audit) -> Audit:
     """An audit of released models, and what the server finds in the updates of the same run.
 
-    The server's attack decides on a scope where the lower end of its interval is above 0.5 and the other's figure.
+    The server's attack decides on a scope where the lower end of its AUC is above 0.5 and the other's AUC.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
-    # Of both, the first was chosen without the updates; the span attack of a view stays chosen beside it.
-    span = rows["attack"].isin([*CHOSEN_OF_VIEW.values()])
+    # Of both, the first was chosen without the updates; a view's own attack stays chosen beside it.
+    span = rows["attack"].isin([*CHOSEN_OF_VIEW.values(), *JOINT_OF_VIEW.values()])
     rows["chosen"] &= span | ~rows.assign(span=span).duplicated(["scope", "name", "chosen", "span"])
     for _, decides in rows[rows["strongest"].astype(bool)].groupby(["scope", "name"]):
         if len(decides) == 2:
             outsider, updates = decides.index
-            stronger = decides["accuracy.low"][updates] > max(0.5, decides["accuracy"][outsider])
+            stronger = decides["auc.low"][updates] > max(0.5, decides["auc"][outsider])
             rows.loc[outsider if stronger else updates, "strongest"] = False
     return replace(
         audit, attacks=rows, omitted={**audit.omitted, **server.omitted}, guesses={**audit.guesses, **server.guesses}

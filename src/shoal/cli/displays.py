@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from shoal.audit.audit import Audit
+from shoal.audit.audit import Audit, wrong_sign
 from shoal.core.formats import decimal, format_duration, percent
 from shoal.data.sources.catalog import Availability
 from shoal.reports.attack_titles import BY
@@ -47,7 +47,8 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
     from shoal.reports.audit.audit_views import headlines, lines as lines_of_views  # noqa: PLC0415
 
     of_views = lines_of_views(headlines(audit, audit.groups), audit.omitted, stated)
-    lines = [f"{who}: {what}" for who, what in of_views]
+    lines = [f"Check the scores: {wrong}." for wrong in [*wrong_sign(audit.figures()).values()][:1]]
+    lines += [f"{who}: {what}" for who, what in of_views]
     for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():
         row = audit.strongest(scope, of)
         if isnan(row["accuracy"]):

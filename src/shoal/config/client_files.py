@@ -10,7 +10,7 @@ from shoal.audit import NEED_HOLDOUT
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table, table_of
-from shoal.core.errors import InputError, described, require
+from shoal.core.errors import InputError, described, looked_in, printable, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import spelled
 from shoal.data import (
@@ -51,7 +51,9 @@ def load_client_data(source: str, path: Path | None, task: str | None, reading: 
         what = "folder of pictures, or of a CSV file that names them" if source == "folder" else "CSV or Parquet file"
         raise InputError(f"data source '{source}' needs 'path', that of a {what}")
     require(task is None, f"data source '{source}' has no tasks; got the task '{task}'")
-    require(path.exists(), f"data source '{source}' has the path '{path}', which does not exist")
+    require(
+        path.exists(), f"data source '{source}' has the path '{printable(path)}', which does not exist{looked_in(path)}"
+    )
     if isinstance(reading, PictureFormat):
         return load_folder(path, reading)
     require(path.is_file(), f"data source 'table' has the path '{path}', which is a folder; a file is needed")

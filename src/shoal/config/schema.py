@@ -123,7 +123,7 @@ class AlgorithmSection:
     Args:
         value: which algorithm; each has keys of its own.
         rounds: number of rounds.
-        participation: fraction of the clients in a round; a round without clients changes nothing and is logged.
+        participation: fraction of the clients in a round, at least one client; 0: none, and rounds change nothing.
     """
 
     value: Annotated[Algorithm, Inline("name")]

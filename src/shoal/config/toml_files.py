@@ -1,12 +1,13 @@
 """TOML files as checked values: every mistake is one sentence with the key, what was given and what is allowed."""
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.config.settings_tables import UnknownKeyError, read, tables_with
-from shoal.core.errors import InputError, path_of, require, require_instance
+from shoal.core.errors import BACKSLASH, InputError, path_of, printable, require, require_instance, unread
 
 Root = TypeVar("Root")
 
@@ -17,16 +18,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing or not TOML, or has an integer of more than 64 bits.
     """
-    path = path_of("path", path)
+    path, text = path_of("path", path), ""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        table = tomllib.loads(text)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{printable(path)}: cannot be read: {unread(path, error)}") from error
     except RecursionError as error:
         raise InputError(f"{path}: is not TOML: it is nested too deeply") from error
     # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
     except ValueError as error:
-        raise InputError(f"{path}: is not TOML: {error}") from error
+        at = re.search(r"\(at (?:line (\d+)|end of document)", str(error))
+        escape = at is not None and "\\" in text.split("\n")[int(at[1] or 0) - 1]
+        raise InputError(f"{path}: is not TOML: {error}{BACKSLASH if escape else ''}") from error
     _require_64_bits(table, str(path))
     return table
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from shoal.core.representation import shortened
 
+BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\a.csv' in single quotes, or C:/a.csv"
+"""Advice on a path of Windows, as the end of a sentence."""
+
 
 class ShoalError(Exception):
     """Something went wrong that is not a defect of Shoal; the text is one sentence for its user.
@@ -88,7 +91,34 @@ def file_errors(
     except damage as error:
         raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be {action}: {error.strerror or error}{advice}") from error
+        raise InputError(f"{path}: cannot be {action}: {unread(path, error)}{advice}") from error
+
+
+def unread(path: object, error: OSError) -> str:
+    """The reason why a file cannot be read; of a missing one with the place where it was looked for."""
+    return (
+        f"{error.strerror}{looked_in(path)}" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}"
+    )
+
+
+def looked_in(path: object) -> str:
+    """Where a file that is missing was looked for, as the end of a sentence.
+
+    A sign that cannot be printed comes from a backslash in a text of TOML.
+
+    >>> looked_in("/wards/a.csv")
+    " in the folder '/wards'"
+    >>> "single quotes" in looked_in("C:" + chr(10) + "ew.csv")
+    True
+    """
+    if str(path).isprintable():
+        return f" in the folder '{Path(str(path)).absolute().parent}'"
+    return BACKSLASH
+
+
+def printable(path: object) -> str:
+    """A path on one line: signs that cannot be printed as Python escapes them."""
+    return str(path) if str(path).isprintable() else repr(str(path))[1:-1]
 
 
 def require_instance(name: str, value: object, kind: type, how: str) -> None:
@@ -158,7 +188,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def nearest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) -> str:
-    """A hint naming the word closest to ``word``, or all of them but ``unlisted`` ones when none is close.
+    """A hint naming the word closest to ``word``, or 100 of them but ``unlisted`` ones when none is close.
 
     A word is close if it begins with ``word``, or if three quarters of both are the same.
 
@@ -170,4 +200,5 @@ def nearest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) 
     word, words = str(word), sorted(allowed)
     longer = [candidate for candidate in words if len(word) > 2 and candidate.startswith(word)]
     close = longer or difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.75)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words)}"
+    more = f" and {len(words) - 100:,} more" if len(words) > 100 else ""
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words[:100])}{more}"

@@ -104,6 +104,23 @@ def comparable_hashes(first: Shards, *others: Shards) -> list[NDArray[np.uint64]
     ]
 
 
+def most_copies(clients: Shards) -> Tensor:
+    """The number (N,) int64 of times that each client has the example it has most often, by `content_hashes`; at
+    least 1.
+
+    >>> x, y = torch.tensor([[1.0], [1.0], [2.0], [1.0]]), torch.tensor([0, 0, 0, 0])
+    >>> most_copies(Shards.from_contiguous(x, y, torch.tensor([3, 1])))
+    tensor([2, 1])
+    """
+    hashes = content_hashes(clients.x, clients.y)[clients.indices.numpy()]
+    (owners, _), counts = np.unique(
+        np.stack([clients.owners().numpy().astype(np.uint64), hashes]), axis=1, return_counts=True
+    )
+    most = np.ones(len(clients), np.int64)
+    np.maximum.at(most, owners.astype(np.int64), counts)
+    return torch.from_numpy(most)
+
+
 @dataclass(frozen=True)
 class Copies:
     """The numbers of examples that are copies of a training example.

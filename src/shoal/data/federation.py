@@ -113,6 +113,13 @@ class Federation:
         """Indices of the groups that have clients, in order; the others have test examples only."""
         return self.group.unique().tolist()
 
+    def cohort_size(self, participation: float) -> int:
+        """The number of clients in a round: ``participation`` of N, rounded, and at least 1 unless it is 0.
+
+        Source: McMahan et al. 2017, algorithm 1: m = max(C K, 1).
+        """
+        return min(len(self), max(round(participation * len(self)), int(participation > 0)))
+
     def clients_in_round(self, number: int) -> Shards:
         """The N shards that the clients train on in round ``number``, counted from 1."""
         return self.clients if self.schedule is None else self.schedule.in_round(self.clients, self.ids, number)

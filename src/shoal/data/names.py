@@ -1,5 +1,6 @@
 """Names of clients, classes and groups: which are allowed, and their numbers."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
@@ -9,6 +10,9 @@ from shoal.core.errors import quoted, require
 
 RESERVED = ("overall", "total")
 """Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
+
+_INTEGER = re.compile("-?[0-9]{1,4000}")
+"""Digits that Python turns into an integer."""
 
 EVERYBODY = "all"
 """The name of the only group where clients have none; in an audit's keys it stands for the records of all groups."""
@@ -88,7 +92,7 @@ def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     (tensor([1, 0, 1]), ('9', '10'))
     """
     distinct = set(names)
-    integers = all(name.lstrip("-").isdecimal() for name in distinct)
-    ordered = tuple(sorted(distinct, key=lambda name: (float(name) if integers else 0, name)))
+    integers = all(map(_INTEGER.fullmatch, distinct))
+    ordered = tuple(sorted(distinct, key=lambda name: (int(name) if integers else 0, name)))
     number = {name: i for i, name in enumerate(ordered)}
     return torch.tensor([number[name] for name in names], dtype=torch.int64), ordered

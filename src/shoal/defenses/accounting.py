@@ -4,6 +4,10 @@ It protects one record of a client, which is present or left out. It holds again
 client sends in all rounds, all released models, and the model that the client uses. So every local training of the
 client is counted, also those that send nothing (`ClientTrainings`).
 
+A record is all rows of a client that have the same input and label. k copies move a sum of clipped gradients by up to
+k C, so the noise multiplier is sigma / k, and at least one of them is in a batch with probability 1 - (1 - q)^k, for
+the sampling rate q (`of_copies`).
+
 Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
 is reported, as is usual, and is an approximation. A choice of model, as in IFCA, is computed without noise and sent,
 and no epsilon covers it; that of an algorithm with ``choice_noise``, as `PrivateMeans`, is counted. The number of a
@@ -22,8 +26,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
+from shoal.data.content import most_copies
 from shoal.data.federation import Federation
 from shoal.data.preferences import VIEWS, View
+from shoal.defenses.defense import TrainingSetup
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
 from shoal.metrics.attack_bounds import AttackBound, History, composed_bound, gaussian_bound
@@ -72,6 +78,17 @@ def composed(history: Sequence[tuple[float, float, int]], delta: float, accounta
     return _epsilon_of_history(used, delta, accountant)
 
 
+def of_copies(noise_multiplier: float, rate: float, copies: int) -> tuple[float, float]:
+    """The noise multiplier and the sampling rate that bound a step for a record with so many copies.
+
+    Source: Ganesh 2024, arXiv:2401.10294: a mixture of shifts is bounded by the one with the largest shift.
+
+    >>> of_copies(3.0, 0.5, 1), of_copies(3.0, 0.5, 2)
+    ((3.0, 0.5), (1.5, 0.75))
+    """
+    return (noise_multiplier, rate) if copies == 1 else (noise_multiplier / copies, 1 - (1 - rate) ** copies)
+
+
 Counted = tuple[LocalSGD, Tensor, Tensor]
 """A local training, each client's number of examples in it (N,) int64, and of times that it takes it (N,) int64."""
 
@@ -80,6 +97,7 @@ def client_epsilons(
     counted: Sequence[Counted],
     rule: DPSGD,
     choice_noise: float | None = None,
+    copies: Tensor | None = None,
     of: Callable[[History], float] | None = None,
 ) -> Tensor:
     """The epsilon of each of N clients, over all its local trainings.
@@ -89,6 +107,7 @@ def client_epsilons(
         rule: the privacy of their steps.
         choice_noise: the noise multiplier of the Gaussian mechanism by which a client's cluster was chosen; None: there
             is none.
+        copies: those of each client's most frequent record (N,) int64; None: 1.
         of: what is computed of the steps in place of epsilon. Shuffled batches are then counted without approximation:
             a record is in one batch of each pass, as if it were a step on all examples.
 
@@ -97,17 +116,19 @@ def client_epsilons(
     """
     locals_ = [local for local, _, _ in counted]
     columns = [column for _, sizes, times in counted for column in (sizes, times)]
+    columns.append(torch.ones_like(columns[0]) if copies is None else copies)
     clients = list(map(tuple, torch.stack(columns, dim=1).tolist()))
     epsilons: dict[tuple[int, ...], float] = {}
     for client in dict.fromkeys(clients):
         steps = Counter[float]()
-        for local, size, times in zip(locals_, client[::2], client[1::2], strict=True):
+        most = client[-1]
+        for local, size, times in zip(locals_, client[:-1:2], client[1::2], strict=True):
             if size and times and of is not None and not rule.poisson:
                 steps[1.0] += times * local.passes_of(size)
             elif size and times:
                 steps[local.batch(size) / size] += times * local.steps_of(size)
-        history = [(rule.noise_multiplier, rate, count) for rate, count in steps.items()]
-        history += [] if choice_noise is None else [(choice_noise, 1.0, 1)]
+        history = [(*of_copies(rule.noise_multiplier, rate, most), count) for rate, count in steps.items()]
+        history += [] if choice_noise is None else [(choice_noise / most, 1.0, 1)]
         epsilons[client] = of(tuple(history)) if of else composed(history, rule.delta, rule.accountant)
     return torch.tensor([epsilons[client] for client in clients], dtype=torch.float64)
 
@@ -119,6 +140,8 @@ def federation_epsilons(
     rule: DPSGD,
     first_round: int = 1,
     choice_noise: float | None = None,
+    copies: Tensor | None = None,
+    *,
     of: Callable[[History], float] | None = None,
 ) -> Tensor:
     """The epsilon (N,) float64 of each of a federation's N clients after some rounds and the trainings after the last.
@@ -132,7 +155,9 @@ def federation_epsilons(
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
         choice_noise, of: as of `client_epsilons`.
+        copies: as of `client_epsilons`; None: they are counted.
     """
+    copies = most_copies(federation.clients) if copies is None else copies
     count = len(federation)
     attended = torch.zeros(len(cohorts), count, dtype=torch.int64)
     for here, cohort in zip(attended, cohorts, strict=True):
@@ -148,7 +173,8 @@ def federation_epsilons(
         return [*in_rounds, *in_first, *((local, all_sizes, torch.ones_like(sizes)) for local in trainings.final)]
 
     sizes = federation.clients.sizes
-    epsilons = client_epsilons(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule, choice_noise, of)
+    spent = counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes)
+    epsilons = client_epsilons(spent, rule, choice_noise, copies, of)
     schedule = federation.schedule
     if schedule is None:
         return epsilons
@@ -159,8 +185,8 @@ def federation_epsilons(
         later, begun = (
             torch.stack([rounds[present, i].sum(), rounds[~present, i].sum()]) for rounds in (attended, first)
         )
-        either = counted(parts, later, begun, sizes[i].expand(2))
-        epsilons[i] = client_epsilons(either, rule, choice_noise, of).max()
+        spent = counted(parts, later, begun, sizes[i].expand(2))
+        epsilons[i] = client_epsilons(spent, rule, choice_noise, copies[i].expand(2), of).max()
     return epsilons
 
 
@@ -198,6 +224,7 @@ def epsilons_by_view(
     choice_noise: float | None = None,
     *,
     secure: bool = False,
+    copies: Tensor | None = None,
     of: Callable[[float], float] | None = None,
 ) -> dict[View, Tensor]:
     """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
@@ -211,24 +238,28 @@ def epsilons_by_view(
         rounds: (N,) int64, that each client took part in.
         choice_noise: as of `client_epsilons`.
         secure: whether the server sees sums alone. It may know the share of one client, so it has the client's view.
+        copies: as of `client_epsilons`.
         of: what is computed of ``mu``, see `gaussian_epsilon`, in place of epsilon.
     """
-    least, (numbers, index) = rule.min_clients or 1, rounds.unique(return_inverse=True)
+    counted = torch.stack([rounds, torch.ones_like(rounds) if copies is None else copies])
+    least, (kinds, index) = rule.min_clients or 1, counted.unique(dim=1, return_inverse=True)
     without_own = (least - 1) / least
     shares = dict(zip(VIEWS, (1.0, without_own, without_own if secure else 1 / least), strict=True))
     chosen = 0.0 if choice_noise is None else math.inf if choice_noise == 0 else choice_noise**-2
     epsilons: dict[View, Tensor] = {}
     for view, share in shares.items():
         noise = rule.noise_multiplier * math.sqrt(share)
-        mus = [_mu(noise, number, chosen) for number in numbers.tolist()]
+        mus = [most * _mu(noise, number, chosen) for number, most in kinds.T.tolist()]
         values = [of(mu) if of else gaussian_epsilon(mu, rule.delta) for mu in mus]
         epsilons[view] = torch.tensor(values, dtype=torch.float64)[index]
     return epsilons
 
 
-def bounds_by_view(rule: DPSGD, rounds: Tensor, choice_noise: float | None = None) -> dict[View, AttackBound]:
+def bounds_by_view(
+    rule: DPSGD, rounds: Tensor, choice_noise: float | None = None, copies: Tensor | None = None
+) -> dict[View, AttackBound]:
     """The limit of each view on the records of any client, with noise in sums; as `epsilons_by_view`."""
-    mus = epsilons_by_view(rule, rounds, choice_noise, of=float)
+    mus = epsilons_by_view(rule, rounds, choice_noise, copies=copies, of=float)
     return {view: gaussian_bound(float(of_clients.max())) for view, of_clients in mus.items()}
 
 
@@ -239,11 +270,12 @@ def federation_bound(
     rule: DPSGD,
     first_round: int = 1,
     choice_noise: float | None = None,
+    copies: Tensor | None = None,
 ) -> AttackBound:
     """The limit of every view on the records of any client, with noise at clients; as `federation_epsilons`."""
 
     def largest(index: int) -> float:
-        count = federation, cohorts, trainings, rule, first_round, choice_noise
+        count = federation, cohorts, trainings, rule, first_round, choice_noise, copies
         return float(federation_epsilons(*count, of=lambda history: composed_bound(history)[index]).max())
 
     return AttackBound(largest(0), largest(1))
@@ -304,6 +336,7 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
     rule = private_rule(trainings.rounds[0])
     if rule is None:
         return
+    copies = int(most_copies(federation.clients).max()) if _needs_memory(rule) and len(federation) else 1
     attended = [(federation.clients.sizes, rounds)]
     schedule = federation.schedule
     if schedule is not None:
@@ -313,7 +346,25 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
             sizes = federation.clients_in_round(number).sizes[federation.ids == schedule.victim]
             attended.append((sizes, often))
     for sizes, often in attended:
-        check_computable(sizes, often, trainings, rule)
+        check_computable(sizes, often, trainings, rule, copies)
+
+
+def check_sums(setup: TrainingSetup, trainings: ClientTrainings) -> None:
+    """Raise `InputError` where noise in sums would not be in all that is seen of a client's training."""
+    rule = private_rule(trainings.rounds[0])
+    if rule is None or rule.noise == "client":
+        return
+    require(
+        not trainings.final,
+        "noise = 'sum' protects sums over clients, but each client trains a model of its own after the last round, as "
+        "in fine-tuning; leave that out, or use noise = 'client'",
+    )
+    filtered = setup.update_filter or setup.client_filter
+    require(
+        filtered is None,
+        f"noise = 'sum' needs updates that are added up as they are, but {type(filtered).__name__} changes each "
+        "client's update together with its share of the noise; leave one of the two out",
+    )
 
 
 def private_rule(local: LocalSGD) -> DPSGD | None:
@@ -324,20 +375,27 @@ def private_rule(local: LocalSGD) -> DPSGD | None:
     return rule if local.private and isinstance(rule, DPSGD) else None
 
 
-def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rule: DPSGD) -> None:
+def _needs_memory(rule: DPSGD) -> bool:
+    return rule.accountant == "prv" and rule.noise == "client" and rule.noise_multiplier > 0
+
+
+def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rule: DPSGD, copies: int = 1) -> None:
     """Raise `InputError` where ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory.
 
-    A first round of its own and what follows the last round come on top of these.
+    A first round of its own and what follows the last round come on top of these. No record has more than ``copies``.
     """
-    if rule.accountant == "rdp" or rule.noise == "sum" or rule.noise_multiplier == 0 or not len(sizes):
+    if not _needs_memory(rule) or not len(sizes):
         return
     kinds = sizes[sizes > 0].unique().tolist()
     once = (*(trainings.first or ()), *trainings.final)
     trained = [*((local, rounds) for local in trainings.rounds), *((local, 1) for local in once)]
     spent = [
-        (max(local.batch(size) / size for size in kinds), times * max(map(local.steps_of, kinds)))
+        (
+            *of_copies(rule.noise_multiplier, max(local.batch(size) / size for size in kinds), copies),
+            times * max(map(local.steps_of, kinds)),
+        )
         for local, times in trained
     ]
     # As Opacus chooses its mesh: twice the largest privacy loss, in cells of 0.01 over this root.
-    cells = math.sqrt(sum(steps for _, steps in spent) * math.log(12_000 / rule.delta) / 2) / 0.01
-    require(2 * epsilon(spent, rule.noise_multiplier, rule.delta) * cells <= _POINTS, _TOO_MUCH)
+    cells = math.sqrt(sum(steps for _, _, steps in spent) * math.log(12_000 / rule.delta) / 2) / 0.01
+    require(2 * composed(spent, rule.delta) * cells <= _POINTS, _TOO_MUCH)

@@ -50,15 +50,16 @@ class DPSGD:
     ``group`` norm). Shuffled batches of linear models and of one hidden layer train many clients at once, others are
     looped.
 
-    The epsilon that is stated is of one record, over all local trainings of its client, towards whoever sees all that
-    the client sends and all models in use. It covers the choice of a cluster only where that is private, as in
-    `PrivateMeans`.
+    The epsilon that is stated is of one record with its copies (`accounting.of_copies`), over all local trainings of
+    its client, towards whoever sees all that the client sends and all models in use. It covers the choice of a cluster
+    only where that is private, as in `PrivateMeans`.
 
     ``noise = "sum"``: each client adds N(0, (sigma C)^2 / m) alone, m = ``min_clients``, so that the sum of m or more
     clients has the noise of sigma. One local step on all examples a round; the server leaves a model as it is in a
     round in which fewer than m clients trained it. Then the epsilons are by view (`accounting.epsilons_by_view`):
     "outsider", who sees the models of all rounds; "client", who knows its own share of the noise besides; and "server",
     who sees each client's update. With a secure sum the server has the outsider's. ``epsilon`` is the client's.
+    Training after the last round (`FineTuning`), `NormClipping` and `LaplaceNoise` are refused.
 
     Args:
         max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without

@@ -62,12 +62,34 @@ def changing_buffers(network: nn.Module) -> set[str]:
     return names
 
 
+def mixes_examples(module: nn.Module) -> bool:
+    """Whether a layer is batch norm. Instance norm normalises each example alone."""
+    norms = nn.modules.batchnorm._NormBase, nn.modules.instancenorm._InstanceNorm
+    return isinstance(module, norms[0]) and not isinstance(module, norms[1])
+
+
+def require_torch_settings() -> None:
+    """Raise `InputError` where PyTorch is set to another default type than float32, or to inference mode."""
+    default = str(torch.get_default_dtype()).removeprefix("torch.")
+    require(
+        default == "float32",
+        f"PyTorch's default dtype is {default}, but models are vectors of float32; call "
+        "torch.set_default_dtype(torch.float32) before",
+    )
+    require(
+        not torch.is_inference_mode_enabled(),
+        "nothing can be trained inside torch.inference_mode(), which computes no gradients; leave the block before",
+    )
+
+
 def require_trainable(network: nn.Module) -> None:
     """Raise `InputError` where a network cannot be trained as vectors of float32 by threads, whatever its inputs.
 
     That is a network of torch.jit; with a layer that uses PyTorch's global generator (other dropout than `nn.Dropout`)
     or has no size yet; with batch norm without a momentum; with parameters of another type; or without any to train.
+    Nor can any network be under other settings of PyTorch (`require_torch_settings`).
     """
+    require_torch_settings()
     require(
         not isinstance(network, torch.jit.ScriptModule),
         "the network is compiled by torch.jit, whose parameters cannot be exchanged; build it without torch.jit",

@@ -80,7 +80,8 @@ class Model:
 
     Args:
         build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module` from
-            inputs, such as images (B, C, H, W), to outputs (B, classes); of a regression (B, d).
+            inputs, such as images (B, C, H, W), to outputs (B, classes); of a regression (B, d). `torch.compile` is
+            undone: the network trains, and is saved, as it was before.
         loss: per-example loss; of a regression such as `squared_error`.
         metric: reported as accuracy, a number per example, higher where the model is better. None: `accuracy` where
             labels are classes, minus the loss in a regression.
@@ -182,6 +183,7 @@ class Model:
             network = self.build()
         if not isinstance(network, nn.Module):
             raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
+        network = _uncompiled(network)
         self._require_unchanged(network)
         return network
 
@@ -376,9 +378,20 @@ def _copied(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
         raise InputError(f"a network with frozen tensors is copied, and this one cannot be: {reason}") from error
 
 
+def _uncompiled(network: nn.Module) -> nn.Module:
+    """The network without `torch.compile`, whose modules put ``_orig_mod.`` into the names of tensors."""
+    while "_orig_mod" in network._modules:
+        network = network.get_submodule("_orig_mod")
+    for leaf, child in list(network.named_children()):
+        plain = _uncompiled(child)
+        if plain is not child:
+            setattr(network, leaf, plain)
+    return network
+
+
 def _with_tensors(build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
     """What ``build`` makes, with other tensors under some names."""
-    network = build()
+    network = _uncompiled(build())
     named: dict[str, Tensor] = dict(network.named_parameters()) | dict(network.named_buffers())
     return _copied(
         network,

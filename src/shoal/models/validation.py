@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream, seeded
-from shoal.models.layers import seeded_dropouts
+from shoal.models.layers import require_torch_settings, seeded_dropouts
 from shoal.models.model import Loss, Metric, Model, changes_frozen, cross_entropy
 
 
@@ -22,6 +22,7 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
     `squared_error` (B, d). The network must leave its inputs unchanged, draw random numbers in `nn.Dropout` alone,
     which Shoal seeds by client and round, and keep its memory in buffers of floats.
     """
+    require_torch_settings()
     network, untouched = model.structure().eval(), x.clone()
     outputs = _outputs(network, untouched)
     _require_shape(outputs, y, classes)

@@ -225,7 +225,7 @@ class PropertyAttack:
         local, federation = training.local_of(before, k), training.federation
         # The attacker does not know other clients' numbers of examples: a simulated client has as many as it trains on.
         examples = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
-        size = self.aggregate_size(round(training.participation * len(federation)), len(before.models))
+        size = self.aggregate_size(federation.cohort_size(training.participation), len(before.models))
         held = self.simulated_clients
         fractions = [self.property_fractions[i % len(self.property_fractions)] for i in range(held)]
         updates = local_updates(

@@ -11,8 +11,7 @@ from scipy.special import stdtrit
 from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
-from shoal.metrics.attack_bounds import mu_of_accuracy
-from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of
+from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
 
 LOOKS = 2
 """Times, at most, that the seeds of one protection are judged: as asked, and with further seeds."""

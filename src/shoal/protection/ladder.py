@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf, prod, sqrt
+from statistics import NormalDist
 from typing import Any
 
 from scipy.optimize import brentq
@@ -300,6 +301,15 @@ def mu_of(epsilon: float, delta: float) -> float:
         most *= 2
     solution: Any = brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, most, xtol=1e-9)
     return float(solution)
+
+
+def mu_of_accuracy(accuracy: float) -> float:
+    """The ``mu`` of Gaussian mechanisms by which no attack has more than this balanced accuracy, in (0.5, 1).
+
+    >>> round(mu_of_accuracy(0.55), 3)
+    0.251
+    """
+    return 2 * NormalDist().inv_cdf(accuracy)
 
 
 def _rounded_up(noise: float) -> float:

@@ -136,7 +136,7 @@ def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
         >>> [rung.name for rung in ladder_of(config, federation, Demand(epsilon=4.0)).rungs][-1]
         '32 components, private clusters, noise 6.84'
     """
-    participating = config.algorithm.participation
+    participating = federation.cohort_size(config.algorithm.participation) / len(federation)
     sizes = [int((federation.group == g).sum()) for g in federation.groups_with_clients]
     return Ladder(
         config,

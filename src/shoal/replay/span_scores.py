@@ -245,10 +245,13 @@ def knowledge_of(training: Training, state: State) -> Knowledge:
     Under a coordinator, whose directives differ between clusters and rounds, it is the first model's directives then.
     """
     sizes, parts = training.federation.clients.sizes.unique(), [*with_bases(training.algorithm)]
+    local = training.local_of(replace(state, round=0), 0)
+    # Of all rounds again, not of the first alone.
+    local = replace(local, decay=local.round_decay, round_decay=1.0, rounds_done=0)
     optimizer = next((part for part in parts if isinstance(part, FedOpt)), None)
     noise = training.client_filter if isinstance(training.client_filter, LaplaceNoise) else LaplaceNoise(0.0)
     return Knowledge(
-        local=training.local_of(replace(state, round=0), 0),
+        local=local,
         examples=int(sizes) if len(sizes) == 1 else None,
         clients=len(training.federation),
         noise=0.0 if noise.epsilon is None else training.engine.model.layout.size**0.5 / noise.epsilon,

@@ -6,6 +6,7 @@ from math import hypot, inf, isnan, nan
 from statistics import NormalDist
 from typing import Any, Literal
 
+from shoal.audit.records import at_once
 from shoal.core.formats import DASH, decimal, percent
 from shoal.metrics import clopper_pearson
 
@@ -79,8 +80,7 @@ class Estimate:
         >>> Estimate(0.6, 0.5, 0.7).among(2).interval
         '0.486 to 0.714'
         """
-        quantile = NormalDist().inv_cdf
-        wider = quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
+        wider = at_once(count)
         return Estimate(
             self.value, self.value - wider * (self.value - self.low), self.value + wider * (self.high - self.value)
         )

@@ -90,8 +90,8 @@ def protection_page(
     title = f"{many} of {len(front) - 1} protections keep{'s' * (many == 1)} limit and price on the seeds that chose"
     caption = (
         f"By the {demand['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. "
-        f"Dashed: the limit{' on any attack' if demand['promise'] else ''}. Points are means over the seeds that chose, the interval is of those that "
-        "judged the chosen one."
+        f"Dashed: the limit{' on any attack' if demand['promise'] else ''}. Points are means over the seeds that "
+        "chose, the interval is of those that judged the chosen one."
     )
     alt = f"{len(front)} settings by accuracy and exposure; '{chosen}' was chosen"
     sections = (

@@ -33,7 +33,7 @@ def megabytes(simulation: Simulation) -> float:
     """
     every = simulation.record_updates
     rounds = 0 if every == 0 else simulation.last_round // every - (simulation.first_round - 1) // every
-    clients = round(simulation.participation * len(simulation.federation))
+    clients = simulation.federation.cohort_size(simulation.participation)
     return rounds * clients * simulation.setup.model.layout.size * 4 / 1e6
 
 

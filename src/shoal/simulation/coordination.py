@@ -12,6 +12,7 @@ from shoal.algorithms.wrapper import with_bases
 from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.audit.red_team import NEED_HOLDOUT
 from shoal.control import CHANCE, DIRECTIVE_COLUMN, Coordinator, directives_of
+from shoal.data.content import most_copies
 from shoal.data.preferences import VIEWS, Preferences, View
 from shoal.defenses import accounting
 from shoal.engine import ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
@@ -105,19 +106,29 @@ class PrivacyBudget:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
         choice, by_view, bounds = choice_noise(training.algorithm), {}, dict[View, AttackBound]()
+        copies = most_copies(training.federation.clients)
+        if int(copies.max()) > 1:
+            LOG.warning(
+                "client %d has one record %d times, and epsilon is of all its copies; without copies it would be "
+                "smaller",
+                training.federation.ids[int(copies.argmax())],
+                int(copies.max()),
+            )
         if rule.noise == "sum":
             attended = torch.bincount(torch.cat(cohorts), minlength=len(training.federation))
-            by_view = accounting.epsilons_by_view(rule, attended, choice)
-            spent, bounds = by_view["client"], accounting.bounds_by_view(rule, attended, choice)
+            by_view = accounting.epsilons_by_view(rule, attended, choice, copies=copies)
+            spent, bounds = by_view["client"], accounting.bounds_by_view(rule, attended, choice, copies=copies)
         else:
             count = training.federation, cohorts, trainings, rule, self.first_round
-            spent = accounting.federation_epsilons(*count, choice)
-            bounds = dict.fromkeys(VIEWS, accounting.federation_bound(*count, choice))
+            spent = accounting.federation_epsilons(*count, choice, copies)
+            bounds = dict.fromkeys(VIEWS, accounting.federation_bound(*count, choice, copies))
         finished.clients["epsilon"] = spent.numpy()
         largest = {"epsilon": float(spent.max())}
         largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
         if choice is not None:
-            largest["epsilon.choice"] = accounting.gaussian_epsilon(1 / choice if choice else inf, rule.delta)
+            largest["epsilon.choice"] = accounting.gaussian_epsilon(
+                int(copies.max()) / choice if choice else inf, rule.delta
+            )
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         finite = {key: value if isfinite(value) else nan for key, value in largest.items()}
         if isfinite(largest["epsilon"]):

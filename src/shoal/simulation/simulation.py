@@ -93,7 +93,7 @@ class Simulation:
         local: local training of a client in a round, before the defences.
         rounds: number of rounds; with ``start`` they follow those of the start.
         seed: of every random draw.
-        participation: fraction of the clients that take part in a round.
+        participation: fraction of the clients that take part in a round, at least one client; 0: none.
         red_team: estimates risk, and attacks the final models. By default it is the gap attack at the end, which needs
             no shadow set; of a regression, where nothing is right or wrong, a loss threshold, which needs one.
         defenses: of `shoal.defenses` or your own, applied in order.
@@ -219,6 +219,7 @@ class Simulation:
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
+        accounting.check_sums(self.setup, local)
         accounting.check_accountable(self.federation, self.rounds, local)
 
     def _set(self, name: str, value: object) -> None:

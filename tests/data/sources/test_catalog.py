@@ -185,7 +185,9 @@ def test_a_missing_source_lists_the_folders_tried(tmp_path, cache):
         cache / "mnist",
     ):
         assert f"'{folder}'" in sentence
-    assert f"'{tmp_path / 'no'}', which does not exist" in error_of("mnist", path=tmp_path / "no")
+    assert f"'{tmp_path / 'no'}', which does not exist in the folder '{tmp_path}'" in error_of(
+        "mnist", path=tmp_path / "no"
+    )
 
 
 def test_availability_lists_every_source_and_its_path(tmp_path, cache):

@@ -15,8 +15,8 @@ class FineTuning(Wrapper):
 
     Its model is the one that ``base`` says it uses, its cluster's or a personal one. Every client trains once more on
     all its examples, with the defences of its cluster and at the learning rate of the round after the last. Nothing is
-    sent, so the server's filter has nothing to act on. The epsilon of DP-SGD counts this training too. The N models are
-    made when they are asked for and stored in no checkpoint.
+    sent, so the server's filter has nothing to act on. The epsilon of DP-SGD counts this training too; with its noise
+    in sums it is refused. The N models are made when they are asked for and stored in no checkpoint.
 
     Args:
         base: trains the shared models.

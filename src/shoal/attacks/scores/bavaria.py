@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from shoal.attacks.reference_scores import ReferenceScores, View
-from shoal.attacks.scores.in_and_out import Side, log_ratio
+from shoal.attacks.scores.in_and_out import Side, in_and_out, log_ratio
 from shoal.core.settings import settings
 from shoal.metrics.intervals import Floats
 
@@ -39,7 +39,8 @@ class BaVarIA:
 
     The Student-t distribution is what a record's scores on one side predict of the next one, given a prior of mean and
     variance that fits all records of the side. So with few scores the variance is nearly the pooled one, and with many
-    it is the record's own. Records without IN (or OUT) scores as in `LiRA`.
+    it is the record's own. Records without IN (or OUT) scores as in `LiRA`. Where the scores of each side are equal,
+    both sides count R / 2 scores: their own counts alone would separate the densities, and can tell membership.
 
     The prior is our choice, since the paper's was not at hand: the moments of the records' means and variances
     (see `fitted_prior`).
@@ -54,7 +55,9 @@ class BaVarIA:
         """In nats; above 0 the record is likelier to be a member."""
         if not len(records):
             return np.empty(0)
-        return log_ratio(self, records, partial(_log_predictive, records.score))
+        squares = sum(side.squares for side in in_and_out(self, records, needs_in=True))
+        alike = np.where(squares == 0, records.references / 2, np.nan)
+        return log_ratio(self, records, partial(_log_predictive, records.score, alike))
 
 
 def fitted_prior(side: Side, variance: float) -> Prior:
@@ -79,11 +82,14 @@ def fitted_prior(side: Side, variance: float) -> Prior:
     return Prior(float(means.mean()), variance / between, shape, variance * (shape - 1))
 
 
-def _log_predictive(x: Floats, side: Side, pooled: float) -> Floats:
-    """Log density (M,) of the next score: Student-t with 2 a_n degrees of freedom around m_n."""
+def _log_predictive(x: Floats, alike: Floats, side: Side, pooled: float) -> Floats:
+    """Log density (M,) of the next score: Student-t with 2 a_n degrees of freedom around m_n.
+
+    ``alike`` (M,) is the number of scores to count, NaN where those of the side count.
+    """
     from scipy.special import gammaln  # noqa: PLC0415 - only this attack needs scipy
 
-    prior, n, mean = fitted_prior(side, pooled), side.count, side.mean
+    prior, n, mean = fitted_prior(side, pooled), np.where(np.isnan(alike), side.count, alike), side.mean
     strength, shape = prior.strength + n, prior.shape + n / 2
     centre = (prior.strength * prior.mean + n * mean) / strength
     scale = prior.scale + side.squares / 2 + prior.strength * n * (mean - prior.mean) ** 2 / (2 * strength)

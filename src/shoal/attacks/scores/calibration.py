@@ -84,4 +84,5 @@ class OtherClusters:
     def scores(self, records: ReferenceScores) -> Floats:
         """Scores (M,); ``records`` are those of ``all_models``, in the same order."""
         trained = np.arange(self.all_models.shape[1]) == records.model[:, None]
-        return records.score - np.where(trained, 0, self.all_models).sum(axis=1) / (self.all_models.shape[1] - 1)
+        differences = np.where(trained, 0.0, records.score[:, None] - self.all_models)
+        return differences.sum(axis=1) / (self.all_models.shape[1] - 1)

@@ -2,6 +2,9 @@
 
 Where all reference models are on one side of a record, its other side is taken to be the same scores moved by the mean
 difference between IN and OUT: of R random halves, 2 in 2^R records have one side only.
+
+The number of a record's IN scores can tell whether the attacked model trained on it, such as where each record is in
+exactly half of all models. So equal scores have exactly their mean, however many there are.
 """
 
 from collections.abc import Callable
@@ -117,7 +120,9 @@ def log_ratio(
 
 
 def _mean(scores: Floats, used: Bools) -> Floats:
-    return np.where(used, scores, 0.0).sum(axis=1) / used.sum(axis=1)
+    # The plain mean of k equal numbers differs in its last bit with k.
+    least = np.where(used, scores, np.inf).min(axis=1, initial=np.inf, keepdims=True)
+    return least[:, 0] + np.where(used, scores - least, 0.0).sum(axis=1) / used.sum(axis=1)
 
 
 def _shift(records: ReferenceScores, has_in: Bools, has_out: Bools) -> float:

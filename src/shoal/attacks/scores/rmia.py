@@ -48,8 +48,10 @@ class RMIA:
     def scores(self, records: ReferenceScores) -> Floats:
         """Fractions, within `TIE`."""
         inside, outside = in_and_out(self, records, needs_in=True)
-        average = np.logaddexp(_log_mean(inside), _log_mean(outside)) - np.log(2)
-        return _fractions(records, average, _log_mean(outside), _population_average(records), self.gamma)
+        log_out = _log_mean(outside)
+        # Of equal means exactly theirs.
+        average = log_out + (np.logaddexp(_log_mean(inside) - log_out, 0.0) - np.log(2))
+        return _fractions(records, average, log_out, _population_average(records), self.gamma)
 
 
 @settings
@@ -117,9 +119,10 @@ def _population_average(records: ReferenceScores) -> Floats:
 
 
 def _log_mean(side: Side) -> Floats:
-    """Log of the mean probability (M,) of the scores that count."""
+    """Log of the mean probability (M,) of the scores that count; of equal scores exactly theirs."""
     logs = np.where(side.used, _log_sigmoid(side.scores), -np.inf)
-    return np.logaddexp.reduce(logs, axis=1) - np.log(side.count)
+    most = logs.max(axis=1, initial=-np.inf, keepdims=True)
+    return most[:, 0] + np.log(np.exp(logs - most).sum(axis=1) / side.count)
 
 
 def _log_sigmoid(x: Floats) -> Floats:

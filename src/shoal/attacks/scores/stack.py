@@ -52,7 +52,8 @@ class Regression:
 
     def score(self, features: Floats) -> Floats:
         """The logarithm of the odds of membership (M,) of features (M, F)."""
-        return (features - self.centre) / self.spread @ self.weights + self.bias
+        # Summed row by row: a matrix product may round equal rows differently by their position.
+        return ((features - self.centre) / self.spread * self.weights).sum(axis=-1) + self.bias
 
 
 @settings

@@ -5,9 +5,10 @@ member, ``g_j`` the gradient of record j at the round's start, clipped as client
 
     move_t = -sum_j z_j c_j g_j(start_t) + noise_t
 
-is a linear regression with known noise. Solving it for all z together lets members explain the move away from each
-other, which a test of one record at a time (`matched_filter`) cannot do. The score of a record is its log-odds, by a
-normal prior with the mean and variance of z.
+is a linear regression with known noise. Where clients take several steps and add no noise, gradients are those half way
+between a round's start and end. Solving for all z together lets members explain the move away from each other, which a
+test of one record at a time (`matched_filter`) cannot do. The score of a record is its log-odds, by a normal prior with
+the mean and variance of z.
 
 **The attacker has a list** of candidates that contains members, knows which clients trained which model in a round, and
 knows how clients train. Members that are missing from the list add noise to the move, and the attack gets weaker.
@@ -62,7 +63,11 @@ class _JointAttack:
     def _score(
         self, moves: Sequence[Move], candidates: Candidates, engine: Engine, knowledge: Knowledge
     ) -> tuple[Floats, Floats]:
-        require(candidates.client is not None, "the joint attack needs the client of each candidate")
+        local = knowledge.local
+        known = local is not None and local.optimizer is None and not knowledge.control_variates
+        require(known, "the joint attack needs to know how clients train, by SGD without control variates")
+        for values, what in ((candidates.client, "client"), (candidates.y, "label")):
+            require(values is not None, f"the joint attack needs the {what} of each candidate")
         score = np.full(len(candidates.x), np.nan)
         threshold = score.copy()
         for unknown in _Regression(candidates, engine, knowledge, self.prior).solve(moves):
@@ -242,28 +247,24 @@ class _Regression:
         none = torch.empty(0, dtype=torch.int64)
         return defaultdict(lambda: none, zip(ids.tolist(), order.split(counts.tolist()), strict=True))
 
-    @cached_property
-    def local(self) -> LocalSGD:
-        """The clients' local training."""
-        local = self.knowledge.local
-        known = local is not None and local.optimizer is None and not self.knowledge.control_variates
-        require(known, "the joint attack needs to know how clients train, by SGD without control variates")
-        assert local is not None
-        return local
-
     def solve(self, moves: Sequence[Move]) -> list[_Unknown]:
         """The unknowns of all lists, with the equations of all moves."""
         lists = self._lists(moves)
         of_client = {client: parts for clients, parts in lists for client in clients}
         of_start: dict[int, list[Move]] = defaultdict(list)
-        for move in moves:
-            of_start[move.start.data_ptr()].append(move)
+        for number, move in enumerate(moves):
+            of_start[number if self._halfway else move.start.data_ptr()].append(move)
         for group in of_start.values():
             clients = torch.cat([move.clients for move in group]).unique().tolist()
             asked = torch.cat([self.rows_of[client] for client in clients]).sort().values
             if len(asked):
                 self._add_moves(group, asked, of_client)
         return [unknown for _, parts in lists for unknown in parts]
+
+    @property
+    def _halfway(self) -> bool:
+        """Whether gradients are half way to a move's end. A single step's are those of its start; noise moves it."""
+        return not self.knowledge.noisy and self.knowledge.steps != 1
 
     def _lists(self, moves: Sequence[Move]) -> list[tuple[list[int], list[_Unknown]]]:
         """The clients that train models together, and the unknowns of their candidates, in parts of at most `_MOST`."""
@@ -296,7 +297,7 @@ class _Regression:
         """Add the equations of moves from one start; the records ``asked`` are those of all their clients."""
         start, place = torch.nan_to_num(group[0].start), torch.full((len(self.candidates.x),), -1)
         place[asked] = torch.arange(len(asked))
-        factors = self._gradients(start, asked)
+        factors = self._gradients(start + group[0].move.nan_to_num().float() / 2 if self._halfway else start, asked)
         vectors = torch.stack([move.move for move in group])
         variances, decay = self._variances(group, vectors), self._decay(group[0].number)
         matrices = [
@@ -330,22 +331,17 @@ class _Regression:
     def _gradients(self, start: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Each layer's inputs and errors of records, the latter so scaled that gradients are clipped as clients do."""
         x, y = self.candidates.x[rows.to(self.candidates.x.device)], self.candidates.y
-        require(y is not None, "the joint attack needs the label of each candidate")
         assert y is not None
         known = self.knowledge
         return all_clipped_factors(self.engine, start, self.layers, x, y[rows], known.dtype, known.max_grad_norm)
 
     def _factor(self, move: Move, rows: Tensor) -> Tensor:
-        """(m,) float64, how far a unit of each record's gradient takes a move: visits times rate, by its client's
-        weight.
-        """
-        local, weights = (
-            self.local.at_round(move.number),
-            zip(move.clients.tolist(), move.weights.tolist(), strict=True),
-        )
-        per_client = {client: weight * _reach(local, self._size(client)) for client, weight in weights}
-        client = self.candidates.client
+        """(m,) float64, how far a unit of each record's gradient takes a move, by the weight of its client."""
+        client, local = self.candidates.client, self.knowledge.local
         assert client is not None
+        assert local is not None
+        local, of_move = local.at_round(move.number), zip(move.clients.tolist(), move.weights.tolist(), strict=True)
+        per_client = {number: weight * _reach(local, self._size(number)) for number, weight in of_move}
         return torch.tensor([per_client[c] for c in client[rows].tolist()], dtype=torch.float64)
 
     def _size(self, client: int) -> int:
@@ -375,13 +371,14 @@ class _Regression:
 
 
 def _reach(local: LocalSGD, size: int) -> float:
-    """The sum of the rates of the steps that an example of a client with ``size`` examples is in, over the batch."""
+    """How far a round takes a unit of an example's gradient, at a client with ``size`` examples."""
     batch, steps = local.batch(size), local.steps_of(size)
-    poisson = local.gradient_privacy is not None and local.gradient_privacy.poisson
-    visits = steps * batch / size if poisson else steps / math.ceil(size / batch)
+    # DP-SGD divides by the nominal batch, also the sum over a pass's last batch, which may be shorter.
+    nominal = local.private and local.gradient_privacy is not None and not local.gradient_privacy.poisson
+    share = steps / math.ceil(size / batch) / batch if nominal else steps / size
     # Momentum repeats a step's gradient in all that follow.
     repeated = sum((1 - local.momentum**after) / (1 - local.momentum) for after in range(1, steps + 1)) / steps
-    return local.learning_rate * visits / batch * repeated
+    return local.learning_rate * share * repeated
 
 
 def _flat(values: Tensor) -> Tensor:

@@ -24,6 +24,9 @@ _MIN_OF_STRATUM = 5
 _MAX_SEARCHED = 40
 """Known non-members, at most, that are searched for by transforms."""
 
+_MAX_FILTERED = 100
+"""Known non-members, at most, that the matched filter is asked of under noise, in all rounds."""
+
 _COPIES = 8
 """Transformed copies of a record in the matched filter."""
 
@@ -218,13 +221,16 @@ class _LayerView:
         return clutter, inputs, errors
 
     def judged_by(self, asked: Tensor) -> Tensor:
-        """The places of the known non-members by which ``asked`` are judged: of a search few, first of their kinds."""
-        places = torch.arange(len(self.known))
-        if self.family is None:
+        """The places of the known non-members by which ``asked`` are judged: of a search, or in all rounds, few, first
+        of their kinds.
+        """
+        places, noisy = torch.arange(len(self.known)), self.knowledge.noisy and self.filters
+        most = _MAX_FILTERED if noisy else len(places) if self.family is None else _MAX_SEARCHED
+        if most >= len(places):
             return places
         kinds, of_known = (strata[:, :1] for strata in self.candidates.strata)
         other = ~np.isin(of_known, kinds[asked.numpy()]).all(axis=1)
-        return places[np.argsort(other, kind="stable")[:_MAX_SEARCHED]]
+        return places[np.argsort(other, kind="stable")[:most]]
 
     def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals and their floors: of candidates and of known non-members."""
@@ -248,8 +254,8 @@ class _LayerView:
         """
         if not self.filters:
             return [None] * len(rows)
-        known = torch.arange(len(self.candidates.x), len(self.candidates.x) + len(self.known))
-        chosen = [torch.cat([of_moves.asked, known]) for of_moves in rows]
+        first = len(self.candidates.x)
+        chosen = [torch.cat([of_moves.asked, first + of_moves.judged]) for of_moves in rows]
         sums = [torch.zeros(2, len(asked), dtype=torch.float64) for asked in chosen]
         of_start: dict[int, list[tuple[LayerMove, int]]] = defaultdict(list)
         for i, of_moves in enumerate(rows):
@@ -359,6 +365,5 @@ def _unsure_scores(row: _RowView, residuals: _Residuals | None, filtered: Floats
     digits, count = np.log10(whole.clip(min=1e-8)), len(row.asked)
     if filtered is not None:
         # Two kinds of evidence, each in standard units of known non-members.
-        filtered = np.r_[filtered[:count], filtered[count:][row.judged.numpy()]]
         digits = digits - filtered * digits[count:].std()
     return -(10**digits)

@@ -11,7 +11,7 @@ import numpy as np
 import platformdirs
 import torch
 
-from shoal.core.errors import InputError, nearest, path_of, quoted, require
+from shoal.core.errors import InputError, looked_in, nearest, path_of, printable, quoted, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
@@ -246,7 +246,9 @@ def load_dataset(
         return source.load(source.generated_by(), task)
     if path is not None:
         require(
-            path.exists(), f"data source '{name}' has the path '{path}', which does not exist; {source.instructions}"
+            path.exists(),
+            f"data source '{name}' has the path '{printable(path)}', which does not exist{looked_in(path)}; "
+            f"{source.instructions}",
         )
         return source.load(path, task)
     require(source.find is not None, f"data source '{name}' needs a path; {source.instructions}")

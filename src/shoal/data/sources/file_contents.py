@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, looked_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,7 +34,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
             else:
                 yield file
     except FileNotFoundError as error:
-        raise InputError(f"'{path}' is missing") from error
+        raise InputError(f"'{path}' is missing{looked_in(path)}") from error
     except EOFError as error:
         raise InputError(f"'{path}' is truncated: its gzip stream ends too early; fetch the file again") from error
     except (gzip.BadGzipFile, zlib.error) as error:

@@ -4,6 +4,7 @@ Labels are classes, or the targets of a regression. What cannot be examples is a
 says what is allowed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,7 +68,7 @@ class Columns:
 
     Args:
         client: the column with the names of the clients.
-        label: the column of labels, words or integers, which are numbered in sorted order; in Python with
+        label: the column of labels, words, codes or integers, which are numbered in sorted order; in Python with
             ``classes`` integers are classes as they are.
         group: the column with names of groups, one for all rows of a client; None: one group.
         inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
@@ -93,10 +94,11 @@ class Columns:
         for name, other in (("client", self.client), ("group", self.group)):
             require(other != self.label, f"'label' and '{name}' are the same column, '{self.label}'; name two")
         inputs = self.inputs or ()
+        often = Counter(inputs)
         for name in inputs:
             used = name in (self.client, self.label, self.group)
             require(not used, f"'inputs' has the column '{name}', which is the client, label or group")
-            require(inputs.count(name) == 1, f"'inputs' has the column '{name}' twice; once is allowed")
+            require(often[name] == 1, f"'inputs' has the column '{name}' twice; once is allowed")
 
 
 def tensors_of(name: str, value: object, task: Task = "classification") -> tuple[Tensor, Tensor]:
@@ -126,7 +128,9 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
     if not isinstance(value, tuple | list) or len(value) != 2:
         kinds = "a pair (x, y), a torch.utils.data.Dataset of such pairs or a DataLoader"
         raise InputError(f"{name} must be {kinds}; got {described(value)}{more}")
-    x = _inputs(f"the inputs of {name}", value[0])
+    given: Any = value[0]
+    pictures = isinstance(given, list | tuple) and any(map(_is_picture, given))
+    x = _inputs(f"the inputs of {name}", stacked(name, given) if pictures else given)
     y = (_targets if task == "regression" else _labels)(f"the labels of {name}", value[1])
     require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
     return x, y
@@ -206,19 +210,40 @@ def group_names(name: str, value: object, count: int) -> list[str]:
 
 
 def stacked(name: str, values: Sequence[object]) -> Tensor:
-    """Single inputs of one shape as one tensor; pictures of PIL as (C, H, W) in [0, 1]."""
+    """Single inputs of one shape as one tensor; pictures of PIL, by `grey_or_rgb`, as (C, H, W) in [0, 1]."""
     require(not any(map(_is_several, values)), f"{name} has inputs of several tensors; {_PACKED}")
-    arrays = [value.numpy(force=True) if isinstance(value, Tensor) else _picture(value) for value in values]
+    arrays = [value.numpy(force=True) if isinstance(value, Tensor) else _array(name, value) for value in values]
     shapes = sorted({array.shape for array in arrays})
     require(len(shapes) <= 1, f"{name} has inputs of different shapes: {', '.join(map(str, shapes[:3]))}; {_PADDED}")
     return torch.as_tensor(np.stack(arrays)) if arrays else torch.empty(0)
 
 
-def _picture(value: object) -> np.ndarray:
-    array = np.asarray(value)
-    if not hasattr(value, "getbands"):
-        return array
-    return np.atleast_3d(array).transpose(2, 0, 1).astype(np.float32) / 255
+def grey_or_rgb(picture: Any, channels: Literal[1, 3] | None = None) -> Any:  # noqa: ANN401 - of Pillow, an extra
+    """A picture of PIL in mode L or RGB as Pillow converts it, without transparency.
+
+    ``channels``: 1 for grey, 3 for RGB; None: grey in the modes 1, L and LA, RGB in others.
+
+    Raises:
+        ValueError: more than 8 bits per channel, which Pillow would cut off, or a mode that Pillow does not convert.
+    """
+    mode = picture.mode
+    if mode.startswith(("I", "F")):
+        raise ValueError(f"more than 8 bits per channel, Pillow's mode {mode}; 8 bits are allowed")
+    return picture.convert("L" if (channels or (1 if mode in ("1", "L", "LA") else 3)) == 1 else "RGB")
+
+
+def _is_picture(value: object) -> bool:
+    return hasattr(value, "getbands")
+
+
+def _array(name: str, value: object) -> np.ndarray:
+    if not _is_picture(value):
+        return np.asarray(value)
+    try:
+        pixels = np.asarray(grey_or_rgb(value))
+    except ValueError as error:
+        raise InputError(f"{name} has a picture that cannot be read ({error}); give an array of numbers") from error
+    return np.atleast_3d(pixels).transpose(2, 0, 1).astype(np.float32) / 255
 
 
 def _is_several(value: object) -> bool:

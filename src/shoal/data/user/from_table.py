@@ -1,6 +1,7 @@
 """A user's own tables as the fields of a federation: the work of `Federation.from_table`."""
 
 import logging
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +20,9 @@ from shoal.data.user.standardizer import Standardizer
 from shoal.data.user.table_rows import TableRows, frame_of, read_rows
 
 LOG = logging.getLogger("shoal")
+
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
+"""The spelling of an integer of 64 bits."""
 
 
 def fields_from_table(
@@ -40,8 +44,8 @@ def fields_from_table(
     numbers, distinct = pd.factorize(np.array(trained.clients, dtype=object))
     client, clients = torch.from_numpy(numbers), list(distinct)
     class_names = numbered(trained.labels)[1] if task == "classification" else ()
-    # With `classes`, integers are classes as they are.
-    as_they_are = classes is not None and all(name.lstrip("-").isdecimal() for name in class_names)
+    # With `classes`, integers are classes as they are. A code such as 01 is none.
+    as_they_are = classes is not None and all(map(_INTEGER.fullmatch, class_names))
     number = {name: int(name) if as_they_are else i for i, name in enumerate(class_names)}
     groups, group_names = None, ()
     if trained.groups is not None:
@@ -55,7 +59,7 @@ def fields_from_table(
     def pair(rows: TableRows) -> Arrays:
         y = rows.labels
         if class_names:
-            unknown = [] if as_they_are else [name for name in y if name not in number]
+            unknown = [name for name in y if not (_INTEGER.fullmatch(name) if as_they_are else name in number)]
             require(not unknown, f"{rows.name} has the label '{(unknown or [''])[0]}', which no client has")
             y = [int(name) if as_they_are else number[name] for name in y]
         return tensors_of(rows.name, (rows.x if scale is None else scale.transform(rows.x, rows.words), y), task)

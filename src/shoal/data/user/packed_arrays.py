@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, described, require
+from shoal.core.errors import InputError, described, require, unread
 from shoal.core.representation import shortened
 from shoal.data.memory_format import to_channels_last
 from shoal.data.shards import Shards
@@ -86,7 +86,7 @@ def _opened(value: Any) -> object:  # noqa: ANN401
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{path}: cannot be read: {unread(path, error)}") from error
     except ValueError as error:
         raise InputError(
             f"{path}: must be a whole .npy file of numbers, as numpy.save writes it; it is of another form, or cut off "

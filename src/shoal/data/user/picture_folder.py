@@ -15,6 +15,7 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.core.settings import settings
 from shoal.data.sources.file_contents import read_pictures
+from shoal.data.user.arrays import grey_or_rgb
 from shoal.data.user.client_dataset import ClientDataset
 from shoal.data.user.table_file import read_csv
 from shoal.data.user.table_rows import require_columns, require_named
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_GREY, _BILINEAR = ("1", "L", "LA"), 2  # Pillow's modes and filter
+_BILINEAR = 2  # Pillow's filter
 
 
 def _height_and_width(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -170,11 +171,7 @@ def _pixels(form: PictureFormat, picture: "Image") -> np.ndarray:
     """One picture (H, W, C) uint8, upright as its camera says, without transparency."""
     from PIL import ImageOps  # noqa: PLC0415 - Pillow is an extra
 
-    mode = picture.mode
-    if mode.startswith(("I", "F")):
-        raise ValueError(f"more than 8 bits a pixel, Pillow's mode {mode}; 8 bits are allowed")
-    channels = form.channels or (1 if mode in _GREY else 3)
-    upright = ImageOps.exif_transpose(picture).convert("L" if channels == 1 else "RGB")
+    upright = grey_or_rgb(ImageOps.exif_transpose(picture), form.channels)
     if form.size is not None:
         height, width = form.size
         upright = upright.resize((width, height), _BILINEAR)

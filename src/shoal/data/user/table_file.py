@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, require, unread
 from shoal.data.user.arrays import Columns
 from shoal.data.user.client_dataset import ClientDataset
 from shoal.data.user.origins import NameOf, file_row
-from shoal.data.user.table_rows import read_rows
+from shoal.data.user.table_rows import read_rows, require_distinct
 
 PARQUET = (".parquet", ".pq")
 _EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"]
@@ -86,8 +86,7 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
             # As a header, a name that comes twice gets a number.
             first = pd.read_csv(path, nrows=1, header=None, encoding="utf-8-sig", dtype=str, keep_default_na=False)
             titles = first.iloc[0].tolist()
-            twice = [title for title in titles if title and titles.count(title) > 1]
-            require(not twice, f"'{path}' has two columns '{twice[0] if twice else ''}'; give one another name")
+            require_distinct(f"'{path}'", filter(None, titles))
             empty = {column: [""] if column in names else _EMPTY for column in header}
             return pd.read_csv(
                 path,
@@ -99,7 +98,7 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
                 low_memory=False,
             )
     except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {error.strerror or error}; a readable file is needed") from error
+        raise InputError(f"'{path}' cannot be read: {unread(path, error)}; a readable file is needed") from error
     # No UTF-8, no columns, or rows of more cells than the header.
     except (ValueError, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())

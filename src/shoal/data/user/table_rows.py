@@ -1,5 +1,7 @@
 """Rows of a table as examples, the same for a file and for a frame in Python, with the kind of each column."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +40,9 @@ class TableRows:
     groups: list[str] | None
     warnings: tuple[str, ...]
 
+
+_WHOLE = re.compile(r"\A\s*(0|-?[1-9][0-9]*)(\.0*)?\s*\Z")
+"""The spelling of an integer, also with an empty fraction or spaces."""
 
 _Kind = Literal["numbers", "words", "numbers and others", "other"]
 
@@ -90,6 +95,7 @@ def read_rows(
     """
     require_instance("columns", columns, Columns, "such as Columns(client='ward', label='sick')")
     names = [column for column in (columns.client, columns.group) if column is not None]
+    table = _with_text_names(name, table)
     require_columns(name, table, [*names, columns.label, *(columns.inputs or ())])
     require(len(table) > 0, f"{name} has no rows; at least one client with a few examples is needed")
     for column in [*names, columns.label][0 if of_clients else 1 :]:
@@ -112,11 +118,27 @@ def read_rows(
     )
 
 
+def _with_text_names(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the names of its columns as text; `InputError` where one has none, or two have the same."""
+    for place, title in enumerate(table.columns, start=1):
+        missing = pd.api.types.is_scalar(title) and pd.isna(title)
+        require(not missing, f"{name} has no name for column {place} (got {title}); give it one")
+    titles = [str(title) for title in table.columns]
+    require_distinct(name, titles)
+    return table.set_axis(titles, axis=1)
+
+
+def require_distinct(name: str, titles: Iterable[str]) -> None:
+    """Raise `InputError` where two columns have the same name."""
+    twice = next((title for title, count in Counter(titles).items() if count > 1), None)
+    require(twice is None, f"{name} has two columns '{twice}'; give one another name")
+
+
 def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> None:
     """Raise `InputError` unless the table has these columns."""
     for column in columns:
-        suggestion = nearest(column, map(str, table.columns))
-        require(column in table.columns, f"{name} has no column '{column}'; {suggestion}")
+        if column not in table.columns:
+            raise InputError(f"{name} has no column '{column}'; {nearest(column, map(str, table.columns))}")
 
 
 def require_named(name: str, column: pd.Series) -> None:
@@ -136,6 +158,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     kinds: dict[str, _Kind] = {column: _kind(table[column]) for column in asked}
     words: tuple[_Kind, ...] = ("words",) if columns.one_hot else ()
     inputs = [column for column, kind in kinds.items() if kind in ("numbers", *words)]
+    usable = set(inputs)
     if not inputs and list(kinds.values()) == ["other"]:
         return list(asked), []
     if columns.inputs is not None:
@@ -143,7 +166,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
         for column, kind in kinds.items():
             fault = f": {_not_numbers(table[column])}" if kind == "numbers and others" else ""
             remedy = "choose others as 'inputs', or set 'one_hot' for words"
-            require(column in inputs, f"{name} has not only numbers in the column '{column}'{fault}; {remedy}")
+            require(column in usable, f"{name} has not only numbers in the column '{column}'{fault}; {remedy}")
         return inputs, []
     require(
         bool(inputs), f"{name} has no column of numbers besides {quoted(filter(None, used))}; the model needs inputs"
@@ -219,19 +242,25 @@ def _require_values(name: str, inputs: Sequence[str], values: np.ndarray, *, emp
 def _spelled(column: pd.Series) -> list[str]:
     """Names as text, integers without a decimal point."""
     if pd.api.types.is_float_dtype(column) and bool((column % 1 == 0).all()):
-        column = column.astype("int64")
+        return [str(int(cell)) for cell in column.tolist()]
     return [str(cell) for cell in column.tolist()]
 
 
 def _labels(name: str, column: pd.Series) -> list[str]:
-    """The labels as text; a column of numbers must have integers."""
-    numbers = pd.to_numeric(column, errors="coerce")
-    if pd.api.types.is_bool_dtype(column) or not bool(np.isfinite(numbers.to_numpy(np.float64, na_value=np.nan)).all()):
-        return _spelled(column)
-    fractions = numbers[numbers % 1 != 0].tolist()
-    require(
-        not fractions,
-        f"{name} has numbers that are not integers in the column '{column.name}', such as {fractions[:1]}; labels are "
-        "classes, by name or integer; numbers to be predicted are given in Python with task='regression'",
-    )
-    return _spelled(numbers)
+    """The labels as text, so that codes such as 01, 1E2 or 20 digits stay what they are; 1.0 is the integer 1.
+
+    A column of numbers must have integers.
+    """
+    labels = _spelled(column)
+    numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    if np.isfinite(numbers).all():
+        # A text without a point, such as 2E-1, is a code.
+        words = not pd.api.types.is_numeric_dtype(column)
+        is_code = [words and "." not in label for label in labels]
+        fractions = [number for number, code in zip(numbers.tolist(), is_code, strict=True) if number % 1 and not code]
+        require(
+            not fractions,
+            f"{name} has numbers that are not integers in the column '{column.name}', such as {fractions[:1]}; labels "
+            "are classes, by name or integer; numbers to be predicted are given in Python with task='regression'",
+        )
+    return [_WHOLE.sub(r"\1", label) for label in labels]

@@ -24,6 +24,7 @@ from shoal.control.feedback import over_limit_answers
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.data.content import most_copies
 from shoal.defenses import DPSGD
 from shoal.deployment.client.client_memory import ClientMemory
 from shoal.deployment.client.ledger import LEDGER, Ledger
@@ -63,7 +64,8 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
         epsilon = None if shares else policy.choice_epsilon
         since = max(0, ledger.rounds + 1 - policy.choice_every)
         chosen = None if shares or models == 1 else memory.last_choice(since, models)
-        costs = [ledger.after(of_model, examples, in_sum=in_sum) for of_model in trainings]
+        copies = int(most_copies(training.federation.clients)[0])
+        costs = [ledger.after(of_model, examples, copies=copies, in_sum=in_sum) for of_model in trainings]
         if models > 1 and chosen is None:
             costs = [cost.answered("choice", epsilon) for cost in costs]
         dearest = max(costs, key=lambda cost: cost.epsilon(policy.delta))

@@ -102,11 +102,15 @@ class Ledger:
             return steps.noise_multiplier * math.sqrt((rule.min_clients or 1) - 1)
         return steps.noise_multiplier
 
-    def after(self, trainings: Sequence[LocalSGD], examples: int, *, in_sum: bool = False) -> Self:
-        """The ledger with one round more, of these local ``trainings`` on so many examples."""
+    def after(self, trainings: Sequence[LocalSGD], examples: int, *, copies: int = 1, in_sum: bool = False) -> Self:
+        """The ledger with one round more, of these local ``trainings`` on so many examples.
+
+        ``copies`` are those of the most frequent record (`accounting.of_copies`).
+        """
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
         for local in trainings:
-            total[self.noise_of(local, in_sum=in_sum), local.batch(examples) / examples] += local.steps_of(examples)
+            noise, rate = self.noise_of(local, in_sum=in_sum), local.batch(examples) / examples
+            total[accounting.of_copies(noise, rate, copies)] += local.steps_of(examples)
         steps = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
         return self._linked(replace(self, steps=steps, rounds=self.rounds + 1))
 

@@ -135,7 +135,8 @@ class SecureRounds:
     def epsilons(self) -> dict[str, float]:
         """``epsilon`` and ``epsilon.<view>`` of the updates, where clients share the noise of sums; none otherwise.
 
-        Of the client in most sums; the server, which sees sums alone and may know one client's share, has its view.
+        Of the client in most sums, for a record without copies, which the server cannot count; the server, which sees
+        sums alone and may know one client's share, has its view.
         """
         rule = self.config.defenses.dp_sgd
         if rule is None or rule.noise != "sum":

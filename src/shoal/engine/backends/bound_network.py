@@ -58,7 +58,8 @@ class BoundNetwork:
         for slot, (name, view) in zip(layout.slots, layout.views(self._computed).items(), strict=True):
             if name not in named:
                 owner, _, leaf = name.rpartition(".")
-                self.network.get_submodule(owner).register_buffer(leaf, view)
+                # `data` has a version count of its own: a write to it leaves the saved parameters of a graph valid.
+                self.network.get_submodule(owner).register_buffer(leaf, view.data)
                 self._buffers.append(view)
                 continue
             parameter = nn.Parameter(view, requires_grad=slot.start < layout.trainable)

@@ -14,12 +14,13 @@ from shoal.core.errors import require
 from shoal.engine.backends.example_gradients import gradients_one_by_one
 from shoal.engine.backends.ghost_norms import ParameterGradients, formula
 from shoal.engine.steps import Forward
-from shoal.models.layers import seeded_dropouts
+from shoal.models.layers import mixes_examples, seeded_dropouts
 from shoal.models.model import Loss
 
 
 def require_per_example_gradients(network: nn.Module) -> None:
-    """Raise `InputError` where a network has a batch norm, through which examples change each other's outputs.
+    """Raise `InputError` where a network has a batch norm, through which examples change each other's outputs, or an
+    instance norm with running statistics, which would be sent without noise.
 
     Example:
         >>> from torch import nn
@@ -31,9 +32,14 @@ def require_per_example_gradients(network: nn.Module) -> None:
     """
     for name, module in network.named_modules():
         require(
-            not isinstance(module, nn.modules.batchnorm._NormBase),
+            not mixes_examples(module),
             f"layer '{name}' ({type(module).__name__}) mixes the examples of a batch, so no example's gradient can be "
             "clipped and DP-SGD cannot train it; use group norm (norm = 'group' for the VGGs)",
+        )
+        require(
+            not isinstance(module, nn.modules.instancenorm._InstanceNorm) or not module.track_running_stats,
+            f"layer '{name}' ({type(module).__name__}) keeps running statistics, which would be sent without noise, so "
+            "DP-SGD cannot train it; set track_running_stats=False",
         )
 
 

@@ -19,7 +19,7 @@ from shoal.data.memory_format import to_channels_first, to_channels_last
 from shoal.engine.backends.dense_network import dense_network
 from shoal.engine.backends.vmap_gradients import VmapGradients
 from shoal.engine.local_sgd import LocalSGD
-from shoal.models.layers import seeded_dropouts
+from shoal.models.layers import mixes_examples, seeded_dropouts
 from shoal.models.model import Model
 from shoal.models.validation import require_fits
 
@@ -128,9 +128,9 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
     if backend != "vmap":
         return
     network = model.structure()
-    for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
-        present = any(isinstance(module, kind) for module in network.modules())
-        require(not present, f"backend 'vmap' cannot train {name}; use 'loop'")
+    for module in network.modules():
+        require(not mixes_examples(module), "backend 'vmap' cannot train batch norm; use 'loop'")
+        require(not isinstance(module, nn.RNNBase), "backend 'vmap' cannot train recurrent layers; use 'loop'")
     require(not seeded_dropouts(network), "backend 'vmap' cannot train dropout; use 'loop'")
     reason = _loop_reason(model, local)
     require(reason is None, f"backend 'vmap' {reason}; use 'loop'")

@@ -51,7 +51,7 @@ class Training:
         local: local training before any defence.
         engine: its data should have been prepared (`Engine.prepare`).
         stream: the root of the run's random streams.
-        participation: fraction of the clients that take part in a round, in [0, 1].
+        participation: fraction of the clients that take part in a round, in [0, 1] (`Federation.cohort_size`).
         risk_estimator: estimates the models' risks; None: they stay unknown.
         update_filter: applied by the server to every update; None: none.
         client_filter: applied by every honest client to its update before it sends it; None: none.
@@ -189,7 +189,7 @@ class Training:
     def cohort(self, number: int) -> Tensor:
         """Positions (n,) of a round's clients, ordered by id, on which the draw depends; possibly none."""
         by_id = self._by_id
-        count = round(self.participation * len(by_id))
+        count = self.federation.cohort_size(self.participation)
         if count == len(by_id):
             return by_id
         drawn = torch.randperm(len(by_id), generator=self.stream("round", number, "cohort").generator())[:count]

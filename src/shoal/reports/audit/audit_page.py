@@ -7,7 +7,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from shoal.audit.audit import Audit
+from shoal.audit.audit import Audit, wrong_sign
 from shoal.core.errors import require
 from shoal.core.formats import DASH, capitalized, count, decimal
 from shoal.reports.attack_titles import ATTACKERS, BY, attack_head
@@ -74,6 +74,7 @@ def audit_page(
         link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
         lead.append(("", link.format(run)))
     lead += [("verdict loud", warning)] * bool(warning)
+    lead += [("verdict loud", f"Check the scores: {wrong}.") for wrong in [*wrong_sign(audit.figures()).values()][:1]]
     drawn = [item for item in figures if item is not None]
     scored_by = next((item.title for item in measured([everything])), "the attack that decides")
     left_out = sum(not measured([attempts]) for attempts in by_name.values())

@@ -15,7 +15,7 @@ from shoal.attacks import Population, ReferenceScores
 from shoal.audit.audit import Audit, Gate
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, file_errors, located, require
+from shoal.core.errors import InputError, file_errors, located, require, unread
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 from shoal.metrics.intervals import Bools, Floats, Ints
@@ -151,7 +151,7 @@ def read_scores(path: Path) -> AuditRecords:
         # Empty lines are kept until lines are counted, since sentences name them.
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{path}: cannot be read: {unread(path, error)}") from error
     except (ValueError, pd.errors.ParserError) as error:
         raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
     missing = [name for name in COLUMNS if name not in frame]

@@ -26,7 +26,7 @@ from shoal.config.build import build
 from shoal.config.kinds import load, require_data
 from shoal.config.schema import read_config
 from shoal.config.toml_files import parse, read_toml
-from shoal.core.errors import InputError, located, path_of, require
+from shoal.core.errors import InputError, located, path_of, require, unread
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
@@ -305,4 +305,4 @@ def _parsed(path: Path) -> dict[str, NDArray[Any]]:
     except (ValueError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path}: is damaged or no file of plain arrays: {' '.join(str(error).split())}") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{path}: cannot be read: {unread(path, error)}") from error

@@ -13,6 +13,7 @@ from shoal.algorithms import LocalOnly
 from shoal.audit.records import CLIENT, OUTSIDER, SERVER
 from shoal.core.formats import count, decimal, number
 from shoal.core.representation import one_line
+from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
 from shoal.metrics.attack_bounds import AttackBound
@@ -160,13 +161,13 @@ def _promise(seen: VisibleMoves, choice: float | None) -> tuple[dict[str, float]
     simulation, rule = seen.simulation, accounting.private_rule(seen.local)
     if rule is None:
         return {}, 0.0, {}
-    rounds = max(1, round(simulation.participation * simulation.rounds))
+    rounds = max(1, round(seen.participation * simulation.rounds))
     everybody = torch.arange(len(seen.federation))
     if rule.noise == "sum":
-        attended = torch.full_like(everybody, rounds)
-        by_view = accounting.epsilons_by_view(rule, attended, choice)
+        attended, copies = torch.full_like(everybody, rounds), most_copies(seen.federation.clients)
+        by_view = accounting.epsilons_by_view(rule, attended, choice, copies=copies)
         largest = {view: float(epsilons.max()) for view, epsilons in by_view.items()}
-        return largest, rule.delta, {**accounting.bounds_by_view(rule, attended, choice)}
+        return largest, rule.delta, {**accounting.bounds_by_view(rule, attended, choice, copies=copies)}
     local = client_trainings(simulation.algorithm, simulation.setup.local)
     local = local.changed(lambda local: replace(simulation.setup, local=local).first_local())
     count = seen.federation, [everybody] * rounds, local, rule, simulation.first_round
@@ -182,7 +183,7 @@ def _assumptions(seen: VisibleMoves) -> list[str]:
     lines = []
     if not seen.has(LocalOnly):
         lines.append(f"Clients that train one model, where clusters find the groups: {sums}.")
-    if seen.simulation.participation < 1:
+    if seen.participation < 1:
         lines.append("Clients take part by chance, so examples behind a move and rounds are means.")
     if seen.copies == inf:
         lines.append("The attacker knows the family of transforms, and searches it for each record.")

@@ -54,6 +54,11 @@ class VisibleMoves:
         self.copies = 1.0 if augmentation is None else 2.0 if still else inf
 
     @property
+    def participation(self) -> float:
+        """The fraction of the clients in a round's cohort."""
+        return self.federation.cohort_size(self.simulation.participation) / len(self.federation)
+
+    @property
     def nothing(self) -> str:
         """Why the rule says nothing."""
         if self.has(LocalOnly):
@@ -118,7 +123,7 @@ class VisibleMoves:
 
     def moves(self, view: str, size: int, clients: int) -> Moves:
         """What a view sees of clients with ``size`` examples: of one, or of a sum of so many."""
-        local, participation = self.local, self.simulation.participation
+        local, participation = self.local, self.participation
         passes, steps = local.passes_of(size), local.steps_of(size)
         rounds, share = self.simulation.rounds, min(1.0, steps * local.batch(size) / size)
         if view == SERVER:
