@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ LOCAL = shoal.LocalSGD(steps=1, batch_size="all", learning_rate=0.5)
 IN_SUM = DPSGD(1.0, 4.0, noise="sum", min_clients=3)
 
 
-def bounds_of_a_run(algorithm, rule, **further):
+def bounds_of_a_run(algorithm: Any, rule: DPSGD, **further: Any):
     draw, y = torch.Generator().manual_seed(0), torch.arange(6) % 2
     clients = [(torch.randn(6, 3, generator=draw), y) for _ in range(4)]
     federation = shoal.Federation.from_tensors(clients, test=clients[0], holdout=clients)

@@ -12,6 +12,7 @@ from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.defenses.accounting import gaussian_epsilon
+from shoal.metrics.attack_bounds import gaussian_bound
 from shoal.protection import Demand, protect, sentences
 from shoal.protection.judgement import Figures, affordable, candidates, chosen, judgement_of, shortlist
 from shoal.protection.ladder import DELTA, ONE_STEP_ROUNDS, UNPROTECTED, Ladder, Rung
@@ -121,6 +122,25 @@ def test_where_a_promise_is_asked_for_it_is_kept_whatever_it_costs():
     assert "noisy" in affordable(of_clients, Demand(epsilon=4.0))
 
 
+def test_a_promised_limit_is_asked_of_the_bound_whatever_was_measured():
+    figures = table(as_it_is=(0.80, 0.52, 0.5), plain=(0.80, 0.51, 0.5), noisy=(0.79, 0.54, 0.5), loud=(0.6, 0.5, 0.5))
+    bounds = {"noisy": 0.549, "loud": 0.52}
+    promised = figures.attacked.assign(**{"bound.client.accuracy": figures.attacked["setting"].map(bounds)})
+    of_clients = Figures(promised, figures.plain, GROUPS, "client")
+    assert candidates(of_clients, Demand(0.55, view="client", promise=True)) == ["noisy"]
+    assert candidates(of_clients, Demand(0.53, view="client", promise=True)) == ["loud"]
+    assert candidates(of_clients, Demand(0.51, view="client", promise=True)) == [UNPROTECTED.name]
+    assert shortlist(of_clients, Demand(0.525, view="client", promise=True)) == ["loud"]
+    for setting, limit, outcome in (("noisy", 0.55, "met"), ("noisy", 0.545, "not met"), ("plain", 0.55, "not met")):
+        demand = Demand(limit, view="client", promise=True)
+        found = judgement_of(Rung(setting, "", {}), of_clients, demand, BEFORE)
+        assert found.outcome == outcome
+        said = " ".join(sentences(found, demand))
+        assert ("by a client has balanced accuracy 54.0 %; no attack on one record can exceed 54.9 %" in said) == (
+            setting == "noisy"
+        )
+
+
 def test_a_group_on_whose_records_nobody_trained_is_at_chance():
     figures = table(as_it_is=(0.80, 0.70, nan), rung=(0.80, 0.52, nan))
     assert candidates(figures, DEMAND) == ["rung"]
@@ -187,8 +207,9 @@ def test_a_shadow_set_that_does_without_clients_is_said_to():
 
 
 @pytest.mark.parametrize("view", ["outsider", "client", "server"])
-def test_the_noise_of_a_promise_is_the_least_that_keeps_it(toy_config, view):
-    ladder = Ladder(toy_config(), (1, 8, 8), 20.0, 10.0, 100, view, epsilon=3.0)
+@pytest.mark.parametrize("promise", [{"epsilon": 3.0}, {"promise": True, "limit": 0.6, "epsilon": 9.0}], ids=str)
+def test_the_noise_of_a_promise_is_the_least_that_keeps_it(toy_config, view, promise):
+    ladder = Ladder(toy_config(), (1, 8, 8), 20.0, 10.0, 100, view, Demand(**promise).mu)
     rungs = ladder.rungs
     assert rungs
     for rung in rungs:
@@ -197,7 +218,9 @@ def test_the_noise_of_a_promise_is_the_least_that_keeps_it(toy_config, view):
         share = {"outsider": 1.0, "client": (least - 1) / least, "server": 1 / least}[view]
         squares = ONE_STEP_ROUNDS / (share * rule["noise_multiplier"] ** 2)
         squares += algorithm["noise_multiplier"] ** -2 if algorithm["name"] == "private-means" else 0.0
-        assert 2.9 < gaussian_epsilon(squares**0.5, DELTA) <= 3.0
+        mu = squares**0.5
+        value, most = (gaussian_bound(mu).accuracy, 0.6) if "promise" in promise else (gaussian_epsilon(mu, DELTA), 3.0)
+        assert 0.96 * most < value <= most
 
 
 def names_on(config, data):
@@ -291,8 +314,12 @@ def test_a_promise_without_a_setting_that_keeps_it_is_refused(toy_config, tmp_pa
     """Without public examples there are no components, on which noise would leave something."""
     plain = {"red_team": {"every": 0, "attack": "gap"}, "algorithm__name": "ifca"}
     config = toy_config(data__shadow_examples=0, **plain)
-    with pytest.raises(InputError, match="none has an epsilon of 2"):
-        protect(config, tmp_path / "out", Demand(epsilon=2.0))
+    for demand, said in (
+        (Demand(epsilon=2.0), "an epsilon of 2"),
+        (Demand(0.6, promise=True), "a limit of 0.6 on every"),
+    ):
+        with pytest.raises(InputError, match=f"none has {said}"):
+            protect(config, tmp_path / "out", demand)
     assert not (tmp_path / "out").exists()
 
 
@@ -308,3 +335,6 @@ def test_a_directory_of_something_else_is_left_alone(small, tmp_path, capsys, na
 def test_demands_are_checked():
     with pytest.raises(InputError, match="chance"):
         Demand(limit=0.3)
+    for limit in (0.5, 1.0):
+        with pytest.raises(InputError, match="with 'promise'"):
+            Demand(limit=limit, promise=True)

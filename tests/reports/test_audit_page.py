@@ -332,6 +332,17 @@ def test_every_views_line_is_of_the_group_of_largest_auc() -> None:
     assert all("group minority" in line for line in lines(shown(audit_of(rows=made))))
 
 
+def test_each_view_has_the_limit_on_every_attack_beside_what_was_found() -> None:
+    bounds = {"bound.outsider.accuracy": 0.8, "bound.outsider.auc": 0.9, "bound.server.accuracy": 0.999}
+    outsider, client, server = lines(shown(audit_of(), bounds))
+    assert outsider.endswith("has balanced accuracy 72.0 %; no attack on one record can exceed 80.0 % (AUC 0.900).")
+    assert "can exceed" not in client
+    assert server.endswith("For the server differential privacy limits no attack noticeably.")
+    terminal = format_audit(audit_of(), bounds)
+    assert "72.0 %; no attack on one record can exceed 80.0 %" in terminal
+    assert "no attack on one record" not in format_audit(audit_of())
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [

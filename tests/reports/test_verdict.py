@@ -10,7 +10,7 @@ from shoal.reports.run.run_verdict import verdict
 GROUPS = ["a", "b"]
 
 
-def said(clusters: int = 2, **more: float) -> str:
+def said(clusters: int = 2, /, **more: float) -> str:
     named = {key.replace("__", "."): value for key, value in more.items()}
     return verdict(parse_summary(summary_of(GROUPS, clusters) | named))
 
@@ -41,6 +41,15 @@ def test_epsilon_is_said_with_what_it_does_not_cover(clusters: int, chosen: bool
     assert "epsilon 3.50 at delta 1e-05" in text
     assert "all examples of a client together" in text
     assert ("the choice of a model" in text) == chosen
+
+
+def test_the_limit_on_every_attack_stands_beside_what_was_found_in_its_view() -> None:
+    bounds = {"bound__outsider__accuracy": 0.85, "bound__outsider__auc": 0.9, "bound__server__accuracy": 0.95}
+    text = said(epsilon=9.5, delta=1e-5, mia__a=0.61, mia__b=0.55, **bounds)
+    assert "by an outsider has balanced accuracy 61.0 %; no attack on one record can exceed 85.0 % (AUC 0.900)" in text
+    assert "95.0 %" not in text
+    assert "no attack noticeably" in said(epsilon=90.0, **bounds | {"bound__outsider__accuracy": 0.999})
+    assert "no attack" not in said(epsilon=9.5, delta=1e-5)
 
 
 def test_without_noise_nothing_is_guaranteed_and_without_private_steps_nothing_is_said() -> None:

@@ -201,6 +201,10 @@ def protect(
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="Largest epsilon of differential privacy, where one must be kept.")
     ] = None,
+    promise: Annotated[
+        bool,
+        typer.Option("--promise", help="The limit is on every attack, by differential privacy, not on those here."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory; runs/protect-NAME of the file by default.")
     ] = None,
@@ -221,7 +225,7 @@ def protect(
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
     settings = read_config(config, changes or [], allow_code=allow_code or None)
-    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging, epsilon)
+    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging, epsilon, promise)
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         protection = search(
             settings,
@@ -361,7 +365,7 @@ def audit(
                 attacks=attacks,
                 allow_code=allow_code,
             )
-    said = f"{format_audit(outcome.audit)}\nReport: {outcome.page}"
+    said = f"{format_audit(outcome.audit, outcome.flat)}\nReport: {outcome.page}"
     return Answer({**outcome.flat, "report": outcome.page}, said, gates)
 
 

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import isnan
+from typing import Any
 
 import pandas as pd
 import typer
@@ -37,12 +38,15 @@ class AuditDisplay(LiveBar):
         self.reference_federations(done, count)
 
 
-def format_audit(audit: Audit) -> str:
-    """A line for each view, then the findings of the attack that decides, on all records and on each group."""
+def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
+    """A line for each view, then the findings of the attack that decides, on all records and on each group.
+
+    ``stated`` has the run's "bound.*", beside other keys.
+    """
     # Here, since it loads matplotlib.
     from shoal.reports.audit.audit_views import headlines, lines as lines_of_views  # noqa: PLC0415
 
-    of_views = lines_of_views(headlines(audit, audit.groups), audit.omitted)
+    of_views = lines_of_views(headlines(audit, audit.groups), audit.omitted, stated)
     lines = [f"Check the scores: {wrong}." for wrong in [*wrong_sign(audit.figures()).values()][:1]]
     lines += [f"{who}: {what}" for who, what in of_views]
     for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():

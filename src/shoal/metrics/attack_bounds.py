@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 History = tuple[tuple[float, float, int], ...]
 """The noise multiplier and the sampling rate of a step, and a number of such steps."""
@@ -46,15 +46,6 @@ def gaussian_bound(mu: float) -> AttackBound:
     [0.5, 0.5, 0.691, 0.76, 1.0, 1.0]
     """
     return AttackBound(float(ndtr(mu / 2)), float(ndtr(mu / math.sqrt(2))))
-
-
-def mu_of_accuracy(accuracy: float) -> float:
-    """The ``mu`` whose `gaussian_bound` has this balanced accuracy in [0.5, 1].
-
-    >>> round(gaussian_bound(mu_of_accuracy(0.55)).accuracy, 6)
-    0.55
-    """
-    return 2 * float(ndtri(accuracy))
 
 
 @lru_cache(maxsize=4096)

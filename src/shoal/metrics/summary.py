@@ -159,7 +159,7 @@ def accuracy_key(attack: str) -> str:
 
 _CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")
 _OVERALL = re.compile(
-    r"[^.]*|(train_)?accuracy\.overall|(violations|exceeded)\.total|(fairness|main|property|cosine|epsilon|seconds|canaries)\..*"
+    r"[^.]*|(train_)?accuracy\.overall|(violations|exceeded)\.total|(fairness|main|property|cosine|epsilon|bound|seconds|canaries)\..*"
 )
 _AGAINST = re.compile(r"\w+_against_.*", re.DOTALL)
 _GROUP = re.compile(r"(tpr_at_fpr_0\.\d+(?:_population)?|\w+)\.(.*)", re.DOTALL)

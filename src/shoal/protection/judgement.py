@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
-from shoal.protection.ladder import UNPROTECTED, Rung
+from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
 
 LOOKS = 2
 """Times, at most, that the seeds of one protection are judged: as asked, and with further seeds."""
@@ -34,13 +34,16 @@ class Demand:
     """What a protection must keep.
 
     Args:
-        limit: on the exposure of the most exposed group: a balanced accuracy in [0.5, 1].
+        limit: on the exposure of the most exposed group: a balanced accuracy in [0.5, 1]; strictly inside with
+            ``promise``.
         max_cost: of accuracy over all clients, as a share.
         view: whose exposure it is.
         references: reference federations of each run.
         choosing: seeds that choose; they follow the configuration's own.
         judging: other seeds that judge, at least 2; up to twice as many where these leave it open.
-        epsilon: that every client's must not exceed, in this view; None: no promise is asked for.
+        epsilon: that every client's must not exceed, in this view; None: any.
+        promise: whether the limit is on the balanced accuracy of any attack, by differential privacy, and not on what
+            was measured.
     """
 
     limit: Fraction = 0.55
@@ -50,10 +53,26 @@ class Demand:
     choosing: Positive = 2
     judging: Count = 8
     epsilon: PositiveFloat | None = None
+    promise: bool = False
 
     def __post_init__(self) -> None:
         require(self.limit >= 0.5, f"'limit' must be in [0.5, 1], where 0.5 is chance; got {self.limit:g}")
+        require(
+            not self.promise or 0.5 < self.limit < 1,
+            f"with 'promise', 'limit' must be above 0.5 and below 1; got {self.limit:g}",
+        )
         require(self.judging >= 2, f"'judging' must be at least 2, for an interval; got {self.judging}")
+
+    @property
+    def mu(self) -> float | None:
+        """The most of Gaussian mechanisms that keeps the promise; None: no promise is asked for."""
+        of_limit = [mu_of_accuracy(self.limit)] if self.promise else []
+        return min([*of_limit, *([] if self.epsilon is None else [mu_of(self.epsilon, DELTA)])], default=None)
+
+    @property
+    def limited(self) -> str:
+        """The figure that the limit is on, of `Figures.means` and `Protection`."""
+        return "bound" if self.promise else "exposure"
 
 
 DEMAND = Demand()
@@ -67,7 +86,8 @@ class Protection:
     Args:
         rung: the name of the protection; "as it is" where none keeps the price.
         words: what it changes.
-        outcome: "met" (the interval of a further run is below the limit), "not met" (above it), or "open".
+        outcome: "met" (the interval of a further run is below the limit, or with a promise the bound is), "not met"
+            (above it), or "open".
         group: the most exposed group on the judging seeds.
         exposure, exposure_low, exposure_high: its mean there, and where 95 % of further seeds would be (Student's t).
         before: the exposure of the most exposed group without the protection, on the seeds that chose, or the first.
@@ -77,6 +97,7 @@ class Protection:
         payer_accuracy, payer_accuracy_before: of that group.
         alone: accuracy of the labelled shadow set without any client there; NaN: there is none.
         epsilon: that the protected runs state in the demand's view, the largest; NaN: none.
+        bound: on the balanced accuracy of any attack in that view, the largest; NaN: none.
         seeds: that judged.
         more_seeds: further judging seeds that would show that the limit is met at this mean and standard deviation; 0:
             none are needed, or `MAX_SEEDS` in all would not show it.
@@ -98,6 +119,7 @@ class Protection:
     payer_accuracy_before: float
     alone: float
     epsilon: float
+    bound: float
     seeds: int
     more_seeds: int
 
@@ -128,21 +150,26 @@ class Figures:
         """Means over seeds by setting.
 
         Columns: the number of ``seeds``, ``accuracy``, ``exposure`` of the most exposed group and its name, ``group``,
-        ``epsilon`` (the largest), and, against the unprotected federation on the same seeds, ``change`` of accuracy
-        over all clients, and ``payer_change`` of the group that loses most, ``payer``.
+        the largest ``epsilon`` and ``bound``, and, against the unprotected federation on the same seeds, ``change`` of
+        accuracy over all clients, and ``payer_change`` of the group that loses most, ``payer``.
         """
         setting = self.attacked["setting"]
         exposures = self.exposures.groupby(setting, sort=False).mean()
         changes = self._changes().groupby(setting, sort=False).mean()
         of_groups = changes[list(self.groups)]
-        epsilon = next((name for name in (f"epsilon.{self.view}", "epsilon") if name in self.attacked), None)
+
+        def largest(*names: str) -> pd.Series | float:
+            name = next((name for name in names if name in self.attacked), None)
+            return nan if name is None else self.attacked.groupby(setting, sort=False)[name].max()
+
         return pd.DataFrame(
             {
                 "seeds": setting.groupby(setting, sort=False).size(),
                 "accuracy": self.attacked.groupby(setting, sort=False)["accuracy.overall"].mean(),
                 "exposure": exposures.max(axis=1),
                 "group": exposures.idxmax(axis=1),
-                "epsilon": nan if epsilon is None else self.attacked.groupby(setting, sort=False)[epsilon].max(),
+                "epsilon": largest(f"epsilon.{self.view}", "epsilon"),
+                "bound": largest(f"bound.{self.view}.accuracy"),
                 "change": changes["overall"],
                 "payer": of_groups.idxmin(axis=1),
                 "payer_change": of_groups.min(axis=1),
@@ -162,7 +189,7 @@ class Figures:
 def affordable(figures: Figures, demand: Demand) -> list[str]:
     """The settings whose accuracy may be within the price, by one seed or more; where a promise is asked for, all."""
     change = figures.means()["change"]
-    if demand.epsilon is not None:
+    if demand.mu is not None:
         return change.index.tolist()
     return change.index[change >= -demand.max_cost - SLACK].tolist()
 
@@ -173,7 +200,7 @@ def shortlist(figures: Figures, demand: Demand) -> list[str]:
     """
     means = figures.means()
     exposure = means["exposure"].sort_values(kind="stable")
-    close = means[(means["exposure"] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
+    close = means[(means[demand.limited] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
     best = close.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable").index[:MAX_CHOSEN]
     return [*dict.fromkeys([*best, exposure.index[0]])] if len(best) else exposure.index[:2].tolist()
 
@@ -190,10 +217,12 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
     means = means[means["seeds"] == means["seeds"].max()]
     if demand.epsilon is not None:
         means = means[means["epsilon"] <= demand.epsilon]
+    if demand.promise:
+        means = means[means["bound"] <= demand.limit]
     paid = means[means["change"] >= -demand.max_cost]
     if paid.empty:
-        return [UNPROTECTED.name if means.empty or demand.epsilon is None else str(means["accuracy"].idxmax())]
-    within = paid[paid["exposure"] <= demand.limit]
+        return [UNPROTECTED.name if means.empty or demand.mu is None else str(means["accuracy"].idxmax())]
+    within = paid[paid[demand.limited] <= demand.limit]
     if within.empty:
         return [str(paid["exposure"].idxmin())]
     cheapest = within.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable")
@@ -215,7 +244,9 @@ def judgement_of(
     spread = float(seeds.std(ddof=1))
     mean, width = float(now["exposure"]), _width(spread, len(seeds))
     low, high = max(0.0, mean - width), min(1.0, mean + width)
-    outcome = "met" if high <= demand.limit else "not met" if low > demand.limit else "open"
+    least, most = (now["bound"], now["bound"]) if demand.promise else (low, high)
+    # Without a bound nothing is promised.
+    outcome = "met" if most <= demand.limit else "open" if least <= demand.limit else "not met"
     more = _needed(demand.limit - float(now["exposure"]), spread, len(seeds)) if outcome == "open" else 0
     payer = figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean()
     return Protection(
@@ -235,6 +266,7 @@ def judgement_of(
         payer_accuracy_before=float(payer - now["payer_change"]),
         alone=alone,
         epsilon=float(now["epsilon"]),
+        bound=float(now["bound"]),
         seeds=len(seeds),
         more_seeds=more,
     )

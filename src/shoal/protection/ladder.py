@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf, prod, sqrt
+from statistics import NormalDist
 from typing import Any
 
 from scipy.optimize import brentq
@@ -121,8 +122,8 @@ class Ladder:
         clients: their number in a round.
         smallest: of those the ones in the smallest group.
         public: examples of the shadow set.
-        view: whose epsilon a promise is about.
-        epsilon: that is promised; None: nothing need be.
+        view: whom a promise is about.
+        mu: the most that is promised, of Gaussian mechanisms; None: nothing need be.
     """
 
     config: Config
@@ -131,7 +132,7 @@ class Ladder:
     smallest: float
     public: int
     view: View = "outsider"
-    epsilon: float | None = None
+    mu: float | None = None
 
     @property
     def images(self) -> bool:
@@ -141,7 +142,7 @@ class Ladder:
     @property
     def rungs(self) -> tuple[Rung, ...]:
         """The rungs, from the mildest of each kind to the strongest; with a promise those with noise alone."""
-        if self.epsilon is not None:
+        if self.mu is not None:
             return (*self._noise_in_sums(),)
         return (*self._on_features(), *self._noise_in_sums(), *self._of_the_network())
 
@@ -251,10 +252,10 @@ class Ladder:
 
     def _noises(self, usual: tuple[float, ...], least: int, *, chosen: bool) -> list[tuple[float, float]]:
         """Noise multipliers of sums, and of a choice of clusters: the usual ones, or those of the promise."""
-        if self.epsilon is None:
+        if self.mu is None:
             return [(noise, CHOICE_NOISE) for noise in usual]
         share = {"outsider": 1.0, "client": (least - 1) / least, "server": 1 / least}[self.view]
-        budget = mu_of(self.epsilon, DELTA) ** 2
+        budget = self.mu**2
         choice = MAX_CHOICE_SHARE * budget if chosen else 0.0
         # Rounded up: less noise would break the promise.
         noise = _rounded_up(sqrt(ONE_STEP_ROUNDS / (share * (budget - choice))))
@@ -300,6 +301,15 @@ def mu_of(epsilon: float, delta: float) -> float:
         most *= 2
     solution: Any = brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, most, xtol=1e-9)
     return float(solution)
+
+
+def mu_of_accuracy(accuracy: float) -> float:
+    """The ``mu`` of Gaussian mechanisms by which no attack has more than this balanced accuracy, in (0.5, 1).
+
+    >>> round(mu_of_accuracy(0.55), 3)
+    0.251
+    """
+    return 2 * NormalDist().inv_cdf(accuracy)
 
 
 def _rounded_up(noise: float) -> float:

@@ -5,6 +5,7 @@ from math import isnan
 from shoal.data.preferences import View
 from shoal.protection.judgement import Demand, Protection
 from shoal.protection.ladder import DELTA, UNPROTECTED
+from shoal.reports.audit.audit_epsilon import limit_sentence
 
 _COVERAGE: dict[View, str] = {
     "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",
@@ -25,7 +26,8 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         >>> before = {"before": 0.61, "group_before": "north"}
         >>> accuracy = {"accuracy": 0.80, "accuracy_before": 0.79}
         >>> payer = {"payer": "south", "payer_accuracy": 0.7, "payer_accuracy_before": 0.75}
-        >>> rest = {"outcome": "met", "group": "north", "epsilon": nan, "alone": nan, "seeds": 4, "more_seeds": 0}
+        >>> rest = {"outcome": "met", "group": "north", "alone": nan, "seeds": 4, "more_seeds": 0}
+        >>> rest |= {"epsilon": nan, "bound": nan}
         >>> words = {"rung": "a", "words": "5 rounds instead of 15"}
         >>> best = Protection(**words, **exposure, **before, **accuracy, **payer, **rest)
         >>> sentences(best, Demand(limit=0.55))[0]
@@ -34,10 +36,11 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     kept = {"met": "is within", "not met": "is above", "open": "may or may not be within"}[best.outcome]
     more = f"; {best.seeds + best.more_seeds} judging seeds may show it" if best.more_seeds else ""
     interval = f"{best.exposure_low:.3f} to {best.exposure_high:.3f} for 95 % of further seeds, by {best.seeds}"
-    stands = f"{best.exposure:.3f} ({interval} that chose nothing), which {kept} the limit of {demand.limit:g}{more}"
+    which = f", which {kept} the limit of {demand.limit:g}{more}"
+    stands = f"{best.exposure:.3f} ({interval} that chose nothing){'' if demand.promise else which}"
     if best.rung == UNPROTECTED.name:
         helps = "nothing tried helps at this price"
-        if best.exposure <= demand.limit:
+        if getattr(best, demand.limited) <= demand.limit:
             helps = "the federation is within the limit as it is"
             if best.outcome != "met":
                 helps = "the federation is not shown to be above the limit as it is"
@@ -81,4 +84,8 @@ def _caveat(best: Protection, demand: Demand) -> str:
     promise = "a measurement, not a promise"
     if not isnan(best.epsilon):
         promise = f"a measurement beside a promise, an epsilon of {best.epsilon:.2f} at delta {DELTA:g} for a record"
-    return f"This is {promise}, by {attacks}; stronger attacks may find more. {_COVERAGE[demand.view]}"
+    limit = limit_sentence(demand.view, {f"bound.{demand.view}.accuracy": best.bound}, [best.exposure])
+    if limit and demand.promise:
+        limit += f", and the limit of {demand.limit:g} is {'kept' if best.outcome == 'met' else 'not kept'}"
+    said = f"This is {promise}, by {attacks}; stronger attacks may find more. {_COVERAGE[demand.view]}"
+    return f"{said} {limit}." if limit else said

@@ -92,9 +92,11 @@ def protect(
     federation = resolve(measured, data).simulation().federation
     steps = ladder_of(measured, federation, demand)
     rungs = possible_rungs(measured, data, steps.rungs)
+    promised = [f"an epsilon of {demand.epsilon:g}"] if demand.epsilon is not None else []
+    promised += [f"a limit of {demand.limit:g} on every attack"] if demand.promise else []
     require(
-        bool(rungs) or demand.epsilon is None,
-        f"no protection with noise in sums fits this configuration, so none has an epsilon of {demand.epsilon or 0:g}",
+        bool(rungs) or not promised,
+        f"no protection with noise in sums fits this configuration, so none has {' and '.join(promised)}",
     )
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
@@ -107,7 +109,7 @@ def protect(
     names = candidates(figures, demand)
     for name in names[:MAX_JUDGED]:
         judgements.append(_judgement(runs, by_name[name], alone, demand, before, min(FIRST_JUDGED, demand.judging)))
-        if judgements[-1].exposure <= demand.limit:
+        if getattr(judgements[-1], demand.limited) <= demand.limit:
             judgements[-1] = _judgement(runs, by_name[name], alone, demand, before, demand.judging)
         if judgements[-1].outcome == "met":
             break
@@ -143,7 +145,7 @@ def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
         participating * min(sizes, default=len(federation)),
         len(federation.shadow),
         demand.view,
-        demand.epsilon,
+        demand.mu,
     )
 
 
@@ -203,7 +205,7 @@ def _chosen_on_seeds(runs: _Runs, rungs: Sequence[Rung], demand: Demand) -> tupl
                 attacked.append(runs.of(again, seeds[1:], attacked=True))
         figures = runs.figures(attacked, seeds)
         means = figures.means()
-        kept_both = means[(means["change"] >= -demand.max_cost) & (means["exposure"] <= demand.limit)]
+        kept_both = means[(means["change"] >= -demand.max_cost) & (means[demand.limited] <= demand.limit)]
         if not kept_both.empty:
             break
     return figures, tried, pd.concat(left_out)

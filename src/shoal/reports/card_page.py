@@ -1,10 +1,12 @@
 """The page of a privacy card: what attacks found, what is promised, what is not covered, and of what models."""
 
 from collections.abc import Mapping
+from math import nan
 from typing import Any
 
 from shoal.core.formats import DASH, count, decimal, number
 from shoal.reports.attack_titles import attack_title
+from shoal.reports.audit.audit_epsilon import limit_sentence
 from shoal.reports.audit.exposure_answer import who_to_whom
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, Row, Table, heads, row
@@ -15,7 +17,7 @@ _EXPOSURE = heads(["whose records, to whom", "outcome"], ["right answers", "reco
 def card_page(card: Mapping[str, Any]) -> str:
     """The page of a card's document, `shoal.runs.audits.card.card`."""
     sections = (_exposure(card["exposure"]), _questions(card), _run(card))
-    lead = [("verdict", f"{_found(card['exposure'])} {_promised(card['promise'])}")]
+    lead = [("verdict", f"{_found(card['exposure'])} {_promised(card['promise'], card['exposure'])}")]
     return render("page.html.j2", f"Privacy card: {card['run']['title']}", lead, (), sections, style="run")
 
 
@@ -32,11 +34,15 @@ def _found(exposure: Mapping[str, Any]) -> str:
     return f"Exposed: {who_to_whom(of['exposed'], of['open'], [view for view, names in views.items() if names])}"
 
 
-def _promised(promise: Mapping[str, Any] | None) -> str:
+def _promised(promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]) -> str:
     if promise is None:
         return "Nothing is promised against attacks that were not asked."
     of = epsilon_by_view(promise)
-    return f"Promised against every attack on {promise['unit']}: epsilon {of} at delta {promise['delta']:g}."
+    said = [f"Promised against every attack on {promise['unit']}: epsilon {of} at delta {promise['delta']:g}."]
+    for view, bound in promise["bound"].items():
+        found = [figures.get("accuracy", nan) for figures in exposure.get("views", {}).get(view, {}).values()]
+        said.append(f"{limit_sentence(view, {f'bound.{view}.{name}': value for name, value in bound.items()}, found)}.")
+    return " ".join(said)
 
 
 def epsilon_by_view(promise: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend
 from shoal.reports.svg import name_points
 from shoal.reports.table import Cell, Row, Table, heads, row
 
-_COLUMNS = heads(["setting"], ["accuracy", "exposure", "epsilon"])
+_COLUMNS = heads(["setting"], ["accuracy", "exposure", "limit on any attack", "epsilon"])
 
 _OTHERS: Any = {"color": WITHIN, "marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": "white"}
 _FIRST: Any = {"color": "black", "marker": "s", "markersize": 7, "linestyle": ""}
@@ -29,17 +29,21 @@ def protection_page(
 
     Args:
         front: by setting, ``accuracy`` and its ``change``, ``exposure`` of the most exposed group, its name, ``group``,
-            and ``epsilon``: means over the choosing seeds. NaN is the exposure of those beyond the price.
+            ``epsilon`` and ``bound`` on any attack: means over the choosing seeds. NaN is the exposure of those beyond
+            the price.
         best: "rung", the setting that was judged best, and on the judging "seeds" "accuracy", "exposure", and the ends
             of its interval, "exposure_low" and "exposure_high".
         sentences: the answer, the first one first.
-        demand: "limit", "max_cost", "view", "choosing", "judging" and "references".
+        demand: "limit", "promise" (whether the limit is on the bound), "max_cost", "view", "choosing", "judging" and
+            "references".
         path: of the configuration with the protection.
     """
     first, chosen, limit = str(front.index[0]), str(best["rung"]), float(demand["limit"])
     price, whole = float(front["accuracy"].to_dict()[first]) - float(demand["max_cost"]), front
     front = whole[whole["exposure"].notna()]
-    kept = (front["change"] >= -float(demand["max_cost"])) & (front["exposure"] <= limit)
+    kept = (front["change"] >= -float(demand["max_cost"])) & (
+        front["bound" if demand["promise"] else "exposure"] <= limit
+    )
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
@@ -71,8 +75,9 @@ def protection_page(
     def line(name: str, values: pd.Series) -> Row:
         epsilon = DASH if isnan(values["epsilon"]) else number(values["epsilon"])
         exposure = DASH if isnan(values["exposure"]) else decimal(values["exposure"])
+        bound = DASH if isnan(values["bound"]) else decimal(values["bound"])
         accuracy = Cell(decimal(values["accuracy"]), f"{values['change']:+.3f}" if name != first else "")
-        figures = (accuracy, Cell(exposure, str(values["group"])), epsilon)
+        figures = (accuracy, Cell(exposure, str(values["group"])), bound, epsilon)
         return row(f"{name} (chosen)" if name == chosen else name, *figures, style="strong" if name == chosen else "")
 
     rows = tuple(line(str(name), values) for name, values in whole.iterrows())
@@ -84,9 +89,9 @@ def protection_page(
     many = int(kept.iloc[1:].sum())
     title = f"{many} of {len(front) - 1} protections keep{'s' * (many == 1)} limit and price on the seeds that chose"
     caption = (
-        f"By the {demand['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. Below "
-        "the dashed line: within the limit. Points are means over the seeds that chose, the interval is of those that "
-        "judged the chosen one."
+        f"By the {demand['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. "
+        f"Dashed: the limit{' on any attack' if demand['promise'] else ''}. Points are means over the seeds that "
+        "chose, the interval is of those that judged the chosen one."
     )
     alt = f"{len(front)} settings by accuracy and exposure; '{chosen}' was chosen"
     sections = (

@@ -31,7 +31,7 @@ from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
-from shoal.runs.audits.audit_files import AboutAudited
+from shoal.runs.audits.audit_files import AboutAudited, stated_guarantee
 from shoal.runs.audits.audit_members import Attack, audit_members
 from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings
 from shoal.runs.hashes import write_hashes
@@ -233,7 +233,7 @@ class Result:
                 "the result was read from a directory or unpickled, and neither has the examples of every run; give "
                 "the directory of a configuration's run to shoal.audit_run"
             )
-        stated = {key: value for key, value in self.summary.overall.items() if key in {"epsilon", "delta"}}
+        stated = stated_guarantee(self.summary.overall)
         about = AboutAudited(f"Audit of {self.description.title}", stated)
         progress = SimulationState(self.state, tuple(self._rows()))
         opened = TemporaryDirectory() if out is None else nullcontext(path_of("out", out))

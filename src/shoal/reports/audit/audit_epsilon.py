@@ -1,10 +1,15 @@
-"""The empirical epsilon of an audit beside the one that a run states."""
+"""What attacks found beside what a run promises: the empirical and the stated epsilon, and the limit on any attack."""
 
-from collections.abc import Mapping
-from math import inf, isinf, isnan, log
+from collections.abc import Iterable, Mapping
+from math import inf, isinf, isnan, log, nan
+from typing import Any
 
 from shoal.audit.audit import Audit
-from shoal.core.formats import DASH
+from shoal.core.formats import DASH, decimal, percent
+from shoal.reports.attack_titles import BY
+
+NO_LIMIT = 0.995
+"""The accuracy above which a limit says nothing."""
 
 
 def epsilon_text(value: float) -> str:
@@ -68,6 +73,29 @@ def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
     )
     why = "The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."
     return [empirical, upper, *([] if _comparable(audit, stated) else [why])]
+
+
+def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] = ()) -> str:
+    """The largest balanced accuracy that was found in a view, and the one that no attack exceeds, without a full stop.
+
+    Args:
+        view: of the attacker.
+        stated: "bound.<view>.accuracy", without which the sentence is empty, and "bound.<view>.auc".
+        found: by the attack that decides, of each group; NaN or none: nothing was measured.
+
+    >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
+    The strongest attack by a client has balanced accuracy 60.0 % no attack on one record can exceed 73.0 % (AUC 0.810)
+    """
+    accuracy, auc = (stated.get(f"bound.{view}.{name}", nan) for name in ("accuracy", "auc"))
+    if isnan(accuracy):
+        return ""
+    limit = f"no attack on one record can exceed {percent(accuracy)}" + f" (AUC {decimal(auc)})" * (not isnan(auc))
+    if accuracy > NO_LIMIT:
+        limit = "differential privacy limits no attack noticeably"
+    most = max((value for value in found if not isnan(value)), default=nan)
+    if isnan(most):
+        return f"For {BY[view]} {limit}"
+    return f"The strongest attack by {BY[view]} has balanced accuracy {percent(most)}; {limit}"
 
 
 def _comparable(audit: Audit, stated: Mapping[str, float]) -> bool:

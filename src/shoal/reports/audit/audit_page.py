@@ -44,7 +44,7 @@ def audit_page(
     Args:
         audit: what attackers find.
         title: of the page.
-        stated: "epsilon" and "delta" of differential privacy, where the run has them.
+        stated: "epsilon", "delta" and "bound.*" of differential privacy, where the run has them.
         pictures: (channels, height, width) of records, by their names; the others are listed without.
         kind_of_data: what a record is, in the plural.
         gates: a sentence for each limit that was set on the figures, and whether it holds.
@@ -66,7 +66,7 @@ def audit_page(
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
     warning = audit_epsilon.violation_warning(audit, stated)
     shape = Markup("<strong>{}:</strong> {}")
-    lines = audit_views.lines(by_views, audit.omitted)
+    lines = audit_views.lines(by_views, audit.omitted, stated)
     in_full: list[tuple[str, str]] = [("view", shape.format(*line)) for line in lines]
     in_full.append(("verdict", verdict(groups, everything)))
     lead: list[tuple[str, str]] = [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]

@@ -1,6 +1,7 @@
 """What each view finds on each group: a line for each view, and the figure that compares them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as MplFigure
@@ -11,6 +12,7 @@ from shoal.core.formats import percent
 from shoal.data.preferences import VIEWS, View
 from shoal.reports import plotting as plot
 from shoal.reports.attack_titles import BY, WHO
+from shoal.reports.audit.audit_epsilon import limit_sentence
 from shoal.reports.audit.audit_figures import MOST_GROUPS
 from shoal.reports.audit.findings import Attacked, Finding
 from shoal.reports.estimate import at_chance
@@ -41,16 +43,21 @@ def headlines(audit: Attacked, groups: Sequence[str]) -> Headlines:
     return found
 
 
-def lines(found: Headlines, omitted: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Of each view who it is, and what it recognises of the group of largest AUC, or how to measure it.
+def lines(found: Headlines, omitted: Mapping[str, str], stated: Mapping[str, Any] = {}) -> list[tuple[str, str]]:
+    """Of each view who it is, what it recognises of the group of largest AUC, or how to measure it, and what no attack
+    exceeds.
 
     A span is said to be found where the attack is exact on most records; elsewhere its verdict is one of statistics.
 
     Args:
         found: the headlines.
         omitted: attacks that were not computed, and why.
+        stated: as of `limit_sentence`.
     """
-    return [(WHO[view], _line(view, found[view], omitted)) for view in VIEWS]
+    limits = {
+        view: limit_sentence(view, stated, [one.accuracy.value for one in found[view].values()]) for view in VIEWS
+    }
+    return [(WHO[view], _line(view, found[view], omitted) + f" {limits[view]}." * bool(limits[view])) for view in VIEWS]
 
 
 def _line(view: View, groups: Mapping[str, Finding], omitted: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.attack_titles import BY
+from shoal.reports.audit.audit_epsilon import limit_sentence
 from shoal.reports.estimate import Estimate, Outcome
 from shoal.reports.run.run_view import reference_federations, strongest_attacks
 
@@ -39,7 +40,7 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
     exposure, exceeded = ([], []) if audited else (_exposure(summary), [limits(summary)])
-    rest = (*_property(summary), *exceeded, *_coordinator(summary), *_epsilon(summary))
+    rest = (*_property(summary), *exceeded, *_coordinator(summary), *_epsilon(summary, found=not audited))
     return f"{audited} {'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}.".lstrip()
 
 
@@ -111,8 +112,11 @@ def _chance(summary: Summary, kind: str) -> list[str]:
     return [f"At 95 % confidence, test accuracy is {' and '.join(findings)}: the most frequent class is {always}"]
 
 
-def _epsilon(summary: Summary) -> list[str]:
-    """What differential privacy guarantees and what it does not; nothing where no step is private."""
+def _epsilon(summary: Summary, *, found: bool) -> list[str]:
+    """What differential privacy guarantees and what it does not; nothing where no step is private.
+
+    ``found`` is whether the exposure that the run's own attack found stands beside it.
+    """
     delta, epsilon = summary.overall.get("delta"), summary.overall.get("epsilon")
     if delta is None and epsilon is None:
         return []
@@ -123,7 +127,9 @@ def _epsilon(summary: Summary) -> list[str]:
     sent = len(summary.by_cluster) > 1 and "epsilon.choice" not in summary.overall
     not_covered = choice * sent + "all examples of a client together"
     bound = f"epsilon {epsilon:.2f}{at} for the client with the largest; it does not cover {not_covered}"
-    return [f"Differential privacy bounds what updates and models give away of one example: {bound}"]
+    limit = limit_sentence(summary.view, summary.overall, of_groups(summary, "mia").values() if found else ())
+    said = f"Differential privacy bounds what updates and models give away of one example: {bound}"
+    return [said, limit] if limit else [said]
 
 
 def _exposure(summary: Summary) -> list[str]:

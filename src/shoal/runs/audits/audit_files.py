@@ -48,7 +48,7 @@ class AboutAudited:
 
     Args:
         title: of the page.
-        stated: "epsilon" and "delta" that the run states, where it does.
+        stated: "epsilon", "delta" and "bound.*" that the run states, where it does; see `stated_guarantee`.
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.
         kind: what a record is, in the plural.
@@ -67,6 +67,11 @@ class AboutAudited:
     run: Path | None = None
     rounds: int | None = None
     __repr__ = one_line
+
+
+def stated_guarantee(overall: Mapping[str, float]) -> dict[str, float]:
+    """What a run's summary states of differential privacy."""
+    return {key: value for key, value in overall.items() if key in {"epsilon", "delta"} or key.startswith("bound.")}
 
 
 def make_directory(out: Path) -> None:

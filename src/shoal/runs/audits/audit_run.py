@@ -15,7 +15,7 @@ from shoal.data.content import fingerprint
 from shoal.data.paired_records import Duplicates
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, make_directory
+from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, make_directory, stated_guarantee
 from shoal.runs.audits.audit_members import Attack, audit_members
 from shoal.runs.audits.trace import trace_of
 from shoal.runs.checkpoint import load_checkpoint
@@ -92,7 +92,7 @@ def audit_run(
     require_same_examples(run, fingerprint(simulation.federation))
     simulation = with_features(simulation, config.engine.threads)
     del resolved  # and with it the data set, which the federation has copied
-    stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
+    stated = stated_guarantee(read_summary(run).overall)
     title = f"Audit of {RunDescription.of(config).title}"
     model = simulation.setup.model
     make_directory(out)

@@ -142,6 +142,11 @@ def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -
         "adjacency": "one example more or less, the number of examples of its client known",
         "epsilon": by_view or dict.fromkeys(VIEWS, overall["epsilon"]),
         "delta": overall["delta"],
+        "bound": {
+            view: {name: overall[f"bound.{view}.{name}"] for name in ("accuracy", "auc")}
+            for view in VIEWS
+            if f"bound.{view}.accuracy" in overall
+        },
         "accountant": "Gaussian mechanisms composed" if rule.get("noise") == "sum" else rule.get("accountant", "rdp"),
         "sampling": "all examples in each step" if rule.get("noise") == "sum" else rule.get("sampling", "shuffled"),
         "noise": rule.get("noise", "client"),
