@@ -54,7 +54,7 @@ def write_table(path: Path, clinics: list[str], rows: int, seed: int) -> None:
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["clinic", "age", "dose", "ill"])
-        table.writerows(zip(clinics * (rows // len(clinics)), age.round(1), dose.round(2), ill, strict=True))
+        table.writerows(zip(clinics * (rows // len(clinics)), age.round(4), dose.round(4), ill, strict=True))
 
 
 def test_what_is_installed_is_what_the_project_has():

@@ -166,8 +166,8 @@ def test_null_views_ask_of_pairs_that_nobody_trained_on(tmp_path, monkeypatch):
     small = {"source": "digits", "clients": 4, "shadow_examples": 50, "test_examples": 300}
     whole, asked = null.configuration, []
 
-    def configuration(seed):
-        table = whole(seed)
+    def configuration(seed, noise):
+        table = whole(seed, noise)
         return table | {"data": table["data"] | small, "algorithm": table["algorithm"] | {"rounds": 1}}
 
     def unseen(attacked, random):

@@ -529,7 +529,8 @@ from shoal.sweeps import Workers, read_sweep, run_sweep
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 import shoal
 audited = shoal.audit_run(sys.argv[2], references=2, jobs=2, cluster="auto")
-print(run_sweep(read_sweep(pathlib.Path(sys.argv[1])), pathlib.Path("swept"), workers=Workers(2, "auto")).finished)
+sweep = read_sweep(pathlib.Path(sys.argv[1]))
+print("finished:", run_sweep(sweep, pathlib.Path("swept"), workers=Workers(2, "auto")).finished)
 """
 
 
@@ -544,7 +545,8 @@ def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(two_runs, finis
         text=True, check=False, timeout=300, env=os.environ | {"RAY_AUTH_MODE": "disabled"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2"]
+    # Ray says on standard output, too, that a worker ended while it was shut down.
+    assert "finished: 2" in done.stdout.splitlines(), done.stdout[:1500]
     swept = sorted((tmp_path / "swept").glob("runs/*/"))
     assert len(swept) == 2
     for out in swept:

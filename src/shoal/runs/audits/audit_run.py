@@ -80,7 +80,7 @@ def audit_run(
         ...     audit = shoal.audit_run(out, references=2).audit
         ...
         >>> audit.references, audit.members, audit.non_members, len(audit.attacks)
-        (2, 14, 14, 34)
+        (2, 14, 14, 40)
     """
     run, references = path_of("run", run), integer("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
