@@ -65,7 +65,7 @@ class Demand:
 
     @property
     def mu(self) -> float | None:
-        """The most of Gaussian mechanisms that keeps the promise; None: no promise is asked for."""
+        """The largest mu of Gaussian mechanisms that keeps the promise, None where no promise is asked for."""
         of_limit = [mu_of_accuracy(self.limit)] if self.promise else []
         return min([*of_limit, *([] if self.epsilon is None else [mu_of(self.epsilon, DELTA)])], default=None)
 

@@ -47,7 +47,7 @@ class Candidates:
 
     @property
     def filters(self) -> bool:
-        """Whether a matched filter can learn from known non-members: labels of all, and enough of them."""
+        """Whether a matched filter can learn from known non-members, enough of which have labels."""
         return self.y is not None and self.known_y is not None and len(self.known_y) >= _MIN_KNOWN
 
     @property
