@@ -7,8 +7,9 @@ file is in OUT/runs is not run again. Written: OUT/joint.csv, the AUC over the a
 view and attack. `filter`: the matched filter, which needs no list. `joint`: as audits ask it. `updates of another
 client`: its null. The rest are variants: `posterior mean` in place of log-odds; `binary`: expectation propagation with
 memberships of 0 or 1; `known count`: the number of members is known too; `midpoint`: gradients half way between start
-and end of a round; `half of the members missing`, `three non-members per member`, `each non-member three times`: other
-lists; `with the final model`: plus the loss of the released model, in standard deviations.
+and end of a round, where the attack takes others; `half of the members missing`, `three non-members per member`, `each
+non-member three times`: other lists; `with the final model`: plus the loss of the released model, in standard
+deviations.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def attacked_run(setting: str, seed: int) -> Iterator[tuple[AttackedRun, Engine]
 
 
 def binary(part: joint._Unknown) -> torch.Tensor:
-    """The log-odds of memberships of 0 or 1: expectation propagation, damped (Minka 2001)."""
+    """The log-odds of memberships of 0 or 1: damped expectation propagation."""
     prior, eye = part.prior, torch.eye(len(part.rows), dtype=torch.float64)
     precision = torch.full_like(part.moved, 1 / (prior * (1 - prior)))
     location, odds = precision * prior, torch.zeros_like(part.moved)
@@ -215,8 +216,10 @@ def rows_of_run(setting: str, seed: int, attacked: AttackedRun, engine: Engine) 
         scores = {name: solved(moves, whole, solver)[: 2 * pairs] for name, solver in SOLVERS.items()}
         for name, score in scores.items():
             add(view, name, score)
-        half = [replace(move, start=move.start + move.move.float() / 2) for move in moves]
-        add(view, "midpoint", solved(half, whole, joint._Unknown.log_odds))
+        if knowledge.noisy or knowledge.steps == 1:
+            # Else the attack takes these gradients itself.
+            half = [replace(move, start=move.start + move.move.float() / 2) for move in moves]
+            add(view, "midpoint", solved(half, whole, joint._Unknown.log_odds))
         standard = [(score - np.nanmean(score)) / np.nanstd(score) for score in (scores["joint"], loss)]
         add(view, "with the final model", standard[0] + 0.3 * standard[1])
         for name, (other, places) in lists(whole, pairs).items():

@@ -13,8 +13,7 @@ the mean and variance of z.
 **The attacker has a list** of candidates that contains members, knows which clients trained which model in a round, and
 knows how clients train. Members that are missing from the list add noise to the move, and the attack gets weaker.
 
-Ours; the regression is that of data reconstruction from gradients, as in Balle, Cherubin and Hayes, "Reconstructing
-Training Data with Informed Adversaries", IEEE S&P 2022, section III, with noise in place of exact gradients.
+Source: none; a Bayesian linear regression of ours.
 """
 
 import math
@@ -358,10 +357,15 @@ class _Regression:
         lengths, count = vectors.double().norm(dim=1), vectors.shape[1]
         misfit, variances = (_MISFIT * lengths) ** 2 / count, list[float]()
         for move, length, unexplained in zip(group, lengths, misfit.tolist(), strict=True):
-            noise = 0.0
-            for client, weight in zip(move.clients.tolist(), move.weights.tolist(), strict=True):
-                known = replace(self.knowledge, examples=self._size(client))
-                noise += (weight * float(known.deviation(move.number, length, count))) ** 2
+            sizes = [self._size(client) for client in move.clients.tolist()]
+            # One per size: most clients of a model have as many examples.
+            deviation = {
+                size: float(replace(self.knowledge, examples=size).deviation(move.number, length, count))
+                for size in set(sizes)
+            }
+            noise = sum(
+                (weight * deviation[size]) ** 2 for size, weight in zip(sizes, move.weights.tolist(), strict=True)
+            )
             variances.append(max(noise * move.amplified**2 + unexplained, 1e-300))
         return variances
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,12 +56,13 @@ def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, conti
     for updates in recorded:
         rows, models = torch.searchsorted(clients, updates.clients).tolist(), updates.models.unbind()
         for row, cluster, update in zip(rows, updates.assignment.tolist(), updates.updates, strict=True):
-            start, of_whom = models[cluster], clients[row : row + 1]
-            sent = start + update if continued else update
+            of_whom = partial(Move, row, updates.round, clients=clients[row : row + 1], weights=alone)
             if not continued:
-                moves.append(Move(row, updates.round, start, update, clients=of_whom, weights=alone))
-            elif row in last:
-                moves.append(Move(row, updates.round, last[row], sent - last[row], clients=of_whom, weights=alone))
+                moves.append(of_whom(models[cluster], update))
+                continue
+            sent = models[cluster] + update
+            if row in last:
+                moves.append(of_whom(last[row], sent - last[row]))
             last[row] = sent
     return moves
 
