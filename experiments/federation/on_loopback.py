@@ -173,7 +173,10 @@ def _view(out: Path, rows: list[dict[str, str]], clients: int) -> Group:
     """Who trains what in this round, and the models after the last one."""
     now = _progress(out)
     trained, waiting = now.get("trained", {}), now.get("waiting", [])
-    who = Table(title=f"round {now.get('round', 0)}" if now else f"waiting for {clients} clients")
+    absent = now.get("waits_for") or [f"{now.get('missing') or clients} clients"]
+    assert isinstance(absent, list)
+    begun = now.get("round") and not now.get("missing")
+    who = Table(title=f"round {now['round']}" if begun else f"waiting for {', '.join(absent)}")
     who.add_column("client")
     who.add_column("is")
     if isinstance(trained, dict) and isinstance(waiting, list):

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,7 @@ from shoal.deployment.flower_records import (
     unpack_offer,
 )
 from shoal.deployment.messages import Offer, Refusal
-from shoal.deployment.server import server_app
+from shoal.deployment.server import attendance, server_app
 from shoal.deployment.server.exchange import Answer, Registration
 from shoal.deployment.server.roster import Member
 from shoal.deployment.server.server_app import serve
@@ -47,6 +48,7 @@ from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.engine import Engine
 from shoal.models import Features
 from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.directory import locked
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 TABLE = {
@@ -391,6 +393,37 @@ def test_too_few_clients_end_the_run_with_a_sentence(tmp_path):
         serve(Nodes(tmp_path, numbers=(0, 1)), settings(tmp_path))
 
 
+def test_the_absent_are_named_in_the_log_in_the_progress_and_in_the_error(tmp_path, monkeypatch):
+    clock, nodes = [0.0], Nodes(tmp_path)
+    monkeypatch.setattr(attendance, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    nodes.pause = lambda: clock.__setitem__(0, clock[0] + 1)
+    # Two leave after the first round; one comes back after 30 seconds, the other never does.
+    nodes.away = lambda: ({1} if clock[0] < 30 else set()) | {2} if ("train", 0) in nodes.asked else set()
+    seen: list[Progress] = []
+    with pytest.raises(InputError, match=r"only 2 of 'min-nodes' = 3 clients came .*; absent: partition-2"):
+        serve(nodes, settings(tmp_path, **{"wait-timeout": 60.0}), seen.append)
+    waits = [(each.round, each.missing, each.waits_for) for each in seen if each.missing]
+    assert waits == [(2, 2, ("partition-1", "partition-2"))] * 30 + [(2, 1, ("partition-2",))] * 32
+    assert seen[0] == Progress(0)
+    said = re.findall(r"round 2: waiting for (.+): (\d) of 'min-nodes' = 3", (tmp_path / "run" / "run.log").read_text())
+    assert said == [("partition-1, partition-2", "1")] * 3 + [("partition-2", "2")]  # After 5, 10, 20 and 40 seconds.
+
+
+def test_a_server_that_does_not_hold_the_directory_leaves_its_progress_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
+    given = settings(tmp_path, {**TABLE, "seed": 5})
+    given.out.mkdir()
+    config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
+    with locked(given.out):
+        with pytest.raises(InputError, match="another run is going on"):
+            server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
+        assert not (given.out / "progress.json").exists()
+    (given.out / "config.toml").write_text(parse_config(TABLE, "test").toml())
+    with pytest.raises(InputError, match="holds a run with seed = 2"):
+        server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
+    assert not (given.out / "progress.json").exists()
+
+
 def test_another_runs_directory_is_not_touched(tmp_path):
     serve(Nodes(tmp_path), settings(tmp_path))
     (tmp_path / "run" / "summary.json").unlink()
@@ -571,9 +604,13 @@ def test_the_reason_is_one_sentence_also_where_it_cannot_be_written(tmp_path, mo
     def fail(*arguments: object) -> None:
         raise error
 
+    def serve_and_fail(exchange: object, given: object, watch: Callable[[Progress], object]) -> None:
+        watch(Progress(0))
+        monkeypatch.setattr(server_app, "write_text", fail)
+        fail()
+
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(server_app, "serve", fail)
-    monkeypatch.setattr(server_app, "write_text", fail)
+    monkeypatch.setattr(server_app, "serve", serve_and_fail)
     monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
     monkeypatch.setattr(sys, "tracebacklimit", None, raising=False)
     config = {"config": str(settings(tmp_path).config), "out": str(tmp_path / "run")}
@@ -615,7 +652,7 @@ def test_a_quorum_ends_a_rounds_waiting_and_blames_nobody(tmp_path):
 def test_progress_names_few_of_many_clients(tmp_path):
     seen: list[Progress] = []
     serve(Nodes(tmp_path), settings(tmp_path), seen.append)
-    assert [(each.round, each.asked, each.answered) for each in seen if each.answered in (0, 3)] == [
+    assert [(each.round, each.asked, each.answered) for each in seen[1:] if each.answered in (0, 3)] == [
         (number, 3, answered) for number in (1, 2, 3) for answered in (0, 3)
     ]  # fmt: skip
     server = Server(attendance=None, config="", choice="client", watch=seen.append)  # pyright: ignore[reportArgumentType]

@@ -14,7 +14,7 @@ from shoal.core.errors import InputError, require
 from shoal.deployment.flower_config import RunSettings
 from shoal.deployment.flower_records import pack_features, unpack_identity, unpack_kept_features
 from shoal.deployment.messages import FROZEN, RejectedReplyError
-from shoal.deployment.server.events import Events
+from shoal.deployment.server.events import LOG, Events
 from shoal.deployment.server.exchange import Answer, Exchange, Question, Registration
 from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.roster import Member, Roster
@@ -22,6 +22,12 @@ from shoal.models import FeatureMap, Model
 
 _MAX_IDLE_ROUNDS = 3
 """Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
+
+_FIRST_WORD = 5.0
+"""Seconds of waiting for clients after which the log says so; then each time twice as many."""
+
+_NAMED = 10
+"""Absent clients that a sentence names."""
 
 _LATE_REPLIES = 2
 """Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
@@ -44,22 +50,36 @@ class Attendance:
     _behind: Counter[int] = field(default_factory=Counter)
     _silent: set[int] = field(default_factory=set)
 
-    def gather(self, number: int) -> None:
+    def gather(self, number: int, watch: Callable[[int, tuple[str, ...]], object] = lambda *_: None) -> None:
         """Wait until enough clients are there for the round ``number``; those that are new join.
+
+        Args:
+            number: of the round.
+            watch: called while too few are there, with how many are missing and the known clients that are absent.
 
         Raises:
             InputError: too few came in time.
         """
-        began, settings = time.monotonic(), self.settings
+        began, settings, members, word = time.monotonic(), self.settings, self.roster.members, _FIRST_WORD
         while True:
             self._look(number)
-            there = sum(member.node is not None for member in self.roster.members)
+            absent = tuple(member.name for member in members if member.node is None)
+            there = len(members) - len(absent)
             if there >= settings.min_nodes:
                 return
-            if time.monotonic() - began > settings.wait_timeout:
+            watch(settings.min_nodes - there, absent)
+            waited, named = time.monotonic() - began, ", ".join(absent[:_NAMED])
+            named += f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+            if waited > settings.wait_timeout:
                 raise InputError(
                     f"round {number}: only {there} of 'min-nodes' = {settings.min_nodes} clients came within "
-                    f"'wait-timeout' = {settings.wait_timeout:g} seconds"
+                    f"'wait-timeout' = {settings.wait_timeout:g} seconds{named and '; absent: '}{named}"
+                )
+            if waited >= word:
+                word = 2 * waited
+                LOG.warning(
+                    "round %d: waiting for %s: %d of 'min-nodes' = %d clients are there; 'wait-timeout' is %g s",
+                    *(number, named or "clients", there, settings.min_nodes, settings.wait_timeout),
                 )
             # Too few are there: those that have not answered are waited for again.
             self._silent.clear()

@@ -70,18 +70,21 @@ def main(grid: Grid, context: Context) -> None:
 
 def _serve(grid: Grid, settings: RunSettings) -> None:
     """Run ``settings``, and leave the reason in the run's directory where that fails."""
+    held = False
 
     def show(progress: object) -> None:
-        if settings.out.is_dir():
-            write_text(settings.out / "progress.json", json.dumps(progress) + "\n")
+        nonlocal held
+        held = True
+        write_text(settings.out / "progress.json", json.dumps(progress) + "\n")
 
     try:
         serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
         LOG.error("%s", error)
-        # On a full disk this fails too.
+        # Before the first progress the directory may be another run's, or nobody's. On a full disk this fails too.
         with contextlib.suppress(OSError):
-            show({"error": str(error)})
+            if held:
+                show({"error": str(error)})
         raise
 
 
@@ -110,6 +113,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     engine = decided.engine.engine(simulation.setup.model)
     same = lambda: _require_same(settings, decided)  # noqa: E731
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
+        watch(Progress(0))
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
         attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
         shared = classes, resolved.standardizer, features, watch, SentFile.of_frozen(engine.model)
@@ -149,7 +153,7 @@ class _Run:
     def round(self, progress: SimulationState | None) -> SimulationState:
         """The run after one round more."""
         number = 1 if progress is None else progress.state.round + 1
-        self.server.attendance.gather(number)
+        self.server.gather(number)
         for sent in (self.server.features, self.server.frozen):
             if sent is not None:
                 sent.send(self.server.attendance, number)

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
@@ -31,21 +31,25 @@ _SHOWN = 0.5
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a round, for a live view.
+    """The progress of a round, or of the waiting for its clients, for a live view.
 
     Args:
-        round: its number.
+        round: its number; 0: none has begun.
         asked: how many clients were sent an offer.
         answered: how many have answered.
         waiting: the first of those that it waits for.
         trained: the models that others trained, of the first of them.
+        missing: how many more clients must come before the round begins.
+        waits_for: the first of the known clients that are absent, while some are missing.
     """
 
     round: int
-    asked: int
-    answered: int
-    waiting: tuple[str, ...]
-    trained: Mapping[str, int]
+    asked: int = 0
+    answered: int = 0
+    waiting: tuple[str, ...] = ()
+    trained: Mapping[str, int] = field(default_factory=dict)
+    missing: int = 0
+    waits_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +98,14 @@ class Server:
         digest = "" if self.features is None else self.features.digest
         known = (self.classes, self.scale, stamp, digest, "" if self.frozen is None else self.frozen.digest)
         return Offer(number, member.id, self.config, models, risks, directives, *known)
+
+    def gather(self, number: int) -> None:
+        """Wait until enough clients are there for the round ``number``, and say for whom."""
+
+        def show(missing: int, absent: tuple[str, ...]) -> None:
+            self.watch(Progress(number, missing=missing, waits_for=absent[:NAMES]))
+
+        self.attendance.gather(number, show)
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
         """One round with the clients of its cohort that are there; risks are not estimated yet.
