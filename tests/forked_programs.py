@@ -79,9 +79,12 @@ def task_worker() -> None:
 
 def serve(path: str) -> None:
     """Fork a program for each request at a socket: its process, and after its end its exit code, are the answer."""
+    from flwr.superlink.servicer.fleet import fleet_handlers  # noqa: PLC0415
+
     from shoal.deployment.client import task_worker as _  # noqa: PLC0415
     from shoal.deployment.server import server_app as _  # noqa: PLC0415, F811
 
+    fleet_handlers.HEARTBEAT_MIN_INTERVAL = 1  # Else a test waits long for a SuperLink to miss a node.
     scripts = {each.name: each for each in entry_points(group="console_scripts") if each.name in ENTRY_POINTS}
     load: dict[str, Callable[[], Any]] = {name: each.load() for name, each in scripts.items()}
     load["task-worker"] = task_worker

@@ -27,6 +27,9 @@ APP = DEPLOY / "app"
 FRONT = DEPLOY / "nginx.conf"
 """What lets nodes through to the SuperLink's Fleet API alone."""
 
+KEEP_RUNNING = DEPLOY / "keep-running"
+"""What starts a program again that has ended."""
+
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 """The program; None: it is not installed."""
 
@@ -299,6 +302,7 @@ class Loopback:
         key: Path | None = None,
         apps: Literal["forks", "programs", "none"] = "forks",
         plain: bool = False,
+        program: Sequence[str] = ("flower-supernode",),
     ) -> str:
         """Start a SuperNode; returns the address of its Runtime API, where a `task_worker` asks for messages.
 
@@ -308,6 +312,7 @@ class Loopback:
             key: its private key.
             apps: whether its ClientApp runs in forks of one process (`task_worker`), in programs of Flower, or nowhere.
             plain: whether it does without TLS where the SuperLink has it.
+            program: the SuperNode, or what starts it.
         """
         port, folder = free_port(), self.certificates
         security = ["--insecure"]
@@ -316,9 +321,7 @@ class Loopback:
         security += [] if key is None else ["--auth-supernode-private-key", str(key)]
         where = ["--superlink", self.door, "--host", "127.0.0.1", "--port", str(port)]
         isolation = ["--isolation", "subprocess" if apps == "programs" else "process"]
-        self.programs.start(
-            name, ["flower-supernode", *security, *where, *isolation, "--node-config", node_config(config)]
-        )
+        self.programs.start(name, [*program, *security, *where, *isolation, "--node-config", node_config(config)])
         if apps == "forks":
             worker = ["python", "-m", "shoal.deployment.client.task_worker", f"127.0.0.1:{port}"]
             self.programs.start(f"{name}-worker", worker)

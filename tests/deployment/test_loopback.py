@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower's programs need the extra: pip instal
 
 from certificates import make_certificates
 from on_loopback import models_in, simulated
-from processes import APP, Loopback, descendants, wait_until
+from processes import APP, KEEP_RUNNING, Loopback, descendants, wait_until
 
 from forked_programs import TASK_WORKER, ForkedPrograms
 from shoal.config.build import build
@@ -229,6 +230,40 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     undisturbed = simulated(path)
     disturbed = replace(undisturbed, models=models_in(out, path))
     assert client_accuracy(path, disturbed) >= client_accuracy(path, undisturbed) - 0.02
+
+
+HASTY_SUPERNODE = """
+from flwr.supercore import heartbeat
+from flwr.supernode import fleet_http_connection
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
+# The SuperLink counts it as alive for twice as long: 12 seconds instead of 60.
+heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = 6
+heartbeat.HEARTBEAT_CALL_TIMEOUT = 1
+flower_supernode()
+"""
+
+
+@pytest.mark.processes
+def test_a_killed_supernode_comes_back_by_itself_to_a_run_that_needs_all(tmp_path, forks):
+    path, out, keys = tmp_path / "run.toml", tmp_path / "run", tmp_path / "keys"
+    a_config(path, model="logistic", rounds=3, clients=2)
+    make_certificates(keys, nodes=2)
+    with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks) as programs:
+        loopback = Loopback(programs, keys)
+        loopback.start_server()
+        for i in range(2):
+            loopback.register(keys / f"node-{i}.pub")
+            kept = {"program": [str(KEEP_RUNNING), sys.executable, "-c", HASTY_SUPERNODE]} if i == 0 else {}
+            node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}"}
+            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", **kept)
+        loopback.run(APP, {"config": path, "out": out, "min-nodes": 2})
+        wait_until(lambda: rounds_done(out) >= 1, SECONDS, "round 1")
+        (supernode,) = descendants({programs.running["node-0"].pid})
+        os.kill(supernode, signal.SIGKILL)
+        wait_until(lambda: finished(out), SECONDS, "3 rounds")
+    assert has_returned(out, "partition-0")
+    assert len({row["round"] for row in csv.DictReader((out / "rounds.csv").read_text().splitlines())}) == 3
 
 
 @pytest.mark.processes

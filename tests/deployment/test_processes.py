@@ -1,6 +1,9 @@
 """Programs end with everything that they started, and phone nobody."""
 
 import dataclasses
+import os
+import re
+import signal
 import stat
 import sys
 import time
@@ -8,7 +11,17 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from processes import APP, Programs, descendants, environment, free_port, listens, node_config, wait_until
+from processes import (
+    APP,
+    KEEP_RUNNING,
+    Programs,
+    descendants,
+    environment,
+    free_port,
+    listens,
+    node_config,
+    wait_until,
+)
 
 from shoal.core.errors import InputError, ShoalError
 from shoal.deployment.flower_config import RunSettings
@@ -53,6 +66,45 @@ def test_files_that_a_program_saves_are_in_its_folder(tmp_path):
         programs.start("saves", [sys.executable, "-c", "open('final_model.pt', 'w')"])
         programs.running["saves"].wait(60)
     assert (tmp_path / "final_model.pt").exists()
+
+
+FAILS_TWICE = """
+import pathlib, signal, sys, time
+runs = pathlib.Path("runs")
+runs.write_text(runs.read_text() + "run " if runs.exists() else "run ")
+if runs.read_text().count("run") < 3:
+    sys.exit(7)
+signal.signal(signal.SIGTERM, lambda *_: runs.write_text(runs.read_text() + "ended ") and sys.exit())
+runs.write_text(runs.read_text() + "ready ")
+time.sleep(300)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_kept_program_is_started_again_and_ends_once_with_its_keeper(tmp_path, number):
+    with Programs(tmp_path) as programs:
+        programs.start("kept", [str(KEEP_RUNNING), sys.executable, "-c", FAILS_TWICE])
+        keeper = programs.running["kept"]
+        wait_until(lambda: "ready" in _text(tmp_path / "runs"), 60, "the third run")
+        # As Ctrl-C does, which a terminal sends to a whole group.
+        os.killpg(keeper.pid, number)
+        assert keeper.wait(30) == 128 + number
+        assert _text(tmp_path / "runs") == "run run run ready ended "
+        said = programs.log("kept")
+    assert [int(code) for code in re.findall(r"ended with exit code (\d+); it starts again", said)] == [7, 7]
+    pauses = [float(pause) for pause in re.findall(r"again in (\d+) s", said)]
+    assert pauses == [1, 2]
+
+
+@pytest.mark.processes
+def test_a_keeper_does_not_try_again_what_cannot_be_started(tmp_path):
+    with Programs(tmp_path) as programs, pytest.raises(ShoalError, match="no-such-program: cannot be started"):
+        programs.call([str(KEEP_RUNNING), "no-such-program"], tmp_path)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 @pytest.mark.processes
