@@ -9,10 +9,12 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from forked_calls import called
+from run_files import content
 from shoal.__main__ import script
 from shoal.cli.app import main
 from shoal.data import load_dataset
@@ -233,6 +235,31 @@ def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_pa
         assert (call.end(signal.SIGINT), call.printed) == (130, f"fitting\n{INTERRUPTED}\n")
     assert main([*arguments, "--resume"]) == 0
     assert (out / "summary.json").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["models.safetensors", "summary.json"])
+def test_interrupted_while_it_writes_it_leaves_no_part_of_a_file(name, config, tmp_path, monkeypatch):
+    out, whole, replace = tmp_path / "out", tmp_path / "whole", Path.replace
+    arguments = ["run", str(config), "--quiet", "--out"]
+
+    def pause(path, target):
+        if Path(target).name == name:
+            sys.stdout.write("writing\n")
+            time.sleep(60)
+        return replace(path, target)
+
+    assert main([*arguments, str(whole)]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "argv", ["shoal", *arguments, str(out)])
+        patched.setattr(Path, "replace", pause)
+        call = called(script, tmp_path / "log")
+        call.wait_until(lambda: "writing" in call.printed)
+        assert call.end(signal.SIGINT) == 130
+    assert not (out / name).exists()
+    assert main([*arguments, str(out), "--resume"]) == 0
+    assert content(out) == content(whole)
+    assert not list(out.rglob(".*"))
 
 
 @pytest.mark.processes

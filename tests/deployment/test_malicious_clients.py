@@ -1,9 +1,12 @@
 """What a malicious client tries on the server, on the wire format: each attempt costs that client its reply."""
 
 import csv
+import hashlib
 import json
+import random
 import re
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +24,7 @@ from in_process import InProcessSuperLink
 from shoal.attacks.queries.loss_histograms import discrete_laplace
 from shoal.core.errors import InputError
 from shoal.deployment.flower_config import RunSettings
-from shoal.deployment.flower_records import pack_histograms, pack_identity
+from shoal.deployment.flower_records import pack_histograms, pack_identity, pack_reply, unpack_reply
 from shoal.deployment.messages import Limits, RejectedReplyError, check_histograms, plain, too_long, with_bounded_shares
 from shoal.deployment.server.attendance import Attendance
 from shoal.deployment.server.events import Events
@@ -29,7 +32,7 @@ from shoal.deployment.server.exchange import Exchange
 from shoal.deployment.server.ledger_stamps import LedgerStamps
 from shoal.deployment.server.replies import Reply, content_of
 from shoal.deployment.server.roster import Roster
-from shoal.engine import server_round
+from shoal.engine import ClientUpdate, server_round
 from shoal.runs.checkpoint import load_checkpoint
 from wire_federation import Federation, Objects, made
 
@@ -78,6 +81,49 @@ def test_a_reply_that_cannot_be_read_costs_its_sender_alone_the_round(tmp_path, 
     ]  # fmt: skip
     assert all(words in row["reason"] for row in rejected)
     assert torch.equal(federation.models, alone)
+
+
+def garbled(records: RecordDict, draw: random.Random) -> Objects:
+    """A reply one of whose objects has other bytes than it should, under the hash that these have."""
+    contents = {key: value.deflate() for key, value in get_all_nested_objects(records).items()}
+    victim, objects, names = draw.choice([*contents]), Objects(), dict[str, str]()
+
+    def build(name: str) -> str:
+        if name not in names:
+            content = contents[name]
+            for child in contents:
+                if child != name and child.encode() in content:
+                    content = content.replace(child.encode(), build(child).encode())
+            if name == victim:
+                at, end = sorted(draw.choices(range(len(content)), k=2))
+                content = content[:at] + draw.randbytes(draw.choice([0, end - at, 40])) + content[end:]
+            names[name] = hashlib.sha256(content).hexdigest()
+            objects[names[name]] = content
+        return names[name]
+
+    made(objects, "Message", b"", (build(records.object_id),))
+    return objects
+
+
+def test_garbage_anywhere_in_a_reply_is_a_reply_that_is_rejected():
+    honest, outcomes = pack_reply(ClientUpdate(1, 20, torch.full((650,), 0.01), None)), Counter()
+    for seed in range(200):
+        objects = garbled(honest, random.Random(seed))
+        grid = InProcessSuperLink({}, objects=objects).grid()
+        try:
+            content = content_of(grid, Reply([*objects][-1], ""), 70_000)
+            unpack_reply(content, torch.zeros(2, 650), Limits(), counts_best=False)
+            outcomes["taken"] += 1  # Other digits of a number are a number.
+        except RejectedReplyError:
+            outcomes["rejected"] += 1
+    assert outcomes["rejected"] > 150
+
+
+def test_a_reply_nested_without_end_is_rejected():
+    objects: Objects = {}
+    made(objects, "Message", b"", (made(objects, "RecordDict", b"[" * 500_000),))
+    with pytest.raises(RejectedReplyError, match="a reply that cannot be read"):
+        content_of(InProcessSuperLink({}, objects=objects).grid(), Reply([*objects][-1], ""), 70_000)
 
 
 def test_a_reply_that_is_announced_and_never_uploaded_is_waited_for_until_the_deadline_alone(tmp_path, alone):
@@ -383,6 +429,26 @@ def test_many_identities_of_one_key_are_one(tmp_path):
     assert door.come((2, "key", "b"), (3, "other", "c")) == {"c": 3}
     assert door.come((4, "key", "a"), (3, "other", "c")) == {"a": 4, "c": 3}
     assert door.reasons() == ["its key is that of the client 'a', not of 'b'"]
+
+
+def test_a_key_that_comes_under_hundreds_of_names_takes_none_and_costs_a_line_each(tmp_path):
+    door = Door(tmp_path)
+    assert door.come((1, "key", "first"), (2, "own", "south")) == {"first": 1, "south": 2}
+    for i in range(300):
+        assert door.come((i + 3, "key", f"name-{i}"), (2, "own", "south"), number=i) == {"south": 2}
+    assert [member.name for member in door.attendance.roster.members] == ["first", "south"]
+    assert len(door.reasons()) == 300
+    assert door.come((500, "fresh", "name-7"), (2, "own", "south")) == {"name-7": 500, "south": 2}
+
+
+@pytest.mark.parametrize("name", ["x\n2026-01-01 00:00:00 INFO done", "\x1b[2Jx", "../../etc", "x" * 10**6, ""])
+def test_a_name_that_is_none_is_turned_away_in_one_plain_line(tmp_path, caplog, name):
+    door = Door(tmp_path)
+    assert door.come((1, "key", name), (2, "own", "south")) == {"south": 2}
+    assert all(record.getMessage().isprintable() and len(record.getMessage()) < 400 for record in caplog.records)
+    (reason,) = door.reasons()
+    assert reason.isprintable()
+    assert "is no name of a client" in reason
 
 
 def test_members_are_limited(tmp_path):

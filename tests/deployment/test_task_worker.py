@@ -1,5 +1,6 @@
 """ClientApps in forks of one process."""
 
+import logging
 import os
 import signal
 import time
@@ -63,3 +64,20 @@ def test_a_clock_that_is_an_hour_off_is_said(caplog, monkeypatch, sent, said):
     task_worker._compare_clocks(1e9 + sent, 100.0)
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)
+
+
+def test_a_server_writes_no_line_into_the_nodes_log_but_in_a_sentence_of_it(capsys, monkeypatch):
+    monkeypatch.setattr(task_worker, "work", lambda address: None)
+    monkeypatch.setattr(task_worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    task_worker.main(["127.0.0.1:1"])
+    forged = "the server names 'x\n2026-01-01 00:00:00 INFO epsilon 0.1\x1b[2J\r'"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        logging.getLogger("shoal").exception("refused: %s", forged)
+    first, *others = capsys.readouterr().err.rstrip("\n").split("\n")
+    assert "refused: the server names 'x" in first
+    assert len(others) > 2
+    assert all(line.startswith("    ") for line in others)
+    assert "".join((first, *others)).isprintable()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forked_calls import workers_are_forks
+from forked_calls import called, workers_are_forks
 from full_simulation import simulate_with
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
@@ -136,6 +136,17 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     audit_run(out, references=5, watch=lambda *given: seen.append(given))
     assert trained == [2, 3, 1, 4], "a damaged file is made anew, and one more federation is all that is trained"
     assert seen == [(3, 5), (4, 5), (5, 5)], "those that are there are counted before the first is trained"
+
+
+@pytest.mark.processes
+def test_an_audit_that_is_killed_and_run_again_is_an_undisturbed_one(finished, audited, tmp_path):
+    out = without_references(finished, tmp_path / "run")
+    call = called(lambda: main(["audit", str(out), "--references", "4"]), tmp_path / "log")
+    call.wait_until((out / "references" / "001.safetensors").exists)
+    assert call.end(signal.SIGKILL) == -signal.SIGKILL
+    assert not (out / "audit.json").exists()
+    audit_run(out, references=4)
+    assert without_seconds(out) == without_seconds(audited.page.parent)
 
 
 def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of_one(

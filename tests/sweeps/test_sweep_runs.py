@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import run_files
+from forked_calls import workers_are_forks
 from shoal.core import processes
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, ShoalError
 from shoal.data import load_dataset
 from shoal.reports import plotting
 from shoal.reports.sweep import sweep_page
@@ -284,6 +286,18 @@ def test_two_at_a_time_killed_and_started_again_give_the_same_bytes(written, fin
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert not [path for path in out.rglob(".*") if path.suffix != ".lock"], "a temporary file was left behind"
     assert until_ended(orphans)
+
+
+@pytest.mark.usefixtures("_no_run_pages")
+def test_a_sweep_of_which_a_worker_is_killed_says_so_and_goes_on_when_started_again(written, finished, tmp_path):
+    def kill(_):
+        os.kill(active_children()[0].pid, signal.SIGKILL)
+
+    with workers_are_forks(), pytest.raises(ShoalError, match="a worker process was ended from outside"):
+        run_sweep(read_sweep(written), tmp_path / "out", workers=Workers(jobs=2), on_run_end=kill)
+    outcome = run_sweep(read_sweep(written), tmp_path / "out")
+    assert (outcome.finished, outcome.failed) == (4, {})
+    assert content(tmp_path / "out") == content(finished)
 
 
 @pytest.mark.usefixtures("_no_run_pages")

@@ -165,7 +165,7 @@ def unpack_identity(records: RecordDict) -> tuple[str, int | None]:
     client = _record(records, "client", ConfigRecord, "keys", {"name", "partition"})
     name, partition = client["name"], _integer(client["partition"])
     if not isinstance(name, str) or re.fullmatch(CLIENT_NAME, name) is None:
-        raise RejectedReplyError(f"{name!r:.200} is no name of a client")
+        raise RejectedReplyError(f"{name!r:.100} is no name of a client")
     reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
     return name, None if partition < 0 else partition
 

@@ -118,12 +118,22 @@ def _end(address: str, token: str, app: App) -> None:
         os._exit(code)
 
 
+class _Unforged(logging.Formatter):
+    """Lines in whose text nobody can begin another one, or move a terminal's cursor: the server's words are in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).split("\n")
+        return "\n    ".join("".join(sign if sign.isprintable() else " " for sign in line) for line in lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address", metavar="HOST:PORT", help="of the SuperNode's Runtime API")
     address = parser.parse_args(arguments).address
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(_Unforged("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[lines])
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     work(address)
 
