@@ -109,10 +109,22 @@ def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
+FAST_CLOCK = """
+import datetime
+
+from flwr.supernode import node_auth_http_interceptor
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
+now = node_auth_http_interceptor.now
+node_auth_http_interceptor.now = lambda: now() + datetime.timedelta(seconds=20)
+flower_supernode()
+"""
+
+
 @pytest.mark.processes
 def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path, forks):
     path, out, keys = a_config(tmp_path / "run.toml"), tmp_path / "run", tmp_path / "keys"
-    make_certificates(keys, nodes=4)
+    make_certificates(keys, nodes=5)
     with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks) as programs:
         loopback = Loopback(programs, keys)
         loopback.start_server()
@@ -124,6 +136,9 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
         stranger = {"partition-id": 0, "client": "stranger", "state-dir": tmp_path / "stranger"}
         loopback.start_node("unregistered", stranger, key=keys / "node-3", apps="none")
         loopback.start_node("without-tls", stranger, apps="none", plain=True)
+        loopback.register(keys / "node-4.pub")
+        fast = [sys.executable, "-c", FAST_CLOCK]
+        loopback.start_node("fast-clock", stranger, key=keys / "node-4", apps="none", program=fast)
         loopback.run(APP, {"config": path, "out": out, "min-nodes": 3})
         wait_until(lambda: finished(out), SECONDS, "1 round")
         started = descendants({program.pid for program in programs.running.values()})
@@ -136,6 +151,8 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
     assert "SuperNode ID" in programs.log("node-0")
     assert "SuperNode ID" not in programs.log("unregistered")
     assert "SuperNode ID" not in programs.log("without-tls")
+    assert "SuperNode ID" not in programs.log("fast-clock")
+    assert "terminated gracefully" in programs.log("fast-clock")
     assert not started & descendants({os.getpid(), 1}), "programs outlived the run"
 
 

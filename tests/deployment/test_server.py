@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import re
+import resource
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -617,9 +618,34 @@ def test_the_reason_is_one_sentence_also_where_it_cannot_be_written(tmp_path, mo
     with pytest.raises(ShoalError) as failed:
         server_app.main(None, SimpleNamespace(run_config=config))
     full = "/runs/first/rounds.csv: No space left on device; mend that, and the same 'flwr run' command resumes"
-    assert str(failed.value) == (full if isinstance(error, OSError) else "no")
+    said = full if isinstance(error, OSError) else "no"
+    assert str(failed.value) == said
     assert sys.tracebacklimit == 0
-    assert str(error) in capsys.readouterr().out
+    assert said in capsys.readouterr().out
+    assert (tmp_path / "run" / "run.log").read_text().endswith(f"ERROR {said}\n")
+
+
+def test_a_server_that_cannot_write_for_some_time_ends_as_if_it_could(tmp_path, monkeypatch):
+    """In the second round no file may grow beyond a few kilobytes, as on a disk that is full."""
+    monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(number: int, partition: int, reply: RecordDict) -> RecordDict:
+        if number == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+        return reply
+
+    given = settings(tmp_path)
+    config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
+    try:
+        with pytest.raises(ShoalError, match="File too large; mend that, and the same 'flwr run' command resumes"):
+            server_app.main(Nodes(tmp_path, spoil=fill), SimpleNamespace(run_config=config))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert json.loads((given.out / "progress.json").read_text()).keys() == {"error"}
+    server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
+    assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
+    assert not list(given.out.rglob(".*"))
 
 
 def test_rounds_are_said_where_flower_streams_them(tmp_path, monkeypatch, capsys):

@@ -61,11 +61,16 @@ def main(grid: Grid, context: Context) -> None:
         sys.tracebacklimit = 0
         if isinstance(error, ShoalError):
             raise
-        raise ShoalError(
-            f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same 'flwr run' command resumes"
-        ) from None
+        raise ShoalError(_reason(error)) from None
     finally:
         LOG.removeHandler(rounds)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence that says why a run failed."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same 'flwr run' command resumes"
+    return str(error)
 
 
 def _serve(grid: Grid, settings: RunSettings) -> None:
@@ -80,11 +85,11 @@ def _serve(grid: Grid, settings: RunSettings) -> None:
     try:
         serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
-        LOG.error("%s", error)
         # Before the first progress the directory may be another run's, or nobody's. On a full disk this fails too.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), logged(settings.out / "run.log") if held else contextlib.nullcontext():
+            LOG.error("%s", _reason(error))
             if held:
-                show({"error": str(error)})
+                show({"error": _reason(error)})
         raise
 
 
