@@ -177,7 +177,8 @@ class _Node:
     def remember(self, subjects: Sequence[str], members: Sequence[str]) -> None:
         """Remember the members of a sum, before the node helps to open it."""
         known = self._read("members")
-        self._write("members", {subject: [*known.get(subject, []), list(members)] for subject in subjects})
+        new = {s: [*known.get(s, []), list(members)] for s in subjects if list(members) not in known.get(s, [])}
+        self._write("members", new)
 
     def load(self, session: Session) -> Participant:
         """The client in the sum that is open in this run, which must be this one."""
