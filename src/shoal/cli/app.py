@@ -105,7 +105,7 @@ def run(
     device: Device = None,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard, mlflow or wandb too; can be repeated."),
+        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard too."),
     ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
@@ -120,11 +120,14 @@ def run(
     from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
-    from shoal.runs.sinks import named_sinks
+    from shoal.runs.sinks.tensorboard import TensorBoard
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
-    sinks = named_sinks(log or [])
+    for name in log or []:
+        elsewhere = "docs/use.md has classes to log to MLflow and W&B from Python"
+        require(name == "tensorboard", f"'--log' must be 'tensorboard'; got '{name}'; {elsewhere}")
+    sinks = [TensorBoard()] if log else []
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
         run_config(
