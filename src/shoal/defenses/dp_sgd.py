@@ -46,9 +46,9 @@ class DPSGD:
 
     A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``, where B
     is the nominal batch size, also for a pass's last batch, which may be shorter, and for a Poisson subsample. Without
-    clipping and noise, and with shuffled batches, it is the plain step, bit for bit. Not with batch norm (the VGGs have
-    ``group`` norm). Shuffled batches of linear models and of one hidden layer train many clients at once, others are
-    looped.
+    clipping and noise, and with shuffled batches, it is the plain step, bit for bit. A gradient whose norm is not
+    finite counts as zero, so no record makes training fail. Not with batch norm (the VGGs have ``group`` norm).
+    Shuffled batches of linear models and of one hidden layer train many clients at once, others are looped.
 
     The epsilon that is stated is of one record with its copies (`accounting.of_copies`), over all local trainings of
     its client, towards whoever sees all that the client sends and all models in use. It covers the choice of a cluster

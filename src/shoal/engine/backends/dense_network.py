@@ -94,6 +94,11 @@ class DenseNetwork:
         squares = torch.zeros(len(x), x.shape[1] // copies, device=x.device)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
             squares += _squares(a, g, copies, weight=weight in weights, bias=bias in weights)
+        finite = squares.isfinite()
+        if not bool(finite.all()):
+            # Such an example counts as zero: not by a factor of 0, which times infinity is NaN.
+            kept = finite.repeat_interleave(copies, dim=1)[..., None]
+            products, squares = [(a.where(kept, 0), g.where(kept, 0)) for a, g in products], squares.where(finite, 0)
         # Each gradient is divided as it is clipped, which takes no pass over the sums.
         factors = clip_factors(squares, rule.max_grad_norm).repeat_interleave(copies, dim=1)
         factors = torch.where(used, factors / expected.clamp(min=1), 0)
