@@ -120,7 +120,7 @@ def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradient
     if layer.padding_idx is not None:
         g = g * (words != layer.padding_idx)[..., None]
     alike = words[:, :, None] == words[:, None, :]
-    squares = (torch.bmm(g, g.transpose(1, 2)) * alike).sum(dim=(1, 2)).clamp(min=0)
+    squares = sum_of_products(torch.bmm(g, g.transpose(1, 2)) * alike)
 
     def weighted(c: Tensor) -> Tensor:
         total = torch.zeros(layer.weight.shape, device=g.device)
@@ -143,4 +143,14 @@ def _materialised(parameter: Tensor | None, gradients: Tensor) -> ParameterGradi
 
 def _gram(a: Tensor, g: Tensor) -> Tensor:
     """The squared norm (B,) of ``sum_t g[:, t] a[:, t]^T``, from the Gram matrices of a (B, T, D) and g (B, T, O)."""
-    return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))).sum(dim=(1, 2)).clamp(min=0)
+    return sum_of_products(torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2)))
+
+
+def sum_of_products(terms: Tensor) -> Tensor:
+    """The sums (...) of products (..., T, T) that make up squared norms.
+
+    Where they cancel so far that rounding could hide the norm of a gradient, as a dishonest server may arrange, it is
+    the sum of their sizes instead, which is no smaller.
+    """
+    sums, sizes = terms.sum(dim=(-2, -1)), terms.abs().sum(dim=(-2, -1))
+    return torch.where(sums < 1e-4 * sizes, sizes, sums)
