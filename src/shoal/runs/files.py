@@ -1,6 +1,5 @@
 """The files of a run, read back and checked."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.torch import load_file as load_tensors
 from torch import Tensor
 
 from shoal.core.errors import InputError, file_errors, require
+from shoal.core.foreign_files import read_json
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
 NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
@@ -44,7 +44,7 @@ def read_run(out: Path) -> FlatSummary:
         instead = "name the directory of a run" if out.is_dir() else "there is no such directory"
     require(path.exists(), f"{out}: is not a finished run (no summary.json); {instead}")
     try:
-        flat = json.loads(path.read_text(encoding="utf-8"))
+        flat = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     require(isinstance(flat, dict), f"{path}: is damaged: it must hold numbers under flat keys")

@@ -20,6 +20,7 @@ from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, file_errors, integer, path_of, require, require_instance
+from shoal.core.foreign_files import read_json
 from shoal.core.processes import Workers
 from shoal.core.representation import shortened
 from shoal.data import Federation
@@ -347,7 +348,7 @@ def report_of(out: Path, *, allow_code: bool = False) -> Path:
 def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
     """The audit in a run's directory; None where there is none, or one of other rounds."""
     try:
-        rounds = json.loads((out / "audit.json").read_text(encoding="utf-8")).get("rounds")
+        rounds = read_json(out / "audit.json").get("rounds")
         words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)
         attacks = pd.read_csv(out / "audit.csv", dtype=words, keep_default_na=False, na_values=[""])
     except (OSError, ValueError, AttributeError):
