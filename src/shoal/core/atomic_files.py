@@ -1,10 +1,14 @@
 """Atomic file writes: a file is written under a temporary name, flushed to disk, then moved into place."""
 
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
+
+from shoal.core.errors import require
 
 _UNFINISHED = ".unfinished"
 
@@ -50,6 +54,23 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, completely or not at all."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def open_to_append(path: str | Path) -> TextIO:
+    """Open ``path`` to append text in UTF-8.
+
+    Raises:
+        InputError: it is a symbolic link, by which a stranger's run directory would have another file written to.
+    """
+
+    def without_links(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    try:
+        return open(path, "a", encoding="utf-8", newline="", opener=without_links)
+    except OSError as error:
+        require(error.errno != errno.ELOOP, f"{path}: is a symbolic link; remove it")
+        raise
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
