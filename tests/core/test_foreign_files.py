@@ -1,13 +1,25 @@
 """Files that a stranger may have written: deep, long or blown up, each refused by one sentence."""
 
+import gzip
+import io
 import json
+import tarfile
 
+import numpy as np
+import pandas as pd
 import pytest
+from PIL import Image
 
 from shoal.config.toml_files import read_toml
 from shoal.core import foreign_files
 from shoal.core.errors import InputError
+from shoal.data import Columns, load_table
+from shoal.data.sources.cifar10 import load_cifar10
+from shoal.data.sources.file_contents import read_pictures
+from shoal.data.sources.idx import read_idx
 from shoal.deployment.client.ledger import Ledger
+from shoal.runs.audits.audit_files import read_scores
+from shoal.runs.audits.trace import parse_arrays
 from shoal.runs.files import read_run
 from shoal.runs.hashes import require_unchanged
 
@@ -58,3 +70,56 @@ def test_toml_that_is_too_long_is_refused(tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_text(f"x = {HUGE}")
     with pytest.raises(InputError, match="it has more than 50 bytes"):
         read_toml(tmp_path / "config.toml")
+
+
+TABLE = pd.DataFrame({"who, or where": ["a", "b"] * 20, "state": ["x", "y"] * 20, "age": range(40)})
+COLUMNS = Columns(client="who, or where", label="state")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.csv.zip", "t.csv.xz", "t.parquet"])
+@pytest.mark.parametrize(("limit", "why"), [("BYTES", "bytes"), ("ROWS", "39 rows"), ("COLUMNS", "2 columns")])
+def test_a_table_that_is_too_large_is_refused(tmp_path, monkeypatch, name, limit, why):
+    (TABLE.to_parquet if name == "t.parquet" else TABLE.to_csv)(tmp_path / name, index=False)
+    for which, most in (("BYTES", 500_000), ("ROWS", 40), ("COLUMNS", 3)):
+        monkeypatch.setattr(foreign_files, f"MAX_{which}", most)
+    assert len(load_table(tmp_path / name, COLUMNS).labels) == 40
+    monkeypatch.setattr(foreign_files, f"MAX_{limit}", {"BYTES": 200, "ROWS": 39, "COLUMNS": 2}[limit])
+    with pytest.raises(InputError, match=rf"{name}' .*it has more than .*{why}"):
+        load_table(tmp_path / name, COLUMNS)
+
+
+def test_a_score_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_files, "MAX_ROWS", 39)
+    TABLE.to_csv(tmp_path / "scores.csv.gz", index=False)
+    with pytest.raises(InputError, match="it has more than 39 rows"):
+        read_scores(tmp_path / "scores.csv.gz")
+
+
+def test_a_parquet_file_of_one_value_is_refused_by_its_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_files, "MAX_CELLS", 119)
+    TABLE.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="it has more than 119 cells"):
+        load_table(tmp_path / "t.parquet", COLUMNS)
+
+
+def test_a_picture_that_is_too_large_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_files, "MAX_PIXELS", 99)
+    Image.new("L", (10, 10)).save(tmp_path / "p.png")
+    with pytest.raises(InputError, match="it has more than 99 pixels"):
+        read_pictures([tmp_path / "p.png"], ("PNG",), lambda _: pytest.fail("decoded"))
+
+
+def test_arrays_and_images_that_are_blown_up_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_files, "MAX_BYTES", 1000)
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(1000))
+    with pytest.raises(InputError, match="it has more than 1,000 bytes"):
+        parse_arrays(tmp_path / "a.npz", [], "x")
+    (tmp_path / "i.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 4, 0]) + bytes(1024)))
+    with pytest.raises(InputError, match="at most 1,000 bytes are allowed"):
+        read_idx(tmp_path / "i.gz", "labels")
+    with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
+        large = tarfile.TarInfo("data_batch_1.bin")
+        large.size = 2000
+        archive.addfile(large, io.BytesIO(bytes(2000)))
+    with pytest.raises(InputError, match="more than 1,000 bytes, decompressed"):
+        load_cifar10(tmp_path / "c.tar.gz")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file as load_tensors
 from torch import Tensor
 
 from shoal.core.errors import InputError, file_errors, require
-from shoal.core.foreign_files import read_json
+from shoal.core.foreign_files import read_json, require_small_csv
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
 NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
@@ -73,6 +73,7 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
         InputError: the file is missing or damaged.
     """
     with file_errors(path, damage=(ValueError,)):
+        require_small_csv(path)
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXT_COLUMNS, str))
     missing = [name for name in columns if name not in frame]
     require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")

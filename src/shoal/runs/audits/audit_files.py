@@ -16,6 +16,7 @@ from shoal.audit.audit import Audit, Gate
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, located, require, unread
+from shoal.core.foreign_files import require_small_csv
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 from shoal.metrics.intervals import Bools, Floats, Ints
@@ -148,6 +149,7 @@ def read_scores(path: Path) -> AuditRecords:
         InputError: it cannot be read, lacks a column, or has a cell that cannot be used; the sentence names its line.
     """
     try:
+        require_small_csv(path)
         # Empty lines are kept until lines are counted, since sentences name them.
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
     except OSError as error:
