@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, file_errors, require
 from shoal.core.foreign_files import read_json, require_small_csv
+from shoal.core.formats import from_cells
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
 NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
@@ -75,6 +76,7 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
     with file_errors(path, damage=(ValueError,)):
         require_small_csv(path)
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXT_COLUMNS, str))
+        frame = from_cells(frame, TEXT_COLUMNS)
     missing = [name for name in columns if name not in frame]
     require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
     numeric = [str(name) for name in frame if name not in TEXT_COLUMNS]
