@@ -11,6 +11,7 @@ from sgd_by_hand import trained
 from shoal.algorithms import IFCA
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
+from shoal.data import Federation
 from shoal.defenses import DPSGD, Augmentation
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.engine.backends import gradient_clipping
@@ -106,3 +107,21 @@ def test_a_choice_by_losses_that_overflow_is_made_with_dp_sgd_alone(build):
         training.deployed(state)
         with pytest.raises(InputError, match="the loss became NaN in round 1 at client 0"):
             replace(training, local=BATCHES).round(training.start())
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_gradient_whose_factors_underflow_when_squared_is_clipped(backend, copies):
+    """Inputs of 1e18 and errors of 1e-23 make a gradient of 1e-4, but a square of 1e-46 is 0."""
+    x, y = torch.full((1, 1, 6, 6), 1e18), torch.tensor([0])
+    federation = Federation.from_tensors([(x, y)], test=(x, y), classes=3)
+    model, local = Model(NETWORKS["logistic"]), LocalSGD(steps=1, batch_size="all", learning_rate=1.0)
+    local = replace(local, gradient_privacy=DPSGD(1e-6), multiplicity=copies)
+    starts = torch.cat([torch.full((1, 36), 53e-18 / 36), torch.zeros(1, 72)], dim=1)
+    moved = trained(model, federation, local, starts=starts, backend=backend) - starts
+    assert 0 < float(moved.norm()) <= 1.001e-6
+
+
+def test_a_bound_near_underflow_is_refused():
+    with pytest.raises(InputError, match="max_grad_norm"):
+        DPSGD(1e-30, 1.0)

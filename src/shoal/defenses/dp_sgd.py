@@ -62,8 +62,8 @@ class DPSGD:
     Training after the last round (`FineTuning`), `NormClipping` and `LaplaceNoise` are refused.
 
     Args:
-        max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without
-            noise only.
+        max_grad_norm: C, the bound on the L2 norm of each example's gradient, at least 1e-6, since float32 has no
+            squares of much smaller numbers; ``inf``: no clipping, allowed without noise only.
         noise_multiplier: sigma, the standard deviation of the noise in units of C; 0: no noise, and no guarantee.
         delta: of the (epsilon, delta) that is reported.
         accountant: of epsilon: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused
@@ -90,7 +90,7 @@ class DPSGD:
         4.0 10.3
     """
 
-    max_grad_norm: Annotated[float, Field(gt=0, strict=True)] = 1.0
+    max_grad_norm: Annotated[float, Field(ge=1e-6, strict=True)] = 1.0
     noise_multiplier: Annotated[NonNegativeFloat, Explicit()] = 0.0
     delta: OpenFraction = 1e-5
     accountant: Accountant = "rdp"
