@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms import Algorithms
 from shoal.core.errors import InputError, ShoalError, require
+from shoal.core.formats import cell
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
@@ -54,7 +55,8 @@ def plain(text: object) -> str:
     """
     printable = "".join(letter if letter.isprintable() else " " for letter in str(text)[: 10 * _LONGEST])
     line = " ".join(printable.split())
-    return f"'{line}"[:_LONGEST] if line[:1] in tuple("=+-@") else line[:_LONGEST]
+    # The same when it is called twice.
+    return (line if line[:1] == "'" else cell(line))[:_LONGEST]
 
 
 class RejectedReplyError(ShoalError):

@@ -1,6 +1,5 @@
 """The federation of one client that a node trains: its own examples, or a partition of a named set."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from shoal.config.build import build, load_source
 from shoal.config.client_files import draw_split, reading_of
 from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
+from shoal.config.toml_files import parse_toml
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
@@ -48,8 +48,8 @@ def run_config(text: str, allow_code: str = "") -> Config:
         InputError: it is none, or it names Python code that the node does not allow.
     """
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise InputError(f"the server's configuration is not TOML: {error}") from error
     allowed = {name.strip() for name in allow_code.split(",")}
     code = sorted(own_code(table) - allowed)
