@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal.core.atomic_files import remove_unfinished, write_atomically, write_bytes, write_text
+from shoal.core.atomic_files import (
+    PRIVATE,
+    private_folder,
+    remove_unfinished,
+    write_atomically,
+    write_bytes,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -66,6 +73,18 @@ def test_permissions_follow_the_umask(tmp_path: Path, umask: None, mask: int, mo
     write_text(tmp_path / "summary.json", "{}")
     assert stat.S_IMODE((tmp_path / "summary.json").stat().st_mode) == mode
     assert os.umask(mask) == mask
+
+
+def test_a_private_file_and_folder_are_their_owner_s_alone_at_every_moment(tmp_path: Path, umask: None) -> None:
+    os.umask(0)
+    folder, modes = private_folder(tmp_path / "state"), list[int]()
+    (folder / "a").write_text("of everybody")
+    write_atomically(folder / "a", lambda temporary: modes.append(temporary.stat().st_mode), mode=PRIVATE)
+    write_text(folder / "b", "x", mode=PRIVATE)
+    write_bytes(folder / "c", b"x", mode=PRIVATE)
+    modes += [path.stat().st_mode for path in folder.iterdir()]
+    assert {stat.S_IMODE(mode) for mode in modes} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_a_missing_folder_is_an_error_and_is_not_made(tmp_path: Path) -> None:

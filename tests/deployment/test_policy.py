@@ -399,3 +399,15 @@ def test_the_policy_that_the_documentation_prints_is_one(tmp_path):
     policy = Policy.read(tmp_path / "policy.toml")
     assert (policy.choice_every, policy.networks) == (10, {"logistic": 1000})
     assert len({name for name in vars(policy) if vars(policy)[name] != vars(Policy())[name]}) >= 12
+
+
+def test_the_files_of_a_node_are_its_owner_s_alone_and_no_half_of_one_stays(tmp_path):
+    settings = node(tmp_path, "choice_epsilon = 1.0", risk="client")
+    (tmp_path / "state").mkdir(0o700)
+    (tmp_path / "state" / ".ledger.json.0.unfinished").write_text("of a process that was killed")
+    histogram = {**HISTOGRAM, "data": {**TABLE["data"], "holdout_examples": 10}}
+    training_reply(an_offer(2, **CLUSTERS, **histogram), settings)
+    files = [path for path in (tmp_path / "state").rglob("*") if path.is_file() and path.name != "lock"]
+    assert {path.name for path in files} == {"ledger.json", "choice.json", "risks.csv"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").rglob("run-*")} == {0o700}

@@ -8,18 +8,25 @@ from pathlib import Path
 
 _UNFINISHED = ".unfinished"
 
+PRIVATE = 0o600
+"""The mode of a file that its owner alone may read and write."""
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+_ANY = 0o666
+"""The mode of any other file, less what the process's umask takes away."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], *, mode: int = _ANY) -> None:
     """Let ``write`` fill a temporary file beside ``path``, flush it to disk, and move it to ``path``.
 
-    A crash at any moment leaves the old file or the new one, never a part of it.
+    A crash at any moment leaves the old file or the new one, never a part of it. The file has its ``mode`` before
+    anything is written into it.
 
     Raises:
         OSError: it cannot be written; the error names ``path``, whatever the operating system says of it.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}"
     try:
-        temporary.touch(exist_ok=False)
+        temporary.touch(mode, exist_ok=False)
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -42,14 +49,20 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int = _ANY) -> None:
     """Write ``text`` to ``path`` in UTF-8, completely or not at all."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""), mode=mode)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, mode: int = _ANY) -> None:
     """Write ``content`` to ``path``, completely or not at all."""
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    write_atomically(path, lambda temporary: temporary.write_bytes(content), mode=mode)
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that its owner alone may open; one that exists keeps its mode."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:

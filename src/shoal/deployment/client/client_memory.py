@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load as parse, save as serialize
 
-from shoal.core.atomic_files import write_bytes, write_text
+from shoal.core.atomic_files import PRIVATE, private_folder, write_bytes, write_text
 from shoal.engine import ClientVectors, State, Tensors
 
 _KEPT = 2
@@ -45,8 +45,8 @@ class ClientMemory:
         if not tensors:
             return
         tensors["assignment"] = state.assignment.contiguous()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.folder / f"round-{state.round:06d}.safetensors", serialize(tensors))
+        private_folder(self.folder)
+        write_bytes(self.folder / f"round-{state.round:06d}.safetensors", serialize(tensors), mode=PRIVATE)
         for path in self._files()[_KEPT:]:
             path.unlink()
 
@@ -58,8 +58,8 @@ class ClientMemory:
 
     def save_choice(self, rounds: int, chosen: int) -> None:
         """Save a choice that was made with so many ``rounds`` in the ledger before it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / "choice.json", json.dumps([rounds, chosen]))
+        private_folder(self.folder)
+        write_text(self.folder / "choice.json", json.dumps([rounds, chosen]), mode=PRIVATE)
 
     def _files(self) -> list[Path]:
         """The files of the client's tensors, those of the last round first."""

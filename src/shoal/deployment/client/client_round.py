@@ -21,7 +21,7 @@ from filelock import FileLock
 from shoal.attacks.queries.loss_histograms import client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
 from shoal.control.feedback import over_limit_answers
-from shoal.core.atomic_files import write_text
+from shoal.core.atomic_files import PRIVATE, private_folder, write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.content import most_copies
@@ -46,7 +46,7 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
         InputError: data that cannot be used, an older ledger than the server has seen, or training that diverged.
     """
     policy = Policy.read(settings.policy)
-    with _opened(offer, settings, policy) as (client, training), FileLock(settings.folder / "lock"):
+    with _opened(offer, settings, policy) as (client, training), FileLock(private_folder(settings.folder) / "lock"):
         ledger = Ledger.newest(settings.folder, offer.ledger)
         memory = ClientMemory.open(settings.folder, offer.config)
         state = memory.restore(_state(training, offer, client.config.seed))
@@ -129,7 +129,7 @@ def _charge_answer(
     kind: Literal["histogram", "vote"], epsilon: float | None, offer: Offer, policy: Policy, settings: NodeSettings
 ) -> None:
     """Charge an answer beside training before it is given; raises `NotAllowedError` where it is not to be given."""
-    with FileLock(settings.folder / "lock"):
+    with FileLock(private_folder(settings.folder) / "lock"):
         ledger = Ledger.newest(settings.folder, offer.ledger)
         policy.check_answer(kind, epsilon, ledger)
         _charge(ledger, ledger.answered(kind, epsilon), policy, settings, f"a {kind} of round {offer.round}")
@@ -249,4 +249,4 @@ def _write_risks(folder: Path, offer: Offer, risks: Sequence[float]) -> None:
     if path.exists():
         earlier = pd.read_csv(path)
         rows = pd.concat([earlier[earlier["round"] < offer.round], rows])
-    write_text(path, rows.to_csv(index=False, float_format="%.6f"))
+    write_text(path, rows.to_csv(index=False, float_format="%.6f"), mode=PRIVATE)

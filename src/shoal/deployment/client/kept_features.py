@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse, load_file
 from torch import Tensor
 
-from shoal.core.atomic_files import write_bytes
+from shoal.core.atomic_files import PRIVATE, private_folder, write_bytes
 from shoal.core.errors import InputError, require
 from shoal.deployment.messages import FROZEN, NO_FEATURES, NO_FROZEN, NotAllowedError
 from shoal.models import FeatureMap
@@ -32,8 +32,8 @@ def keep_features(folder: Path, digest: str, content: bytes) -> str:
     except SafetensorError as error:
         raise InputError(f"the server sent {_KINDS[kind]} that cannot be read: {error}") from error
     require(found == stated, f"the server sent {_KINDS[kind]} whose hash is {found}, and not {stated} as it says")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, content)
+    private_folder(folder)
+    write_bytes(private_folder(path.parent) / path.name, content, mode=PRIVATE)
     if kind == "features":
         try:
             _read(path)

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from shoal.core.atomic_files import write_text
+from shoal.core.atomic_files import PRIVATE, private_folder, remove_unfinished, write_text
 from shoal.core.errors import InputError
 from shoal.core.settings import Count, NonNegativeFloat, settings
 from shoal.defenses import accounting
@@ -132,9 +132,9 @@ class Ledger:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(vars(self), indent=2) + "\n")
+        """Write it, whole or not at all, for its owner alone; the folder's lock must be held."""
+        remove_unfinished(private_folder(path.parent))
+        write_text(path, json.dumps(vars(self), indent=2) + "\n", mode=PRIVATE)
 
     @staticmethod
     def load(path: Path) -> "Ledger":
