@@ -13,15 +13,41 @@ from pydantic import Field
 
 from shoal.config.schema import Config
 from shoal.config.toml_files import parse, read_toml
-from shoal.core.errors import quoted
+from shoal.core.errors import quoted, require
 from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data import Columns
 from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
 
 _Question = Literal["train", "choice", "histogram", "vote", "features"]
+
+
+@settings
+class NamedColumns:
+    """What the columns of a node's table are; a run says the same of them.
+
+    Args:
+        client: the column with the name of the client.
+        label: the column of labels.
+        inputs: the columns of numbers or words, of which a run names some or all.
+        group: the column with the name of the group; left out: there is none.
+    """
+
+    client: str
+    label: str
+    inputs: tuple[str, ...]
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.reading
+
+    @property
+    def reading(self) -> Columns:
+        """How the table is read, whatever a run says: with columns of words and empty cells."""
+        return Columns(self.client, self.label, self.group, self.inputs, one_hot=True, impute="median")
 
 
 @settings
@@ -49,7 +75,8 @@ class Policy:
         histograms: most histograms, in all runs.
         vote_epsilon: largest epsilon of a vote's randomised response; ``inf``: true votes too.
         votes: most votes, in all runs.
-        columns: of the node's table that a run may name; left out: all.
+        classes: of the node's labels, all of which the server must have; left out: those in its data.
+        columns: what the columns of the node's table are; left out: what the run says.
         networks: a table of the networks that may be trained, by name, and their largest number of parameters; left
             out: all.
 
@@ -75,7 +102,8 @@ class Policy:
     histograms: Count = 5
     vote_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1.0
     votes: Count = 5
-    columns: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    columns: NamedColumns | None = None
     networks: Mapping[str, Positive] | None = None
 
     @staticmethod
@@ -87,8 +115,32 @@ class Policy:
         """
         return Policy() if path is None else parse(Policy, read_toml(path), str(path))
 
-    def check_run(self, config: Config, parameters: int, examples: int) -> None:
-        """Raise `NotAllowedError` unless the network, the columns and the number of training examples are allowed."""
+    @staticmethod
+    def of(node: NodeSettings) -> "Policy":
+        """The policy of a node, by which what it refuses does not depend on its data.
+
+        Raises:
+            InputError: as `read`, or a privacy budget without ``classes``.
+        """
+        policy = Policy.read(node.policy)
+        require(
+            math.isinf(node.epsilon_budget) or node.data_path is None or policy.classes is not None,
+            "a node with 'epsilon-budget' and data of its own needs 'classes' of its labels in its policy: otherwise "
+            "what it refuses tells the server which of them it has, and nothing is charged",
+        )
+        return policy
+
+    @staticmethod
+    def check_keys(table: Mapping[str, object]) -> None:
+        """Raise `InputError` where ``columns`` are a list."""
+        require(
+            not isinstance(table.get("columns"), list),
+            "'columns' must be a table that says what each column is, such as "
+            '[columns] client = "clinic", label = "ill", inputs = ["age", "dose"]; got a list',
+        )
+
+    def check_run(self, config: Config, parameters: int, classes: Sequence[str], node: NodeSettings) -> None:
+        """Raise `NotAllowedError` unless the network, the classes and the columns of a run are allowed."""
         if config.model.features is not None:
             self.check_question("features", "to train on features of its map")
         name = config.model.name
@@ -98,29 +150,38 @@ class Policy:
                 parameters <= most,
                 f"the policy's 'networks' allow {most:,} parameters of '{name}'; the server asks for {parameters:,}",
             )
-        if self.columns is not None and isinstance(columns := config.data.columns, Columns):
-            named = [
-                columns.client,
-                columns.label,
-                *(columns.inputs or ()),
-                *([columns.group] if columns.group else []),
-            ]
-            more = sorted({*named} - {*self.columns})
-            _allow(not more, f"the policy's 'columns' are {quoted(self.columns)}; the server also names {quoted(more)}")
-            _allow(columns.inputs is not None, "the policy has 'columns'; the server names no inputs, which is all")
+        if node.data_path is None:
+            return
+        missing = quoted(sorted({*(self.classes or ())} - {*classes}))
+        _allow(not missing, f"the policy's 'classes' have {missing}, which the server's classes have not")
+        own, asked = self.columns, config.data.columns
+        if own is None:
+            _allow(
+                math.isinf(node.epsilon_budget) or asked is None,
+                "a node with 'epsilon-budget' and a table needs [columns] in its policy: otherwise what it refuses "
+                "tells the server which values are in a column, and nothing is charged",
+            )
+            return
+        _allow(asked is not None, "the policy has [columns] of a table; the server asks for pictures")
+        assert asked is not None
+        _allow(asked.inputs is not None, "the policy has [columns]; the server names no inputs, which is all")
+        for role in ("client", "label"):
+            named, given = getattr(own, role), getattr(asked, role)
+            _allow(given == named, f"the policy's 'columns.{role}' is '{named}'; the server names '{given}'")
         _allow(
-            examples >= self.min_examples,
-            f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",
+            asked.group in (None, own.group),
+            f"the policy's 'columns.group' is '{own.group or ''}'; the server names '{asked.group}'",
         )
+        more = quoted(sorted({*(asked.inputs or ())} - {*own.inputs}))
+        _allow(not more, f"the policy's 'columns.inputs' are {quoted(own.inputs)}; the server also names {more}")
 
     def check_training(
-        self, trainings: Sequence[LocalSGD], examples: int, models: int, ledger: Ledger, *, in_sum: bool = False
+        self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
     ) -> None:
         """Raise `NotAllowedError` unless a round of these local ``trainings`` on one of so many models is allowed.
 
         ``in_sum``: what is trained leaves the node in a secure sum alone (`Ledger.noise_of`).
         """
-        self.check_question("train", "to train")
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
         _allow(
@@ -128,12 +189,7 @@ class Policy:
             f"the policy's 'rounds' is {self.rounds}, which the ledger has",
         )
         for local in trainings:
-            batch, rule = local.batch(examples), accounting.private_rule(local)
-            _allow(
-                batch >= self.min_batch_size,
-                f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",
-            )
-            noise = ledger.noise_of(local, in_sum=in_sum)
+            rule, noise = accounting.private_rule(local), ledger.noise_of(local, in_sum=in_sum)
             _allow(
                 noise >= self.min_noise_multiplier,
                 f"the policy's 'min_noise_multiplier' is {self.min_noise_multiplier:g}; the server asks for {noise:g}",
@@ -144,8 +200,21 @@ class Policy:
                 noise == 0 or rule.max_grad_norm <= self.max_grad_norm,
                 f"the policy's 'max_grad_norm' is {self.max_grad_norm:g}; the server asks for {rule.max_grad_norm:g}",
             )
+
+    def check_examples(self, trainings: Sequence[LocalSGD], examples: int) -> None:
+        """Raise `NotAllowedError` unless these local ``trainings`` may be on so many examples."""
+        _allow(
+            examples >= self.min_examples,
+            f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",
+        )
+        for local in trainings:
+            batch, rule = local.batch(examples), accounting.private_rule(local)
             _allow(
-                rule.poisson or self.sampling == "any" or batch == examples,
+                batch >= self.min_batch_size,
+                f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",
+            )
+            _allow(
+                rule is None or rule.poisson or self.sampling == "any" or batch == examples,
                 "the policy's 'sampling' is 'poisson'; the server asks for 'shuffled' batches",
             )
 
