@@ -185,9 +185,9 @@ def test_what_no_row_of_the_policys_reading_can_be_fails_for_every_question_alik
     ("policy", "words"),
     [
         (COLUMNS, "needs 'classes' of its labels in its policy"),
-        ('classes = ["no", "yes", "maybe"]', r"needs \[columns\] in its policy"),
+        ('classes = ["no", "yes", "maybe"]', r"and \[columns\] of a table"),
         ('columns = ["clinic", "age"]', r"\[columns\] client = .*, label = .*, inputs = .*; got a list"),
-        (COLUMNS + 'impute = "mean"', "unknown key 'columns.impute'"),
+        (COLUMNS + 'impute = "mean"', "words and empty cells need no key"),
         (COLUMNS.replace('"age"', '"ill"'), "'inputs' has the column 'ill'"),
     ],
 )

@@ -56,14 +56,13 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
         NotAllowedError: the node's policy or its budget does not allow the round.
         InputError: data that cannot be used, an older ledger than the server has seen, or training that diverged.
     """
-    policy = Policy.of(settings)
+    policy = Policy.read(settings.policy)
     policy.check_question("train", "to train")
     run = _asked(offer, settings, policy)
-    config, clusters = run.config, len(offer.models)
-    training = _training(run, settings)
-    # Before training, and so before it is known which model is trained: the dearest is charged.
-    phases = client_trainings(training.algorithm, training.local).rounds
+    config, clusters, training = run.config, len(offer.models), _training(run, settings)
     offered = State(offer.round - 1, offer.models, offer.risks, torch.full((1,), -1), directives=dict(offer.directives))
+    phases = client_trainings(training.algorithm, training.local).rounds
+    # Before training, and so before it is known which model is trained: the dearest is charged.
     trainings = [[training.local_of(offered, k, phase) for phase in phases] for k in range(clusters)]
     everything = [local for of_model in trainings for local in of_model]
     with FileLock(private_folder(settings.folder) / "lock"):
@@ -89,13 +88,11 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
             if settings.risk == "client" or (fresh and epsilon is not None):
                 choice = _certain(lambda: _choice(training, state, offer, settings), 0, finite=finite)
                 if fresh:
-                    stream = _protecting(config, settings)("choice", offered.round)
-                    chosen = choice if epsilon is None else _randomised(choice, clusters, epsilon, stream)
+                    coins = _protecting(config, settings)("choice", offer.round).numpy()
+                    chosen = choice if epsilon is None else randomised(choice, clusters, epsilon, coins)
                     memory.save_choice(ledger.rounds, chosen)
-            if chosen is not None:
-                # Whichever of these the algorithm chooses, it trains that model.
-                state = _repeated(state, chosen)
-            cluster = 0 if chosen is None else chosen
+            # Whichever of these the algorithm chooses, it trains that model.
+            state, cluster = (state, 0) if chosen is None else (_repeated(state, chosen), chosen)
             best = torch.tensor([examples]) if shares else None
             unmoved = ClientUpdate(cluster, examples, offer.models[cluster].clone(), best)
             update, after = _certain(
@@ -119,7 +116,7 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
         NotAllowedError: as `training_reply`.
         InputError: the client has no hold-out examples.
     """
-    policy = Policy.of(settings)
+    policy = Policy.read(settings.policy)
     policy.check_question("histogram", "for a histogram")
     run, (model,) = _asked(offer, settings, policy), offer.models
     epsilon = run.config.red_team.histograms.epsilon
@@ -127,12 +124,8 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
     with _opened(_training(run, settings), offer, settings, policy) as (_, training):
         federation = training.federation
         require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
-        nothing = np.zeros((2, len(EDGES) + 1))
-        counts = _certain(
-            lambda: client_histograms(model, federation.clients, federation.holdout, training.engine),
-            nothing,
-            finite=epsilon is not None,
-        )
+        parts, nothing = (federation.clients, federation.holdout, training.engine), np.zeros((2, len(EDGES) + 1))
+        counts = _certain(lambda: client_histograms(model, *parts), nothing, finite=epsilon is not None)
         if epsilon is not None:
             stream = _protecting(run.config, settings)("red team", offer.round, "histograms", "noise")
             seed = int(stream.seeds(federation.ids)[0])
@@ -147,7 +140,7 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
         NotAllowedError: as `training_reply`.
         InputError: the run has no coordinator.
     """
-    policy = Policy.of(settings)
+    policy = Policy.read(settings.policy)
     policy.check_question("vote", "for a vote")
     run = _asked(offer, settings, policy)
     section = run.config.coordinator
@@ -216,16 +209,10 @@ def _choice(training: Training, state: State, offer: Offer, settings: NodeSettin
     return int(training.algorithm.plan(state, training.cohort_of(state, one)).assignment[0])
 
 
-def _randomised(choice: int, choices: int, epsilon: float, stream: Stream) -> int:
-    """The choice by randomised response; see `Policy.choice_epsilon`."""
-    (seed,) = stream.seeds(torch.zeros(1, dtype=torch.int64)).tolist()
-    return randomised(choice, choices, epsilon, np.random.default_rng(seed))
-
-
 def _finite_round(training: Training, state: State, *, count_best: bool) -> tuple[ClientUpdate, State]:
     """`client_round`, whose model must be finite."""
     update, after = client_round(training, state, count_best=count_best)
-    require(bool(torch.isfinite(update.end).all()), "the trained model has numbers that are NaN or infinite")
+    require(bool(torch.isfinite(update.end).all()), "the trained model has numbers that are not finite")
     return update, after
 
 
@@ -251,7 +238,7 @@ def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
     """The run of an offer that the policy allows, as far as the offer alone decides it."""
     numbers = (offer.models, offer.risks, *offer.directives.values())
     require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server offers numbers that are not finite")
-    run = asked_run(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
+    run = asked_run(*_named(offer, settings))
     parameters = run.setup.model.parameters
     policy.check_run(run.config, parameters, offer.classes, settings)
     require(
@@ -259,6 +246,11 @@ def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
         f"the server's models have {offer.models.shape[-1]} numbers, this network {parameters}",
     )
     return run
+
+
+def _named(offer: Offer, settings: NodeSettings) -> tuple[Any, ...]:
+    """The arguments of `asked_run`."""
+    return offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen
 
 
 def _training(run: AskedRun, settings: NodeSettings) -> Training:
@@ -282,16 +274,8 @@ def _opened(
     training: Training, offer: Offer, settings: NodeSettings, policy: Policy
 ) -> Iterator[tuple[Client, Training]]:
     """The node's client, and its ``training`` on an engine that is closed afterwards."""
-    client = open_client(
-        offer.config,
-        settings,
-        offer.classes,
-        offer.scale,
-        offer.features,
-        offer.frozen,
-        columns=policy.columns,
-        own_classes=policy.classes,
-    )
+    own = {"columns": policy.columns, "own_classes": policy.classes}
+    client = open_client(*_named(offer, settings), **own)
     config = client.config
     backend = None if config.engine.backend == "auto" else config.engine.backend
     with Engine(

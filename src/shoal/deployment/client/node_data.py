@@ -34,7 +34,6 @@ from shoal.data.content import most_copies
 from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup, defended
 from shoal.deployment.client.kept_features import kept_features, kept_frozen
-from shoal.deployment.client.policy import NamedColumns
 from shoal.deployment.flower_config import NodeSettings
 from shoal.models import Shape, VectorShape
 from shoal.models.cached_features import frozen_prefix
@@ -48,12 +47,7 @@ LOG = logging.getLogger("shoal")
 class AskedRun:
     """A run as a node knows it before it opens its own data.
 
-    Args:
-        config: the decided configuration.
-        setup: the training of the network, with the frozen tensors of the server's.
-        preferences: what the client tolerates.
-        mapped: what inputs go through before the network; None: nothing.
-        federation: of this client, where it is a partition of a named set; None: the node has data of its own.
+    ``mapped`` is what inputs go through before the network, ``federation`` that of a partition of a named set.
     """
 
     config: Config
@@ -151,21 +145,14 @@ def open_client(
     features: str = "",
     frozen: str | None = None,
     *,
-    columns: NamedColumns | None = None,
+    columns: Columns | None = None,
     own_classes: tuple[str, ...] | None = None,
 ) -> Client:
-    """The client of a node in a run, with its data; the first arguments are those of `asked_run`.
+    """The client of a node in a run, with its data; the first arguments, and what it raises, are those of `asked_run`.
 
-    With ``columns`` the table is read as these say, and then seen as the server asks: a fault of the data is the same
-    whatever the server asks, and what it asks raises nothing that depends on them.
-
-    Args:
-        columns: of the node's table, by its policy; None: those that the run names.
-        own_classes: by the node's policy, all of which the server must have; None: those of the data.
-
-    Raises:
-        InputError: as `asked_run`, or data that are missing or do not fit the configuration.
-        NotAllowedError: as `asked_run`.
+    With ``columns``, by the node's policy, its table is read as these say, and then seen as the server asks. So a fault
+    of the data is the same whatever the server asks, and what it asks cannot fail. ``own_classes`` are by its policy
+    all that its data may have.
     """
     run = asked_run(text, settings, classes, scale, features, frozen)
     if run.federation is not None:
@@ -276,11 +263,11 @@ def _own_data(
     config: Config,
     settings: NodeSettings,
     classes: Sequence[str],
-    columns: NamedColumns | None,
+    columns: Columns | None,
     own_classes: Sequence[str] | None,
 ) -> ClientDataset:
     """The data of the node, which are of one client and have no other classes."""
-    reading = reading_of(config.data) if columns is None else columns.reading
+    reading = reading_of(config.data) if columns is None else replace(columns, one_hot=True, impute="median")
     data = load_source(config.data.source, str(settings.data_path), reading=reading)
     assert isinstance(data, ClientDataset)
     require(

@@ -6,6 +6,7 @@ A server that nobody trusts writes the configuration, the models and the questio
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,31 +24,6 @@ from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
 
 _Question = Literal["train", "choice", "histogram", "vote", "features"]
-
-
-@settings
-class NamedColumns:
-    """What the columns of a node's table are; a run says the same of them.
-
-    Args:
-        client: the column with the name of the client.
-        label: the column of labels.
-        inputs: the columns of numbers or words, of which a run names some or all.
-        group: the column with the name of the group; left out: there is none.
-    """
-
-    client: str
-    label: str
-    inputs: tuple[str, ...]
-    group: str | None = None
-
-    def __post_init__(self) -> None:
-        _ = self.reading
-
-    @property
-    def reading(self) -> Columns:
-        """How the table is read, whatever a run says: with columns of words and empty cells."""
-        return Columns(self.client, self.label, self.group, self.inputs, one_hot=True, impute="median")
 
 
 @settings
@@ -76,7 +52,8 @@ class Policy:
         vote_epsilon: largest epsilon of a vote's randomised response; ``inf``: true votes too.
         votes: most votes, in all runs.
         classes: of the node's labels, all of which the server must have; left out: those in its data.
-        columns: what the columns of the node's table are; left out: what the run says.
+        columns: ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table; a run names the same, and
+            some or all inputs. Left out: what the run says.
         networks: a table of the networks that may be trained, by name, and their largest number of parameters; left
             out: all.
 
@@ -103,7 +80,7 @@ class Policy:
     vote_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1.0
     votes: Count = 5
     classes: tuple[str, ...] | None = None
-    columns: NamedColumns | None = None
+    columns: Columns | None = None
     networks: Mapping[str, Positive] | None = None
 
     @staticmethod
@@ -115,29 +92,16 @@ class Policy:
         """
         return Policy() if path is None else parse(Policy, read_toml(path), str(path))
 
-    @staticmethod
-    def of(node: NodeSettings) -> "Policy":
-        """The policy of a node, by which what it refuses does not depend on its data.
-
-        Raises:
-            InputError: as `read`, or a privacy budget without ``classes``.
-        """
-        policy = Policy.read(node.policy)
-        require(
-            math.isinf(node.epsilon_budget) or node.data_path is None or policy.classes is not None,
-            "a node with 'epsilon-budget' and data of its own needs 'classes' of its labels in its policy: otherwise "
-            "what it refuses tells the server which of them it has, and nothing is charged",
-        )
-        return policy
+    def __post_init__(self) -> None:
+        own = self.columns
+        plain = own is None or (own.inputs is not None and own == replace(own, one_hot=False, impute=None))
+        require(plain, "[columns]: 'inputs' must be named; words and empty cells need no key")
 
     @staticmethod
     def check_keys(table: Mapping[str, object]) -> None:
         """Raise `InputError` where ``columns`` are a list."""
-        require(
-            not isinstance(table.get("columns"), list),
-            "'columns' must be a table that says what each column is, such as "
-            '[columns] client = "clinic", label = "ill", inputs = ["age", "dose"]; got a list',
-        )
+        example = '[columns] client = "clinic", label = "ill", inputs = ["age", "dose"]'
+        require(not isinstance(table.get("columns"), list), f"'columns' must be a table such as {example}; got a list")
 
     def check_run(self, config: Config, parameters: int, classes: Sequence[str], node: NodeSettings) -> None:
         """Raise `NotAllowedError` unless the network, the classes and the columns of a run are allowed."""
@@ -152,28 +116,24 @@ class Policy:
             )
         if node.data_path is None:
             return
+        own, asked = self.columns, config.data.columns
+        _allow(
+            math.isinf(node.epsilon_budget) or (self.classes is not None and (own is not None or asked is None)),
+            "a node with 'epsilon-budget' and its own data needs 'classes' of its labels in its policy, and [columns] "
+            "of a table: otherwise what it refuses tells the server values, and nothing is charged",
+        )
         missing = quoted(sorted({*(self.classes or ())} - {*classes}))
         _allow(not missing, f"the policy's 'classes' have {missing}, which the server's classes have not")
-        own, asked = self.columns, config.data.columns
         if own is None:
-            _allow(
-                math.isinf(node.epsilon_budget) or asked is None,
-                "a node with 'epsilon-budget' and a table needs [columns] in its policy: otherwise what it refuses "
-                "tells the server which values are in a column, and nothing is charged",
-            )
             return
-        _allow(asked is not None, "the policy has [columns] of a table; the server asks for pictures")
-        assert asked is not None
-        _allow(asked.inputs is not None, "the policy has [columns]; the server names no inputs, which is all")
-        for role in ("client", "label"):
+        if asked is None or asked.inputs is None:
+            raise NotAllowedError("the policy has [columns]; the server names no inputs, which is all, or no table")
+        for role in ("client", "label", "group"):
             named, given = getattr(own, role), getattr(asked, role)
-            _allow(given == named, f"the policy's 'columns.{role}' is '{named}'; the server names '{given}'")
-        _allow(
-            asked.group in (None, own.group),
-            f"the policy's 'columns.group' is '{own.group or ''}'; the server names '{asked.group}'",
-        )
-        more = quoted(sorted({*(asked.inputs or ())} - {*own.inputs}))
-        _allow(not more, f"the policy's 'columns.inputs' are {quoted(own.inputs)}; the server also names {more}")
+            fits = given == named or (role == "group" and given is None)
+            _allow(fits, f"the policy's 'columns.{role}' is '{named or ''}'; the server names '{given}'")
+        more = quoted(sorted({*asked.inputs} - {*(own.inputs or ())}))
+        _allow(not more, f"the policy's 'columns.inputs' are {quoted(own.inputs or ())}; the server also names {more}")
 
     def check_training(
         self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
