@@ -142,7 +142,11 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "a deviation of 0": {"inputs": ("age",), "scale": Standardizer(("age",), (71.0,), (0.0,))},
     "a word that fills and is none": {"inputs": ("ward",), "scale": a_scale("ward", words=(("a",),), fill=(9.0,))},
     "a class is missing": {"inputs": ("age",), "classes": ("no", "yes")},
-    "a network of fewer classes": {"inputs": ("age",), "model": {"name": "logistic", "classes": 2}},
+    "a network of fewer classes": {
+        "inputs": ("age",),
+        "model": {"name": "logistic", "classes": 2},
+        "models": torch.zeros(1, 4),
+    },
     "a column that the policy does not name": {"inputs": ("age", "weight")},
     "another label": {"inputs": ("age",), "columns": {"label": "ward"}},
     "a model that is not finite": {"inputs": ("age",), "models": torch.full((1, 6), float("nan"))},
@@ -168,7 +172,8 @@ def test_what_is_refused_and_charged_is_the_same_for_neighbouring_data(tmp_path,
     answered = {name for name, (refusal, *_) in outcomes.items() if refusal is None}
     assert all((name in answered) == bool(steps or answers) for name, (_, steps, answers) in outcomes.items())
     assert {"all inputs", "words as numbers", "a scale that overflows", "another split, 3"} <= answered
-    assert not {"a class is missing", "another label", "a deviation of 0", "a network of fewer classes"} & answered
+    refused = {"a class is missing", "another label", "a deviation of 0", "a network of fewer classes"}
+    assert not {*refused, "a model that is not finite"} & answered
 
 
 def test_what_no_row_of_the_policys_reading_can_be_fails_for_every_question_alike(tmp_path):
@@ -233,6 +238,13 @@ def test_how_often_a_column_has_a_value_does_not_move_the_budgets_refusal(tmp_pa
     twice = a_node(tmp_path / "twice", "north,21,0.1,b,yes")
     assert unpack_refusal(answer(an_offer(("age",)), twice)) is None
     assert Ledger().epsilon(1e-5) < ledger_of(node).epsilon(1e-5) < ledger_of(twice).epsilon(1e-5)
+
+
+def test_a_vote_does_not_look_at_the_data(tmp_path):
+    node = a_node(tmp_path) | {"data-path": str(tmp_path / "nowhere.csv")}
+    offer = an_offer(("age",), coordinator={"l2": 0.1, "vote_epsilon": 0.5})
+    assert unpack_refusal(answer(offer, node, "votes")) is None
+    assert ledger_of(node).answers == (("vote", 0.5, 1),)
 
 
 def test_which_file_a_node_lacks_is_said_before_its_data_are_opened(tmp_path):
