@@ -22,7 +22,6 @@ import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock
-from torch import Tensor
 
 from shoal.attacks.queries.loss_histograms import EDGES, client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
@@ -30,7 +29,6 @@ from shoal.control.feedback import over_limit_answers
 from shoal.core.atomic_files import PRIVATE, private_folder, write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data import Shards
 from shoal.data.content import most_copies
 from shoal.defenses import DPSGD
 from shoal.deployment.client.client_memory import ClientMemory
@@ -179,15 +177,6 @@ def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSetting
     after.save(settings.folder / LEDGER)
 
 
-class _NodeTraining(Training):
-    """The training of a node, in whose choice a loss that is not finite counts as the largest."""
-
-    def _losses(self, models: Tensor, shards: Shards, clients: Tensor, number: int) -> Tensor:
-        del clients, number
-        largest = torch.finfo(torch.float32).max
-        return self.engine.losses(models, shards).nan_to_num(largest).clamp(max=largest)
-
-
 def _certain(answer: Callable[[], _Answer], otherwise: _Answer, *, finite: bool) -> _Answer:
     """The ``answer``, or ``otherwise`` where it fails after a charge of a ``finite`` epsilon."""
     try:
@@ -258,7 +247,7 @@ def _training(run: AskedRun, settings: NodeSettings) -> Training:
     config, setup = run.config, run.setup
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
     later: Any = None
-    return _NodeTraining(
+    return Training(
         federation=later,
         algorithm=parts_of(config.algorithm.value).client,
         local=setup.local,
