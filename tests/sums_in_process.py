@@ -1,5 +1,6 @@
 """Clients of secure sums in this process, which answer a server directly."""
 
+import csv
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +9,13 @@ from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from flwr.app import RecordDict
 
+from shoal.config.schema import parse_config
+from shoal.core.errors import InputError
+from shoal.deployment.flower_config import NodeSettings, RunSettings
+from shoal.deployment.flower_records import pack_identity, pack_reply
+from shoal.deployment.messages import Refusal
 from shoal.deployment.secure_sums.coordinated_sum import CoordinatedSum
 from shoal.deployment.secure_sums.fixed_point import FixedPoint
 from shoal.deployment.secure_sums.node_keys import KnownKeys, NodeKey
@@ -26,6 +33,11 @@ from shoal.deployment.secure_sums.protocol_messages import (
     read_question,
     written,
 )
+from shoal.deployment.secure_sums.secure_client import secure_reply
+from shoal.deployment.secure_sums.secure_records import unpack_question
+from shoal.deployment.server.exchange import Answer as NodeAnswer, Registration
+from shoal.deployment.server.server_app import serve
+from shoal.runs.checkpoint import load_checkpoint
 
 CONFIG, LEAST, BOUND = "seed = 0", 3, 10.0
 OFFER = hashlib.sha256(b"models").digest()
@@ -145,3 +157,73 @@ class People:
 
     def decoded(self, block: np.ndarray, clients: int | None = None) -> np.ndarray:
         return FixedPoint.of_sums(clients or len(self.persons), BOUND).decoded(block)
+
+
+TABLE = {
+    "seed": 2,
+    "data": {
+        "source": "digits", "clients": 6, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 40,
+        "test_examples": 20,
+        "groups": {"upright": {"share": 0.5}, "turned": {"share": 0.5, "rotation": [180, 180]}},
+    },
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3},
+    "local": {"epochs": 2, "batch_size": 10},
+    "red_team": {"every": 2, "shadow_models": 2},
+    "engine": {"backend": "loop"},
+    "secure_aggregation": {"min_clients": 2},
+}  # fmt: skip
+
+
+@dataclass
+class Nodes:
+    """An exchange whose nodes are in this process, by Shoal's own messages."""
+
+    folder: Path
+    numbers: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    silent: Mapping[int, str] = field(default_factory=dict)
+    keys: Mapping[str, object] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    seen: list[RecordDict] = field(default_factory=list)
+
+    def connected(self) -> dict[int, Registration]:
+        return {100 + number: Registration(f"key-{number}") for number in self.numbers}
+
+    def pause(self) -> None:
+        raise AssertionError("nobody else will come")
+
+    def settings_of(self, partition: int) -> NodeSettings:
+        state = {"state-dir": str(self.folder / str(partition)), "noise": "seed"}
+        return NodeSettings.read({"partition-id": partition, **state, **self.keys})
+
+    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[NodeAnswer]:
+        for node, content in messages.items():
+            settings = self.settings_of(node - 100)
+            if question == "identify":
+                yield NodeAnswer(node, pack_identity(settings.name, node - 100))
+                continue
+            assert question == "secure"
+            if self.silent.get(node - 100) == f"{group} {unpack_question(content).stage}":
+                continue
+            try:
+                reply = secure_reply(content, settings)
+            except (InputError, RefusedError) as error:
+                self.refusals.append(str(error))
+                reply = pack_reply(Refusal("its own log says why"))
+            self.seen.append(reply)
+            yield NodeAnswer(node, reply)
+
+
+def served(folder: Path, nodes: Nodes, table: Mapping[str, object] = TABLE):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.toml"
+    path.write_text(parse_config(table, "test").toml())
+    out = {"config": str(path), "out": str(folder / "run"), "min-nodes": len(nodes.numbers) or 1, "wait-timeout": 0.0}
+    serve(nodes, RunSettings.read(out))
+    progress = load_checkpoint(folder / "run" / "checkpoint")
+    assert progress is not None
+    return progress.state
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "run" / name).read_text().splitlines()))

@@ -21,6 +21,7 @@ from shoal.deployment.secure_sums.protocol_messages import (
     Roster,
     Transcript,
     counts_part,
+    half_of,
 )
 from sums_in_process import People, Person, a_session
 
@@ -229,3 +230,10 @@ def test_masked_numbers_say_nothing_alone(tmp_path):
         assert len(np.unique(row)) > len(row) - 5
     assert len(sent) == 8
     assert len({row.tobytes() for row in sent}) == 8
+
+
+def test_halves_are_equal_and_follow_from_the_digest_alone():
+    names = [f"client-{i}" for i in range(7)]
+    drawn = [tuple(half_of(name, names, bytes([i])) for name in names) for i in range(20)]
+    assert {sum(halves) for halves in drawn} == {3}
+    assert len(set(drawn)) > 10

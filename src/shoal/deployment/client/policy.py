@@ -54,6 +54,10 @@ class Policy:
         classes: of the node's labels, all of which the server must have; left out: those in its data.
         columns: ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table; a run names the same, and
             some or all inputs. Left out: what the run says.
+        sum_threshold: least share of the clients whose help opens a secure sum. A server that opens sums with fewer
+            unmasks a client with the help of fewer clients.
+        trusts_server: whether the node gives the server updates, choices, histograms and votes without noise; false:
+            also in a secure sum each of them needs noise, since sums of several rounds can be subtracted.
         networks: a table of the networks that may be trained, by name, and their largest number of parameters; left
             out: all.
 
@@ -81,6 +85,8 @@ class Policy:
     votes: Count = 5
     classes: tuple[str, ...] | None = None
     columns: Columns | None = None
+    sum_threshold: Annotated[float, Field(ge=0.5, lt=1, strict=True)] = 2 / 3
+    trusts_server: bool = True
     networks: Mapping[str, Positive] | None = None
 
     @staticmethod
@@ -144,6 +150,7 @@ class Policy:
         """
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
+            self._check_trust(self.choice_epsilon, "a choice without the policy's 'choice_epsilon'")
         _allow(
             self.rounds is None or ledger.rounds < self.rounds,
             f"the policy's 'rounds' is {self.rounds}, which the ledger has",
@@ -154,6 +161,7 @@ class Policy:
                 noise >= self.min_noise_multiplier,
                 f"the policy's 'min_noise_multiplier' is {self.min_noise_multiplier:g}; the server asks for {noise:g}",
             )
+            self._check_trust(noise, "training without noise of DP-SGD, in shares or the client's own")
             if rule is None:
                 continue
             _allow(
@@ -187,8 +195,13 @@ class Policy:
             largest == math.inf or (epsilon is not None and epsilon <= largest),
             f"the policy's '{kind}_epsilon' is {largest:g}; the server asks for a {kind} {asked}",
         )
+        self._check_trust(epsilon, f"a {kind} {asked}")
         given = ledger.number_of(kind)
         _allow(given < most, f"the policy's '{kind}s' is {most}, and the ledger has {given}")
+
+    def _check_trust(self, noise: float | None, words: str) -> None:
+        """Raise `NotAllowedError` where there is no ``noise`` and the server is not trusted."""
+        _allow(self.trusts_server or bool(noise), f"the policy's 'trusts_server' is false; the server asks for {words}")
 
     def check_question(self, kind: _Question, words: str) -> None:
         """Raise `NotAllowedError` unless a kind of question is answered; ``words`` say what the server asks."""

@@ -81,45 +81,60 @@ def numbers_of(config: Config, clients: int) -> FixedPoint:
 def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: int) -> NDArray:
     """The block (1 + P,) of an update: number of examples, and the weighted and clipped update.
 
-    Raises:
-        RefusedError: it is not finite, or clipping would take away noise that others rely on.
+    It never fails, since a failure would tell the server about the data. An update that is not finite counts as none.
+    An update with a share of the sum's noise is not clipped, which would make the share too small.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
     move = (update.end.double() - models[update.cluster].double()).numpy()
     norm, rule = float(np.linalg.norm(move)), config.defenses.dp_sgd
+    shared = rule is not None and rule.noise == "sum"
     if not np.isfinite(norm):
-        raise RefusedError("the update has numbers that are not finite")
-    if norm > section.max_update_norm:
-        if rule is not None and rule.noise == "sum":
-            raise RefusedError(
-                f"the update's norm is {norm:.4g}, above 'secure_aggregation.max_update_norm' = "
-                f"{section.max_update_norm:g}: clipped, its share of the sum's noise would be too small"
-            )
+        move = np.zeros_like(move)
+    elif norm > section.max_update_norm and not shared:
         move *= section.max_update_norm / norm
     examples = min(update.examples, section.max_examples)
     weight = examples if weighs_by_examples(config) else 1
-    return np.concatenate([np.array([examples], numbers.dtype), numbers.encoded(weight * move)])
+    encoded = numbers.encoded(weight * move, clipped=not shared)
+    return np.concatenate([np.array([examples], numbers.dtype), encoded])
 
 
 def summed_update(block: NDArray, members: int, config: Config, clients: int) -> tuple[int, Tensor]:
-    """The number of examples of a cluster's ``members``, and their mean update (P,), float64, from the block's sum."""
-    examples, numbers = int(block[0]), numbers_of(config, clients)
+    """The number of examples of a cluster's ``members``, and their mean update (P,), float64, from the block's sum.
+
+    Raises:
+        RefusedError: honest clients cannot have sent this sum.
+    """
+    section, examples, numbers = check_summable(config), int(block[0]), numbers_of(config, clients)
     weight = examples if weighs_by_examples(config) else members
-    if not members <= examples:
-        raise RefusedError(f"{examples} examples of {members} clients: one sends what it should not")
-    return examples, torch.from_numpy(numbers.decoded(block[1:]) / weight)
+    if not members <= examples <= members * section.max_examples:
+        raise RefusedError(
+            f"{examples} examples from {members} clients with 1 to {section.max_examples} each: one client lies"
+        )
+    mean = torch.from_numpy(numbers.decoded(block[1:]) / weight)
+    # Rounding moves each number of the mean by at most half a step.
+    reachable, norm = section.max_update_norm + numbers.step * len(mean) ** 0.5, float(mean.norm())
+    if not norm <= reachable:
+        raise RefusedError(
+            f"a mean update of norm {norm:.4g}, above 'secure_aggregation.max_update_norm' = "
+            f"{section.max_update_norm:g}: one client lies, or the noise is too large for this limit"
+        )
+    return examples, mean
 
 
-def histogram_block(counts: Floats, half: int) -> NDArray:
-    """The block of a client's histograms (2, B), in the ``half`` of the clients that it is in, 0 or 1."""
-    halves = np.zeros((2, *counts.shape), np.int64)
-    halves[half] = np.rint(counts)
-    return halves.astype(HISTOGRAMS).ravel()
+def histogram_block(counts: Floats) -> NDArray:
+    """The block of a client's histograms (2, B)."""
+    return np.rint(counts).astype(np.int64).astype(HISTOGRAMS).ravel()
 
 
 def summed_histograms(block: NDArray) -> Floats:
-    """The histograms (2, 2, B) of the clients of each half, of members and of hold-outs, from the block's sum."""
-    return block.view("<i4").astype(np.float64).reshape(2, 2, -1)
+    """The histograms (2, B), of members and of hold-outs, from the block's sum."""
+    return block.view("<i4").astype(np.float64).reshape(2, -1)
+
+
+def models_digest(models: Tensor) -> str:
+    """A digest of models (K, P), by which sums over the same models are known."""
+    numbers = models.detach().cpu().contiguous().numpy().astype("<f4")
+    return hashlib.sha256(str(numbers.shape).encode() + numbers.tobytes()).hexdigest()
 
 
 def offer_digest(offer: Offer) -> bytes:
@@ -128,6 +143,5 @@ def offer_digest(offer: Offer) -> bytes:
     scale = None if offer.scale is None else vars(offer.scale)
     known = [list(offer.classes), scale, offer.features, offer.frozen]
     header = [offer.round, offer.config, offer.risks.tolist(), directives, *known]
-    text = json.dumps(header, sort_keys=True, default=list).encode()
-    models = offer.models.detach().cpu().contiguous().numpy()
-    return hashlib.sha256(text + str(models.shape).encode() + models.astype("<f4").tobytes()).digest()
+    text = json.dumps([*header, models_digest(offer.models)], sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).digest()

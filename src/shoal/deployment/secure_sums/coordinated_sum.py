@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.deployment.secure_sums.masks import is_usable, public_of
 from shoal.deployment.secure_sums.node_keys import KnownKeys, is_signed
 from shoal.deployment.secure_sums.protocol_messages import (
     COUNTS,
@@ -32,13 +33,16 @@ from shoal.deployment.secure_sums.protocol_messages import (
     pair_mask,
     threshold_of,
 )
-from shoal.deployment.secure_sums.shamir import secret_of
+from shoal.deployment.secure_sums.shamir import secret_of, subsets, wrong_shares
 from shoal.metrics.intervals import Ints
 
 SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
 """Sends clients their questions, and hands out the answers that come in time: name, answer, and the blocks beside."""
 
 _Kind = TypeVar("_Kind", bound=Answer)
+
+_TRIES = 5000
+"""Subsets of shares that are tried where some are wrong: three wrong holders of 30, or two of 100."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class CoordinatedSum:
         offer: digest of what all clients are offered.
         ask: the way to the clients.
         reject: called with a client's name and why its answer is not taken.
+        culprits: the clients that made it fail, or whose shares are wrong.
+        members: of the sum, once clients are told who they are.
     """
 
     session: Session
@@ -79,6 +85,8 @@ class CoordinatedSum:
     offer: bytes
     ask: SendQuestions
     reject: Callable[[str, str], object]
+    culprits: set[str] = field(default_factory=set)
+    members: tuple[str, ...] = ()
 
     def carried_out(self, names: Sequence[str], known: KnownKeys, least: int) -> ClusterSums:
         """The sums over those of the clients that answer.
@@ -89,7 +97,7 @@ class CoordinatedSum:
             least: members of a cluster whose block is opened.
 
         Raises:
-            RefusedError: too few clients answered, so that nothing can be opened.
+            RefusedError: too few clients answered, or gave right shares, so that nothing can be opened.
         """
         cards = self._cards(names, known)
         threshold = threshold_of(len(cards), self.share)
@@ -100,7 +108,7 @@ class CoordinatedSum:
         binding = binding_of(self.session, self.config, list(cards.values()), sharers, self.offer)
         counts, total = self._masked(cards, letters, binding)
         self._enough(counts, threshold, "sent their numbers")
-        members = tuple(sorted(counts))
+        members = self.members = tuple(sorted(counts))
         secrets, holders = self._secrets(cards, members, sharers, threshold)
         transcript = Transcript(self.session, counts, secrets)
         numbers = opened_counts(transcript, cards, sharers, binding)
@@ -114,14 +122,11 @@ class CoordinatedSum:
             return ClusterSums(members, numbers, {})
         shares = self._block_shares(transcript, holders, open_clusters)
         blocks = dict[int, NDArray]()
-        order = {name: x for x, name in enumerate(sorted(cards), start=1)}
         for k in open_clusters:
             row = total[k]
             for name in members:
-                given = {order[holder]: held[k][name] for holder, held in shares.items() if name in held.get(k, {})}
-                seed = self._secret(name, given, threshold)
-                if hashlib.sha256(seed).digest() != cards[name].seeds[1 + k]:
-                    raise RefusedError(f"the shares of the seed of '{name}' do not give it back")
+                given = {holder: held.get(k, {}) for holder, held in shares.items()}
+                seed = self._secret(cards, name, given, threshold, 1 + k)
                 row -= own_mask(seed, binding, row.shape, row.dtype)
             blocks[k] = row
         return ClusterSums(members, numbers, blocks)
@@ -136,6 +141,8 @@ class CoordinatedSum:
             others = [(other.name, other.key) for other in cards.values()]
             if card.name != name or not signed or len(card.seeds) != self.clusters + 1:
                 self.reject(name, "a card of keys that is not signed by its node, or of something else")
+            elif not (is_usable(card.letters) and is_usable(card.mask)):
+                self._accuse(name, "a key of small order, which no other client can use")
             elif fault := known.fault([*others, (name, card.key)]):
                 self.reject(name, fault)
             else:
@@ -177,16 +184,14 @@ class CoordinatedSum:
         self, cards: Mapping[str, Card], members: Sequence[str], sharers: Sequence[str], threshold: int
     ) -> tuple[dict[str, bytes], list[str]]:
         """The seed of the counts of each member and the mask key of each other client; and who gave their shares."""
-        order = {name: x for x, name in enumerate(sorted(cards), start=1)}
-        given, holders = {name: dict[int, bytes]() for name in sharers}, list[str]()
+        given = dict[str, Mapping[str, bytes]]()
         for holder, answer, _ in self._answers(
             dict.fromkeys(members, Members(self.session, tuple(members))), CountShares
         ):
-            holders.append(holder)
-            for name, share in answer.shares.items():
-                if name in given:
-                    given[name][order[holder]] = share
-        return {name: self._secret(name, shares, threshold) for name, shares in given.items()}, holders
+            given[holder] = answer.shares
+        # The counts' seed is a member's first one; of others the mask key is asked.
+        number = {name: 0 if name in members else None for name in sharers}
+        return {name: self._secret(cards, name, given, threshold, which) for name, which in number.items()}, list(given)
 
     def _block_shares(
         self, transcript: Transcript, holders: Sequence[str], clusters: Sequence[int]
@@ -212,10 +217,51 @@ class CoordinatedSum:
             else:
                 self.reject(name, f"no {kind.__name__}")
 
-    def _secret(self, name: str, shares: Mapping[int, bytes], threshold: int) -> bytes:
+    def _secret(
+        self,
+        cards: Mapping[str, Card],
+        name: str,
+        given: Mapping[str, Mapping[str, bytes]],
+        threshold: int,
+        number: int | None,
+    ) -> bytes:
+        """A secret of the client ``name``, from shares of which some may be wrong.
+
+        Args:
+            cards: of all clients.
+            name: of the client.
+            given: the shares that each holder gave, by whose secret they are of.
+            threshold: shares that give the secret.
+            number: of the seed; None: the mask key.
+        """
+        card, holders = cards[name], [holder for holder in given if holder not in self.culprits]
+        order = {holder: x for x, holder in enumerate(sorted(cards), start=1)}
+        shares = {order[holder]: given[holder][name] for holder in holders if name in given[holder]}
+        # More clients lack a share than may help the server: the client has sent them none.
+        if len(shares) < threshold and len(holders) - len(shares) > len(cards) - threshold:
+            self._accuse(name, "no right shares of its secrets for the others")
         self._enough(shares, threshold, f"gave their shares of the secrets of '{name}'")
-        return secret_of(shares, threshold)
+        for right in subsets(shares, threshold, _TRIES):
+            secret = secret_of(right, threshold)
+            fits = public_of(secret) == card.mask if number is None else _hash(secret) == card.seeds[number]
+            if fits and list(right) == sorted(shares)[:threshold]:
+                return secret
+            if fits:
+                for x in wrong_shares(right, shares):
+                    self._accuse(sorted(cards)[x - 1], f"a wrong share of a secret of '{name}'")
+                return secret
+        if len(shares) > threshold:
+            self._accuse(name, "shares of a secret that do not give it back")
+        raise RefusedError(f"the shares of a secret of '{name}' do not give it back; nothing is opened")
+
+    def _accuse(self, name: str, reason: str) -> None:
+        self.culprits.add(name)
+        self.reject(name, reason)
 
     def _enough(self, answered: Collection[object], least: int, what: str) -> None:
         if len(answered) < least:
             raise RefusedError(f"{len(answered)} clients {what}, and {least} are needed; nothing is opened")
+
+
+def _hash(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()

@@ -46,9 +46,13 @@ class FixedPoint:
         """The type of encoded numbers, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
-    def encoded(self, values: NDArray[np.float64]) -> NDArray:
-        """The clipped ``values`` as multiples of the step, rounded to the nearest."""
-        units = np.rint(np.clip(values, -self.bound, self.bound) / self.step)
+    def encoded(self, values: NDArray[np.float64], *, clipped: bool = True) -> NDArray:
+        """The ``values``, ``clipped`` or not, as multiples of the step, rounded to the nearest.
+
+        Numbers that are not clipped may be beyond the bound. Their sum is still exact modulo 2^bits.
+        """
+        bound = self.bound if clipped else 2.0**62 * self.step
+        units = np.rint(np.clip(values, -bound, bound) / self.step)
         return units.astype(np.int64).astype(self.dtype)
 
     def decoded(self, total: NDArray) -> NDArray[np.float64]:

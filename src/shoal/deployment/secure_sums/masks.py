@@ -20,6 +20,15 @@ def public_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
+def is_usable(public: bytes) -> bool:
+    """Whether ``public`` is an X25519 key with which `shared_key` works: no point of small order."""
+    try:
+        X25519PrivateKey.from_private_bytes(bytes(31) + b"\1").exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def shared_key(private: bytes, public: bytes, *labels: bytes) -> bytes:
     """The key of 32 bytes that two clients share for what ``labels`` name.
 

@@ -1,6 +1,7 @@
 """A client's side of one secure sum: it answers five questions, each once and in order, and remembers in between."""
 
 import hashlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from shoal.deployment.secure_sums.masks import opened, public_of, sealed, shared_key
+from shoal.deployment.secure_sums.masks import is_usable, opened, public_of, sealed, shared_key
 from shoal.deployment.secure_sums.node_keys import KnownKeys, NodeKey, is_signed
 from shoal.deployment.secure_sums.protocol_messages import (
     COUNTS,
@@ -24,6 +25,7 @@ from shoal.deployment.secure_sums.protocol_messages import (
     Transcript,
     binding_of,
     counts_part,
+    half_of,
     opened_counts,
     own_mask,
     pair_mask,
@@ -53,6 +55,7 @@ class Participant:
         sharers: the clients that sent letters.
         held: the shares that others gave it, by their names: of the mask key, then of the seeds.
         binding: see `binding_of`.
+        subjects: digests of what the sum is about, by which its members are compared with those of other sums.
         members: of the sum.
     """
 
@@ -68,6 +71,7 @@ class Participant:
     sharers: tuple[str, ...] = ()
     held: dict[str, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
     binding: bytes = b""
+    subjects: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     __pydantic_config__ = Card.__pydantic_config__
 
@@ -84,9 +88,9 @@ class Participant:
         """Shares of its secrets for each other client of ``roster``, sealed.
 
         Raises:
-            RefusedError: it is not the client's turn; a card is not signed by the node that is known by its name, or of
-                another sum; the client's own is not there; or so few clients give a sum that fewer than ``least`` of
-                them could open it.
+            RefusedError: it is not the client's turn; a card is not signed by the node that is known by its name, has
+                keys that cannot be used or is of another sum; the client's own is not there; or so few clients give a
+                sum that fewer than ``least`` of them could open it.
         """
         self._require(roster.session, 1)
         cards = tuple(sorted(roster.cards, key=lambda card: card.name))
@@ -97,6 +101,8 @@ class Participant:
             signed = is_signed(card.key, card.signature, card.signed_part(self.session, self.config))
             refuse_unless(signed, f"the card of '{card.name}' is not signed by its node for this sum")
             refuse_unless(len(card.seeds) == len(self.seeds), f"the card of '{card.name}' is of other clusters")
+            usable = is_usable(card.letters) and is_usable(card.mask)
+            refuse_unless(usable, f"the card of '{card.name}' has a key of small order")
         threshold = threshold_of(len(cards), self.share)
         refuse_unless(threshold >= least, f"a sum that {threshold} clients can open, and at least {least} must")
         split = [shares_of(secret, threshold, len(cards)) for secret in (self.mask_key, *self.seeds)]
@@ -110,8 +116,20 @@ class Participant:
         known.pin({card.name: card.key for card in cards})
         return replace(self, stage=2, cards=cards, held=held), Letters(letters)
 
+    def half(self, delivery: Delivery) -> int:
+        """The half of its cluster, 0 or 1, that the client is in."""
+        sharers = sorted({self.card.name, *delivery.letters})
+        digest = binding_of(self.session, self.config, self.cards, sharers, b"")
+        return half_of(self.card.name, sharers, digest)
+
     def masked(
-        self, delivery: Delivery, offer: bytes, cluster: int, block: NDArray, key: NodeKey
+        self,
+        delivery: Delivery,
+        offer: bytes,
+        cluster: int,
+        block: NDArray,
+        key: NodeKey,
+        subjects: Sequence[str] = (),
     ) -> tuple["Participant", Masked, NDArray]:
         """Its counts and its blocks (K, L), masked.
 
@@ -121,6 +139,7 @@ class Participant:
             cluster: that it chose.
             block: (L,) of that cluster, encoded; those of others are 0.
             key: of the node, which signs the counts.
+            subjects: of the sum.
 
         Raises:
             RefusedError: it is not the client's turn, or too few clients have sent letters.
@@ -151,15 +170,23 @@ class Participant:
             pair = partial(pair_mask, self.mask_key, self.card, other, binding)
             counts += pair(b"counts", counts.shape, COUNTS)
             blocks += pair(b"blocks", blocks.shape, block.dtype)
-        after = replace(self, stage=3, sharers=sharers, held=held, binding=binding)
+        after = replace(self, stage=3, sharers=sharers, held=held, binding=binding, subjects=tuple(subjects))
         signature = key.sign(counts_part(binding, counts.tobytes()))
         return after, Masked(counts.tobytes(), signature), blocks
 
-    def count_shares(self, question: Members) -> tuple["Participant", CountShares]:
+    def count_shares(
+        self, question: Members, earlier: Sequence[Collection[str]] = (), least: int = 1
+    ) -> tuple["Participant", CountShares]:
         """Its shares of the members' counts' seeds, and of the mask keys of those that are none.
 
+        Args:
+            question: the members.
+            earlier: the members of each sum about the same `subjects`.
+            least: the fewest members by which two such sums may differ.
+
         Raises:
-            RefusedError: it is not the client's turn; it is no member itself; or too few are.
+            RefusedError: it is not the client's turn; it is no member itself; too few are; or the difference between
+                this sum and an earlier one would be the numbers of fewer than ``least`` clients.
         """
         self._require(question.session, 3)
         members = tuple(sorted(question.names))
@@ -167,6 +194,13 @@ class Participant:
         refuse_unless(set(members) <= set(self.sharers), "members that are not in the sum")
         refuse_unless(self.card.name in members, "a sum that the client is not in, although it sent its numbers")
         refuse_unless(len(members) >= self.threshold, f"{len(members)} members, not {self.threshold}")
+        for others in earlier:
+            apart = len({*members} ^ {*others})
+            refuse_unless(
+                apart == 0 or apart >= least,
+                f"the members differ by {apart} from those of a sum over the same models, and must differ by at least "
+                f"{least}",
+            )
         shares = {name: self.held[name][1 if name in members else 0] for name in self.sharers if name in self.held}
         return replace(self, stage=4, members=members), CountShares(shares)
 

@@ -46,7 +46,7 @@ class Session:
     """The name of one secure sum.
 
     Args:
-        run: a random name of the server's program, 32 hexadecimal digits; numbers of rounds only rise in it.
+        run: a random name of the server's program, 32 hexadecimal digits.
         number: of the sum in the run, from 1.
         kind: of what is summed.
     """
@@ -58,7 +58,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Opening:
-    """The server's first question; ``config`` is the run's, as TOML, with K ``clusters``."""
+    """The server's first question; ``config`` is the run's, as TOML, with so many ``clusters``.
+
+    A sum of histograms has two for each of the run's: its clients are divided in two halves (`half_of`).
+    """
 
     session: Session
     config: str
@@ -220,6 +223,15 @@ def binding_of(session: Session, config: str, cards: Sequence[Card], sharers: Se
     """
     roster = [(card.signed_part(session, config).hex(), card.signature.hex()) for card in cards]
     return hashlib.sha256(_canonical("sum", sorted(roster), sorted(sharers), offer.hex())).digest()
+
+
+def half_of(name: str, sharers: Sequence[str], digest: bytes) -> int:
+    """The half of a cluster, 0 or 1, that the client ``name`` is in, in a sum of histograms.
+
+    The ``digest`` is of signed keys that clients have drawn, so the server does not choose the halves.
+    """
+    order = sorted(sharers, key=lambda other: hashlib.sha256(_canonical("half", digest.hex(), other)).digest())
+    return order.index(name) % 2
 
 
 def counts_part(binding: bytes, counts: bytes) -> bytes:

@@ -4,22 +4,32 @@ The numbers that it adds are those that it would send otherwise, after the same 
 charges to its ledger.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
 from flwr.app import RecordDict
 
-from shoal.core.atomic_files import write_text
+from shoal.core.atomic_files import PRIVATE, private_folder, remove_unfinished, write_text
 from shoal.core.errors import require
 from shoal.deployment.client.client_round import histograms_reply, training_reply
 from shoal.deployment.client.node_data import run_config
+from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import unpack_offer
 from shoal.deployment.messages import Offer
-from shoal.deployment.secure_sums.contributions import check_summable, histogram_block, offer_digest, update_block
+from shoal.deployment.secure_sums.contributions import (
+    check_summable,
+    histogram_block,
+    models_digest,
+    offer_digest,
+    update_block,
+)
 from shoal.deployment.secure_sums.node_keys import KnownKeys, NodeKey
 from shoal.deployment.secure_sums.participant import Participant
 from shoal.deployment.secure_sums.protocol_messages import (
@@ -34,8 +44,11 @@ from shoal.deployment.secure_sums.protocol_messages import (
 )
 from shoal.deployment.secure_sums.secure_records import pack_answer, unpack_question
 
-_RUNS = 1000
-"""Runs of servers that a node remembers; one that was forgotten could be repeated to it."""
+_REMEMBERED = 1000
+"""Configurations, and models, whose sums a node remembers; a sum that was forgotten could be repeated to it."""
+
+_OPEN = 20
+"""Runs whose sum may be open at a node; the oldest is forgotten."""
 
 
 def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
@@ -49,6 +62,7 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
     question = unpack_question(records)
     node = _Node(settings, settings.folder / "secure-sums")
     with FileLock(node.folder / "lock"):
+        remove_unfinished(node.folder)
         if isinstance(question, Opening):
             return pack_answer(node.opened(question))
         client = node.load(question.session)
@@ -58,23 +72,31 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
             case Roster():
                 client, answer = client.letters(question, node.known, least)
             case Members():
-                client, answer = client.count_shares(question)
+                client, answer = client.count_shares(question, node.earlier(client.subjects), least)
+                node.remember(client.subjects, client.members)
             case Transcript():
                 client, answer = client.block_shares(question, least)
             case Delivery():
                 offer = unpack_offer(records)
+                train = client.session.kind == "train"
                 same = offer.config == client.config and offer.round == client.session.number
-                require(same and len(offer.models) == len(client.seeds) - 1, "an offer of another sum")
-                if client.session.kind == "train":
+                clusters = len(offer.models) * (1 if train else 2)
+                require(same and clusters == len(client.seeds) - 1, "an offer of another sum")
+                node.require_new(client.session, client.config)
+                subject = f"{client.session.kind} {models_digest(offer.models)}"
+                if train:
                     update = training_reply(offer, settings, in_sum=True)
                     cluster, block = update.cluster, update_block(update, offer.models, config, len(client.cards))
-                    node.choose(client.session, cluster)
+                    choice = node.choose(client.session, cluster)
                 else:
-                    cluster = node.choice(client.session)
-                    counts = histograms_reply(_of_one(offer, cluster), settings)
-                    block = histogram_block(counts, offer.client % 2)
-                client, answer, blocks = client.masked(question, offer_digest(offer), cluster, block, node.key)
+                    chosen, choice = node.choice(client.session)
+                    block = histogram_block(histograms_reply(_of_one(offer, chosen), settings))
+                    cluster = 2 * chosen + client.half(question)
+                # Sums of one choice are compared too: their counts tell the choice of whoever is in one alone.
+                answers = (offer_digest(offer), cluster, block, node.key, (subject, choice))
+                client, answer, blocks = client.masked(question, *answers)
                 node.save(client)
+                node.answered(client.session, client.config)
                 return pack_answer(answer, blocks)
         node.save(client)
         return pack_answer(answer)
@@ -99,8 +121,7 @@ class _Node:
     """The files of a node's secure sums, in a folder of its own."""
 
     def __init__(self, settings: NodeSettings, folder: Path) -> None:
-        self.settings, self.folder = settings, folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.settings, self.folder = settings, private_folder(folder)
 
     @property
     def key(self) -> NodeKey:
@@ -117,32 +138,53 @@ class _Node:
         return KnownKeys.load(self.folder / "pinned-keys", fixed=False)
 
     def opened(self, question: Opening) -> Card:
-        """The card of a new sum, whose number is above that of each earlier one of the server's run."""
+        """The card of a new sum, of a round whose sum the node has not answered yet."""
         session = question.session
         section = check_summable(run_config(question.config, self.settings.allow_code))
+        least = Policy.read(self.settings.policy).sum_threshold
         require(
             section.min_clients >= self.settings.min_clients,
             f"the run opens sums of {section.min_clients} clients, and this node's 'min-clients' is "
             f"{self.settings.min_clients}",
         )
-        path, name = self.folder / "sums.json", f"{session.run} {session.kind}"
-        numbers: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if session.number <= numbers.get(name, 0):
-            raise RefusedError(f"sum {session.number} of a run was opened already")
-        last = dict(list(numbers.items())[-_RUNS:])
-        last.pop(name, None)
-        write_text(path, json.dumps(last | {name: session.number}) + "\n")
+        require(
+            section.threshold >= least - 1e-9,
+            f"{section.threshold:g} of the clients can open a sum of this run, and the policy's 'sum_threshold' is "
+            f"{least:g}",
+        )
+        self.require_new(session, question.config)
         client = Participant.begin(
             session, question.config, self.settings.name, self.key, question.clusters, section.threshold
         )
         self.save(client)
         return client.card
 
+    def require_new(self, session: Session, config: str) -> None:
+        """Raise `RefusedError` where the node has answered a sum of this round, or of a later one."""
+        last = self._read("answered").get(_round_of(session, config), 0)
+        if session.number <= last:
+            raise RefusedError(f"the sum of round {last} of this configuration was answered already")
+
+    def answered(self, session: Session, config: str) -> None:
+        """Remember that the node has answered this round's sum, whatever the run's name."""
+        self._write("answered", {_round_of(session, config): session.number})
+
+    def earlier(self, subjects: Sequence[str]) -> list[list[str]]:
+        """The members of the sums about any of these subjects that the node has helped to open."""
+        known = self._read("members")
+        return [members for subject in subjects for members in known.get(subject, [])]
+
+    def remember(self, subjects: Sequence[str], members: Sequence[str]) -> None:
+        """Remember the members of a sum, before the node helps to open it."""
+        known = self._read("members")
+        new = {s: [*known.get(s, []), list(members)] for s in subjects if list(members) not in known.get(s, [])}
+        self._write("members", new)
+
     def load(self, session: Session) -> Participant:
-        """The client in the sum that was opened last, which must be this one."""
-        path = self.folder / "sum.json"
+        """The client in the sum that is open in this run, which must be this one."""
+        path = self._sum(session)
         if not path.exists():
-            raise RefusedError("no sum is open")
+            raise RefusedError("no sum is open in this run")
         client = Participant.read(path.read_text(encoding="utf-8"))
         if client.session != session:
             raise RefusedError("a question of another sum than the one that is open")
@@ -150,23 +192,45 @@ class _Node:
 
     def save(self, client: Participant) -> None:
         """Write what the client must remember, before its answer leaves; nothing after its last answer."""
-        path = self.folder / "sum.json"
+        path = self._sum(client.session)
         if client.finished:
             path.unlink(missing_ok=True)
             return
-        write_text(path, client.written())
+        write_text(path, client.written(), mode=PRIVATE)
+        for old in sorted(self.folder.glob("sum-*.json"), key=lambda one: one.stat().st_mtime)[:-_OPEN]:
+            old.unlink()
 
-    def choose(self, session: Session, cluster: int) -> None:
-        """Remember the cluster that the client is in."""
-        write_text(self.folder / "cluster.json", json.dumps({"run": session.run, "cluster": cluster}) + "\n")
+    def choose(self, session: Session, cluster: int) -> str:
+        """Remember the cluster that the client is in; returns what names this choice."""
+        choice = f"choice {session.run} {session.number}"
+        self._write("choices", {session.run: [cluster, choice]})
+        return choice
 
-    def choice(self, session: Session) -> int:
-        """The cluster that the client was in last, in this run."""
-        path = self.folder / "cluster.json"
-        last = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if last.get("run") != session.run:
+    def choice(self, session: Session) -> tuple[int, str]:
+        """The cluster that the client was in last, in this run, and what names this choice."""
+        choices = self._read("choices")
+        if session.run not in choices:
             raise RefusedError("the client has trained no model in this run")
-        return int(last["cluster"])
+        cluster, choice = choices[session.run]
+        return int(cluster), str(choice)
+
+    def _sum(self, session: Session) -> Path:
+        return self.folder / f"sum-{session.run}.json"
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def _write(self, name: str, entries: Mapping[str, object]) -> None:
+        """Add entries to a file of the newest ones."""
+        known = {key: value for key, value in self._read(name).items() if key not in entries}
+        newest = dict([*known.items(), *entries.items()][-_REMEMBERED:])
+        write_text(self.folder / f"{name}.json", json.dumps(newest) + "\n", mode=PRIVATE)
+
+
+def _round_of(session: Session, config: str) -> str:
+    """The configuration and the kind of a sum, whose number is the round's."""
+    return f"{hashlib.sha256(config.encode()).hexdigest()} {session.kind}"
 
 
 def _of_one(offer: Offer, cluster: int) -> Offer:

@@ -3,7 +3,7 @@
 import csv
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -25,6 +25,7 @@ from shoal.deployment.messages import Offer
 from shoal.deployment.secure_sums.contributions import (
     HISTOGRAMS,
     check_summable,
+    models_digest,
     numbers_of,
     offer_digest,
     summed_histograms,
@@ -53,14 +54,16 @@ class SecureRounds:
     Args:
         server: of the run.
         config: of the run.
-        run: the random name of this program's run, in which no number of a sum comes twice.
+        run: the random name of this program's run.
         means: mean number of examples of a client of each cluster, as they were last opened.
+        last: the digest of the models of the last sum of updates, and its members.
     """
 
     server: Server
     config: Config
     run: str = field(default_factory=lambda: secrets.token_hex(16))
     means: dict[int, float] = field(default_factory=dict)
+    last: tuple[str, tuple[str, ...]] = ("", ())
 
     def __post_init__(self) -> None:
         if self.log.exists():
@@ -101,10 +104,14 @@ class SecureRounds:
             asked, sums = self._summed("train", number, cohort, state, width)
             for k, block in sums.blocks.items():
                 members = int(sums.counts[k])
-                examples, moves[k] = summed_update(block, members, self.config, asked)
+                try:
+                    examples, moves[k] = summed_update(block, members, self.config, asked)
+                except RefusedError as error:
+                    attendance.events.add(number, "rejected", "all", None, f"the sum of cluster {k}: {error}")
+                    continue
                 counts[k], self.means[k] = members, examples / members
-            known = {k: (self.means[k] * counts[k], float(moves[k].norm())) for k in sums.blocks}
-            self._write(number, "train", sums, known)
+            known = {k: (self.means[k] * count, float(moves[k].norm())) for k, count in enumerate(counts) if count}
+            self._write(number, "train", sums.counts.tolist(), known)
             for member in self.server.members:
                 member.trained += member.name in sums.members
             summed = True
@@ -121,15 +128,18 @@ class SecureRounds:
         return after, plan
 
     def histograms(self, state: State) -> dict[int, Floats]:
-        """The histograms (2, 2, B) of each half of the clients of each cluster that is opened."""
+        """The histograms (2, 2, B) of both halves of the clients of each cluster whose halves are opened."""
         everybody = [i for i, member in enumerate(self.server.members) if member.node is not None and member.trained]
         try:
-            _, sums = self._summed("histograms", state.round, everybody, state, 4 * (len(EDGES) + 1))
+            _, sums = self._summed("histograms", state.round, everybody, state, 2 * (len(EDGES) + 1))
         except RefusedError as error:
             self.server.attendance.events.add(state.round, "failed", "all", None, f"histograms: {error}")
             return {}
-        counts = {k: summed_histograms(block) for k, block in sums.blocks.items()}
-        self._write(state.round, "histograms", sums, {k: (float(part.sum()), 0.0) for k, part in counts.items()})
+        halves = {k: summed_histograms(block) for k, block in sums.blocks.items()}
+        both = [k for k in range(len(state.models)) if {2 * k, 2 * k + 1} <= halves.keys()]
+        counts = {k: np.stack([halves[2 * k], halves[2 * k + 1]]) for k in both}
+        clients = sums.counts.reshape(-1, 2).sum(axis=1).tolist()
+        self._write(state.round, "histograms", clients, {k: (float(part.sum()), 0.0) for k, part in counts.items()})
         return counts
 
     def epsilons(self) -> dict[str, float]:
@@ -150,9 +160,13 @@ class SecureRounds:
     def _summed(self, kind: Kind, number: int, cohort: list[int], state: State, length: int) -> tuple[int, ClusterSums]:
         """The sums over the clients at ``cohort``, and how many of them began; raises `RefusedError`."""
         server, section, began = self.server, check_summable(self.config), 0
-        names = {server.members[i].name: i for i in cohort}
+        names = {server.members[i].name: i for i in cohort if not server.members[i].culprit}
+        digest = models_digest(state.models)
+        if kind == "histograms" or digest == self.last[0]:
+            names = {name: names[name] for name in comparable(list(names), self.last[1], section.min_clients)}
         offers = {
-            i: server.offer(number, server.members[i], state.models, state.risks, state.directives) for i in cohort
+            i: server.offer(number, server.members[i], state.models, state.risks, state.directives)
+            for i in names.values()
         }
 
         def form(clients: int) -> tuple[int, np.dtype]:
@@ -163,21 +177,27 @@ class SecureRounds:
         def reject(name: str, reason: str) -> None:
             server.attendance.reject(number, server.members[names[name]], reason)
 
-        if not cohort:
+        if not names:
             raise RefusedError("no client is there")
         exchange = _Exchange(server, number, names, offers)
-        digest = offer_digest(next(iter(offers.values())))
-        session = Session(self.run, number, kind)
+        offered = offer_digest(next(iter(offers.values())))
+        session, clusters = Session(self.run, number, kind), len(state.models) * (2 if kind == "histograms" else 1)
         summing = CoordinatedSum(
-            session, server.config, len(state.models), form, section.threshold, digest, exchange.ask, reject
+            session, server.config, clusters, form, section.threshold, offered, exchange.ask, reject
         )
         known = KnownKeys.load(server.attendance.settings.out / "node-keys", fixed=False)
-        sums = summing.carried_out(list(names), known, section.min_clients)
+        try:
+            sums = summing.carried_out(list(names), known, section.min_clients)
+        finally:
+            for name in summing.culprits:
+                server.members[names[name]].culprit = True
+            if kind == "train" and summing.members:
+                self.last = digest, summing.members
         return began, sums
 
-    def _write(self, number: int, kind: Kind, sums: ClusterSums, opened: Mapping[int, tuple[float, float]]) -> None:
+    def _write(self, number: int, kind: Kind, counts: Sequence[int], opened: Mapping[int, tuple[float, float]]) -> None:
         with self.log.open("a", encoding="utf-8", newline="") as file:
-            for k, clients in enumerate(sums.counts.tolist()):
+            for k, clients in enumerate(counts):
                 examples, norm = opened.get(k, (0.0, 0.0))
                 row = [number, kind, k, clients, int(k in opened), round(examples), f"{norm:.6g}"]
                 csv.writer(file, lineterminator="\n").writerow(row)
@@ -250,6 +270,33 @@ class _Exchange:
         for i in sorted(silent):
             reason = f"no reply by the deadline of '{positions[i].stage}' in round {number}"
             attendance.miss(number, members[i], reason)
+
+
+def comparable(names: Sequence[str], last: Collection[str], least: int) -> list[str]:
+    """The clients of ``names`` that are asked for a sum about the same models as that of the clients ``last``.
+
+    Clients refuse one whose members differ from the last sum's by fewer than ``least``, so some are left out.
+
+    Raises:
+        RefusedError: too few would be left.
+
+    >>> comparable("abcdef", "abcdef", 3), comparable("abcdefg", "abcdef", 3), comparable("abcde", "abcdef", 3)
+    (['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c'])
+    """
+    both = [name for name in names if name in last]
+    apart = len({*names} ^ {*last})
+    if not last or apart == 0 or apart >= least:
+        return list(names)
+    if len(both) == len(last):
+        return both
+    surplus = set(both[len(both) - least + apart :])
+    left = [name for name in names if name not in surplus]
+    if len(left) < max(least, 2):
+        raise RefusedError(
+            f"the clients differ by {apart} from those of the last sum over the same models, and must differ by at "
+            f"least {least}; nothing is asked"
+        )
+    return left
 
 
 def _parts(examples: int, clients: int) -> list[int]:

@@ -5,7 +5,9 @@ seed are one.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import combinations, islice
 
 PRIME = 2**255 - 19
 BYTES = 32
@@ -36,21 +38,38 @@ def shares_of(secret: bytes, threshold: int, holders: int) -> list[bytes]:
 
 def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """The secret, from at least ``threshold`` shares by their holders' numbers; the first ones are taken."""
-    chosen = dict(sorted(shares.items())[:threshold])
-    weights = weights_of(list(chosen))
-    total = sum(
-        weight * int.from_bytes(share, "little") for weight, share in zip(weights, chosen.values(), strict=True)
-    )
+    return _value_at(0, dict(sorted(shares.items())[:threshold]))
+
+
+def subsets(shares: Mapping[int, bytes], threshold: int, most: int) -> Iterator[dict[int, bytes]]:
+    """At most ``most`` subsets of ``threshold`` shares; the first ones leave out as few holders as possible."""
+    holders = sorted(shares)
+    spare = len(holders) - threshold
+    left_out = (set(out) for size in range(spare + 1) for out in combinations(holders, size))
+    for out in islice(left_out, most):
+        yield {x: shares[x] for x in [x for x in holders if x not in out][:threshold]}
+
+
+def wrong_shares(right: Mapping[int, bytes], shares: Mapping[int, bytes]) -> list[int]:
+    """The holders whose ``shares`` are not those of the secret that the threshold's ``right`` ones give."""
+    return [x for x, share in shares.items() if x not in right and _value_at(x, right) != share]
+
+
+def _value_at(x: int, shares: Mapping[int, bytes]) -> bytes:
+    """The value at ``x`` of the polynomial through all ``shares``."""
+    values = (int.from_bytes(share, "little") for share in shares.values())
+    total = sum(weight * value for weight, value in zip(_weights(x, tuple(shares)), values, strict=True))
     return (total % PRIME).to_bytes(BYTES, "little")
 
 
-def weights_of(holders: Sequence[int]) -> list[int]:
-    """Lagrange's weights at 0 of the shares of these holders."""
+@lru_cache(maxsize=4)
+def _weights(x: int, holders: tuple[int, ...]) -> list[int]:
+    """Lagrange's weights at ``x`` of the shares of these holders."""
     weights = []
-    for x in holders:
+    for holder in holders:
         above, below = 1, 1
         for other in holders:
-            if other != x:
-                above, below = above * other % PRIME, below * (other - x) % PRIME
+            if other != holder:
+                above, below = above * (other - x) % PRIME, below * (other - holder) % PRIME
         weights.append(above * pow(below, -1, PRIME) % PRIME)
     return weights

@@ -28,6 +28,7 @@ class Member:
         node: where it is now; None: nowhere.
         waits: whether a round waits for it; not since it missed a deadline, until it is heard from again.
         key: a hash of its node's public key; "": it has none.
+        culprit: whether a secure sum failed by it, or it gave a wrong share; it takes part in no further one.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Member:
     node: int | None = None
     waits: bool = True
     key: str = ""
+    culprit: bool = False
 
 
 @dataclass
