@@ -37,6 +37,9 @@ _LONGEST = 200
 Stamp = tuple[int, str]
 """The number of a ledger's charges and the hash of the last one, which the server keeps; ``(0, "")``: none yet."""
 
+REFUSED = "the client refuses; its own log says why"
+"""The reason of every other refusal: two of them would be an answer that nobody is charged for."""
+
 NO_FEATURES = "the client does not have the run's map of features"
 """The reason of a client's refusal, after which the server sends the map again."""
 
@@ -99,9 +102,12 @@ class Offer:
 
 
 class NotAllowedError(InputError):
-    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told."""
+    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told.
 
-    def __init__(self, sentence: str, reason: str = "the client's own policy does not allow it") -> None:
+    It is `REFUSED`, or says which file the node lacks, which must not depend on the node's data.
+    """
+
+    def __init__(self, sentence: str, reason: str = REFUSED) -> None:
         super().__init__(sentence)
         self.reason = reason
 

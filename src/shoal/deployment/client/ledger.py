@@ -174,7 +174,6 @@ class Ledger:
             here = f"others, {ledger.stamp[0]} of them" if ledger.chain else "none"
             raise NotAllowedError(
                 f"the server has seen {count} charges of this client's ledger, and {path} has {here}: it would count "
-                "too little, so the client stops; only the newest ledger lets it go on",
-                "the client's ledger lacks charges that 'ledgers' of the run has",
+                "too little, so the client stops; only the newest ledger lets it go on"
             )
         return ledger
