@@ -140,7 +140,9 @@ def test_a_model_that_overflows_above_a_threshold_is_trained_on_any_records(tmp_
         "state-dir": str(tmp_path),
         "epsilon-budget": 1e3,
     }
-    (tmp_path / "policy.toml").write_text("choice_epsilon = 1.0\nchoice_every = 1")
+    columns = "client = 'clinic'\nlabel = 'state'\ninputs = ['age', 'dose']"
+    policy = f"choice_epsilon = 1.0\nchoice_every = 1\nclasses = ['ill', 'well']\n[columns]\n{columns}"
+    (tmp_path / "policy.toml").write_text(policy)
     settings = NodeSettings.read({**own, "policy": str(tmp_path / "policy.toml")})
     risks = torch.full((clusters,), 0.5, dtype=torch.float64)
     for number, age in enumerate((50.5, 99.5), 1):

@@ -270,11 +270,6 @@ def test_which_file_a_node_lacks_is_said_before_its_data_are_opened(tmp_path):
 # --- after a charge ----------------------------------------------------------------------------------------------
 
 
-OVERFLOWS = pytest.mark.xfail(
-    reason="the engine must count what is not finite as zero, or as the largest loss", strict=False
-)
-
-
 def overflowing(above: float, clusters: int = 1) -> tuple[Standardizer, torch.Tensor]:
     """A scale, and models (K, P) of a dense network, the first of which overflows for ages ``above`` alone."""
     model = create_model("mlp", VectorShape(1, 3), hidden=2)
@@ -297,7 +292,6 @@ def test_a_model_that_overflows_for_one_record_is_answered_as_without_it(tmp_pat
         assert ledger_of(node).stamp[0] == 1
 
 
-@OVERFLOWS
 def test_a_record_that_overflows_leaves_the_noise_of_an_update(tmp_path):
     scale, models = overflowing(above=60.0)
     offer = an_offer(("age",), scale=scale, models=models, model=MLP)
@@ -305,7 +299,6 @@ def test_a_record_that_overflows_leaves_the_noise_of_an_update(tmp_path):
     assert (update.end != models[0]).float().mean() > 0.5, "1e20 and 1e25 are too large for the noise to be seen"
 
 
-@OVERFLOWS
 def test_a_loss_that_is_not_finite_is_the_largest_in_a_choice(tmp_path):
     scale, models = overflowing(above=60.0, clusters=2)
     sure = POLICY.replace("choice_epsilon = 1.0", "choice_epsilon = 60.0")
