@@ -72,8 +72,8 @@ def test_toml_that_is_too_long_is_refused(tmp_path, monkeypatch):
         read_toml(tmp_path / "config.toml")
 
 
-TABLE = pd.DataFrame({"who, or where": ["a", "b"] * 20, "state": ["x", "y"] * 20, "age": range(40)})
-COLUMNS = Columns(client="who, or where", label="state")
+TABLE = pd.DataFrame({"who": ["a", "b"] * 20, "state": ["x", "y"] * 20, "age": range(40)})
+COLUMNS = Columns(client="who", label="state")
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.csv.zip", "t.csv.xz", "t.parquet"])

@@ -18,7 +18,6 @@ from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Standardizer
 from shoal.defenses import DPSGD, accounting
 from shoal.defenses.dp_sgd import NoiseShare
 from shoal.deployment.client.client_round import histograms_reply, randomised, training_reply, vote_reply
@@ -111,44 +110,6 @@ def test_the_gradient_of_one_example_is_refused_without_any_policy(tmp_path):
     few = an_offer(data={**TABLE["data"], "examples_per_client": 2})
     with pytest.raises(NotAllowedError, match="'min_examples' is 8; this run leaves 2 to train on"):
         training_reply(few, permissive)
-
-
-@pytest.mark.parametrize("clusters", [1, 2])
-def test_a_model_that_overflows_above_a_threshold_is_trained_on_any_records(tmp_path, clusters):
-    """A failure would be an exact answer, for the price of a noisy one: the largest age by bisection."""
-    rows = [f"north,{'ill' if i % 2 else 'well'},{20 + i},{i % 7}" for i in range(60)]
-    (tmp_path / "north.csv").write_text("\n".join(["clinic,state,age,dose", *rows]) + "\n")
-    other = [row.replace("north", "south") for row in rows]
-    (tmp_path / "server.csv").write_text("\n".join(["clinic,state,age,dose", *rows, *other]) + "\n")
-    data = {"source": "table", "path": str(tmp_path / "server.csv"), "client": "clinic", "label": "state"}
-    table = {
-        **TABLE, "data": {**data, "inputs": ["age", "dose"], "test_fraction": 0.1},
-        "model": {"name": "mlp"}, "local": {"steps": 1, "batch_size": "all"},
-        "algorithm": {"name": "ifca", "clusters": clusters, "rounds": 9},
-        "red_team": {"every": 0, "attack": "gap"},
-        "defenses": {"dp_sgd": {"noise_multiplier": 1.0, "sampling": "poisson"}},
-    }  # fmt: skip
-    decided, simulation = build(parse_config(table, "test"))
-    parts = simulation.setup.model.layout.views(torch.zeros(simulation.setup.model.layout.size))
-    (_, hidden), (_, _), (_, output), _ = parts.items()
-    # 0 where the age is below the mean that the server states, and otherwise infinite.
-    hidden[0, 0], output[0, 0] = 1e20, 1e25
-    models = simulation.setup.model.layout.pack(parts)[None].repeat(clusters, 1)
-    own = {
-        "client": "north",
-        "data-path": str(tmp_path / "north.csv"),
-        "state-dir": str(tmp_path),
-        "epsilon-budget": 1e3,
-    }
-    columns = "client = 'clinic'\nlabel = 'state'\ninputs = ['age', 'dose']"
-    policy = f"choice_epsilon = 1.0\nchoice_every = 1\nclasses = ['ill', 'well']\n[columns]\n{columns}"
-    (tmp_path / "policy.toml").write_text(policy)
-    settings = NodeSettings.read({**own, "policy": str(tmp_path / "policy.toml")})
-    risks = torch.full((clusters,), 0.5, dtype=torch.float64)
-    for number, age in enumerate((50.5, 99.5), 1):
-        scale = Standardizer(("age", "dose"), mean=(age, 0.0), std=(1.0, 1.0))
-        offer = Offer(number, 0, decided.toml(), models, risks, classes=("ill", "well"), scale=scale)
-        assert training_reply(offer, settings).end.isfinite().all()
 
 
 @pytest.mark.parametrize("delta", [0.9, 0.1])
