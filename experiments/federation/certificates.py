@@ -2,8 +2,9 @@
 
     python experiments/federation/certificates.py FOLDER --nodes 3
 
-For trials and tests: the server's certificate is valid for 30 days, and the authority's key is thrown away. In use, a
-server's certificate comes from your own authority, and each SuperNode makes its key itself and sends the public half.
+For trials and tests, by `trustme`, which is in the extra ``dev`` (``pip install trustme``). The server's certificate is
+valid for 30 days, and the authority's key is thrown away. In use, a server's certificate comes from your own authority,
+and each SuperNode makes its key itself and sends the public half.
 """
 
 import argparse

@@ -12,10 +12,10 @@ from torch import nn
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedAvg, FedOpt, FedProx, Pooling
 from shoal.algorithms.clusters.cfl import ParameterTree, bipartition
+from shoal.algorithms.clusters.update_sketch import UpdateSketch
 from shoal.control import Coordinator, Knob, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.core.update_sketch import UpdateSketch
 from shoal.defenses import L2
 from shoal.engine import Engine, State, Training
 from shoal.runs.result import load

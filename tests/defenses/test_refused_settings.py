@@ -26,7 +26,7 @@ from shoal.defenses import CCL, DPSGD, Augmentation, Flooding, Mixup, NormClippi
         (DPSGD, {"noise_multiplier": -0.1}, "'noise_multiplier' must be at least 0; got -0.1"),
         (DPSGD, {"noise_multiplier": math.nan}, "'noise_multiplier' must be a finite number; got nan"),
         (DPSGD, {"noise_multiplier": math.inf}, "'noise_multiplier' must be a finite number; got inf"),
-        (DPSGD, {"max_grad_norm": 0.0}, "'max_grad_norm' must be above 0; got 0.0"),
+        (DPSGD, {"max_grad_norm": 0.0}, "'max_grad_norm' must be at least 1e-06; got 0.0"),
         (DPSGD, {"delta": 0.0}, "'delta' must be above 0; got 0.0"),
         (DPSGD, {"delta": 1.0}, "'delta' must be below 1; got 1.0"),
         (DPSGD, {"accountant": "moments"}, "'accountant' must be 'rdp' or 'prv'; got 'moments'"),

@@ -24,10 +24,10 @@ from shoal.deployment.client import client_round
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import Ledger
-from shoal.deployment.client.node_data import open_client, run_config
+from shoal.deployment.client.node_data import asked_run, open_client, run_config
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import pack_offer, pack_reply
-from shoal.deployment.messages import FROZEN, NotAllowedError, Offer
+from shoal.deployment.messages import FROZEN, REFUSED, NotAllowedError, Offer
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
 from shoal.simulation.coordination import accountable_trainings
@@ -167,7 +167,7 @@ def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
     budget = settings(tmp_path, policy, **{"epsilon-budget": spent.epsilon(1e-5) * 1.01})
     with pytest.raises(NotAllowedError, match=r"the privacy budget is spent: .* after round 2") as refused:
         training_reply(replace(offer, round=2), budget)
-    assert refused.value.reason == "the client's privacy budget is spent", "how much was spent is the client's own"
+    assert refused.value.reason == REFUSED, "that it is spent is the client's own"
     assert Ledger.load(tmp_path / "ledger.json") == spent
     assert isinstance(training_reply(replace(offer, round=2), settings(tmp_path, policy)), ClientUpdate)
     assert Ledger.load(tmp_path / "ledger.json").rounds == 2
@@ -196,8 +196,8 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
 
 
 def test_a_ledger_is_charged_for_all_copies_of_a_record(tmp_path, monkeypatch):
-    def copied(*given):
-        client = open_client(*given)
+    def copied(*given, **own):
+        client = open_client(*given, **own)
         clients = client.federation.clients
         rows = clients.indices[:3]
         clients.x[rows], clients.y[rows] = clients.x[rows[0]].clone(), clients.y[rows[0]].clone()
@@ -326,12 +326,14 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
     offer = replace(an_offer(model={"name": name}), frozen=simulation.setup.model.frozen_hash)
     node = settings(tmp_path, **{"allow-code": name})
     open_client.cache_clear()
+    asked_run.cache_clear()
     reply = training_reply(offer, node)
     sent = [array for message in (pack_offer(offer), pack_reply(reply)) for array in message.array_records.values()]
     sizes = [len(array.data) for record in sent for array in record.values()]
     assert max(sizes) < 3000 < 100 * 3000 < 4 * simulation.setup.model.frozen["1.weight"].numel()
     seeds.append(2)
     open_client.cache_clear()
+    asked_run.cache_clear()
     frozen, later = simulation.setup.model.frozen, replace(offer, round=2)
     with pytest.raises(NotAllowedError, match="the frozen tensors of the server's models are not there"):
         training_reply(later, node)
@@ -348,3 +350,4 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
     assert torch.equal(sent.structure()[1].weight, frozen["1.weight"])
     assert not torch.equal(Pretrained(None)[1].weight, frozen["1.weight"])
     open_client.cache_clear()
+    asked_run.cache_clear()

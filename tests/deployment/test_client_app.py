@@ -9,6 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from shoal.deployment.client import client_app
 from shoal.deployment.flower_records import unpack_identity
+from shoal.deployment.messages import REFUSED
 
 
 def asked(node: dict[str, object], run: dict[str, object] | None = None) -> tuple[Message, Context]:
@@ -40,5 +41,5 @@ def test_a_server_does_not_name_a_nodes_folder(monkeypatch, simulated, folder):
 def test_an_error_stays_in_the_nodes_own_log(handler, caplog):
     reply = handler(*asked({"data-path": "/secret/place", "client": "a b"}))
     assert set(reply.content) == {"refusal"}
-    assert reply.content["refusal"]["reason"] == "the client could not answer; its own log says why"
+    assert reply.content["refusal"]["reason"] == REFUSED
     assert "could not be answered" in caplog.text

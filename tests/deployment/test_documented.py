@@ -59,12 +59,14 @@ def write_table(path: Path, clinics: list[str], rows: int, seed: int) -> None:
 
 
 def test_what_is_installed_is_what_the_project_has():
-    (install,) = [command for command in commands(SECTION) if command.startswith("pip install")]
+    install, trial = [command for command in commands(SECTION) if command.startswith("pip install")]
     assert install == "pip install -c constraints.txt -e '.[flower]'"
     assert (ROOT / "constraints.txt").is_file()
-    assert "flower" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert trial == "pip install -c constraints.txt trustme"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [any("trustme" in package for package in extras[name]) for name in ("flower", "dev")] == [False, True]
     assert [command.split()[0] for command in commands(SECTION) if command.startswith(INSTALLS)] == [
-        "git", "python3", "pip", "export"
+        "git", "python3", "pip", "export", "pip"
     ]  # fmt: skip
 
 

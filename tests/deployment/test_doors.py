@@ -121,5 +121,5 @@ def test_a_stranger_is_refused_and_a_pinned_node_runs_no_code_of_the_servers(tmp
         assert "SuperNode ID" not in programs.log("stranger")
     answers = json.loads((where / "answers.json").read_text())
     assert answers["identify"].count("partition-0") == 1
-    assert answers["steal"].count("the client could not answer; its own log says why") == 1
+    assert answers["steal"].count("the client refuses; its own log says why") == 1
     assert {path.name for path in where.iterdir()} == {"answers.json", "server-ran", "client-ran-1"}

@@ -285,7 +285,7 @@ def test_a_killed_supernode_comes_back_by_itself_to_a_run_that_needs_all(tmp_pat
 
 @pytest.mark.processes
 def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_rounding(tmp_path, forks):
-    secure = "[secure_aggregation]\nmin_clients = 2\nthreshold = 0.5"
+    secure = "[secure_aggregation]\nmin_clients = 2\nthreshold = 0.7"
     path, out, keys = tmp_path / "run.toml", tmp_path / "run", tmp_path / "keys"
     # With this seed two clients choose each model in both rounds.
     a_config(path, clients=4, rounds=2, model="logistic", every=2, seed=8, further=secure)

@@ -25,7 +25,7 @@ from shoal.deployment.client.ledger import Ledger
 from shoal.deployment.client.node_data import open_client
 from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
-from shoal.deployment.messages import NotAllowedError, Offer
+from shoal.deployment.messages import REFUSED, NotAllowedError, Offer
 from shoal.engine import ClientUpdate, LocalSGD
 
 TABLE: dict[str, Any] = {
@@ -79,33 +79,10 @@ def test_what_the_policy_does_not_allow_is_refused_and_nothing_is_charged(tmp_pa
     settings = node(tmp_path, policy)
     with pytest.raises(NotAllowedError, match=words) as refused:
         training_reply(an_offer(models, **changes), settings)
-    assert refused.value.reason == "the client's own policy does not allow it"
+    assert refused.value.reason == REFUSED
     assert ledger_of(settings) == Ledger()
     allowing = "rounds = 1\nmin_examples = 20\nsampling = 'any'\n[networks]\nlogistic = 650"
     assert isinstance(training_reply(an_offer(models, **changes), node(tmp_path, allowing)), ClientUpdate)
-
-
-def test_columns_that_the_policy_does_not_name_are_not_read(tmp_path):
-    rows = [f"north,{'ill' if i % 2 else 'well'},{i % 5},{i % 2}" for i in range(20)]
-    (tmp_path / "north.csv").write_text("\n".join(["who,state,dose,hiv", *rows]) + "\n")
-    data = {
-        "source": "table",
-        "path": str(tmp_path / "north.csv"),
-        "client": "who",
-        "label": "state",
-        "test_fraction": 0.1,
-    }
-    table = {**TABLE, "data": data, "red_team": {"every": 0, "attack": "gap"}}
-    own = {"client": "north", "data-path": str(tmp_path / "north.csv"), "state-dir": str(tmp_path)}
-    for inputs, words in ((["dose", "hiv"], "also names 'hiv'"), (None, "names no inputs, which is all")):
-        asked = {**data, "inputs": inputs} if inputs else data
-        config = parse_config({**table, "data": asked}, "test")
-        client = open_client(config.toml(), NodeSettings.read(own), ("ill", "well"))
-        with pytest.raises(NotAllowedError, match=words):
-            Policy(columns=("who", "state", "dose")).check_run(client.config, 4, 20)
-        Policy().check_run(client.config, 4, 20)
-    allowed = parse_config({**table, "data": {**data, "inputs": ["dose"]}}, "test")
-    Policy(columns=("who", "state", "dose")).check_run(allowed, 4, 20)
 
 
 def test_a_policy_with_a_mistake_stops_the_node(tmp_path):
@@ -172,7 +149,7 @@ def test_a_node_with_a_budget_answers_nothing_that_has_no_finite_epsilon(tmp_pat
     settings = node(tmp_path, any_answer, **{"epsilon-budget": 1e6})
     with pytest.raises(NotAllowedError, match="has no finite epsilon") as refused:
         ask(offer, settings)
-    assert "no finite epsilon" in refused.value.reason
+    assert refused.value.reason == REFUSED
     assert ledger_of(settings) == Ledger()
     ask(offer, node(tmp_path, any_answer))
     assert ledger_of(settings).epsilon(1e-5) == math.inf
@@ -384,7 +361,7 @@ def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path,
         (tmp_path / "policy.toml").write_text("min_noise_multiplier = 2.5")
         refusal = unpack_refusal(answer("train", client_app.train))
     assert refusal is not None
-    assert refusal.reason == "the client's own policy does not allow it"
+    assert refusal.reason == REFUSED
     assert "refused: the policy's 'min_noise_multiplier' is 2.5; the server asks for 0" in caplog.text
     assert "the server asks to keep a map of features" in caplog.text
     histograms = answer("query.histograms", client_app.count)

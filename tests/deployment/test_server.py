@@ -27,7 +27,7 @@ from shoal.core.errors import InputError, ShoalError
 from shoal.deployment.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal.deployment.client.kept_features import keep_features, kept_features
 from shoal.deployment.client.ledger import Ledger
-from shoal.deployment.client.node_data import open_client
+from shoal.deployment.client.node_data import asked_run, open_client
 from shoal.deployment.client.policy import NotAllowedError
 from shoal.deployment.flower_config import NodeSettings, RunSettings
 from shoal.deployment.flower_records import (
@@ -234,6 +234,7 @@ def test_a_map_of_features_is_sent_once_and_again_to_a_node_that_lost_it(tmp_pat
             (kept,) = (tmp_path / "1" / "features").iterdir()
             kept.write_bytes(kept.read_bytes()[:-1])
             open_client.cache_clear()
+            asked_run.cache_clear()
         return reply
 
     nodes = Refusing(tmp_path, spoil=lose)
@@ -724,3 +725,4 @@ def test_a_node_with_another_frozen_body_is_sent_the_servers_once(tmp_path, monk
     (digest,) = {offer.frozen for offer in nodes.offers}
     assert (tmp_path / "1" / "frozen" / f"{digest}.safetensors").exists()
     open_client.cache_clear()
+    asked_run.cache_clear()

@@ -210,6 +210,19 @@ def test_a_clipped_gradient_has_at_most_the_bound_s_norm():
         assert float(torch.cat([each.flatten() for each in found.values()]).norm()) == pytest.approx(0.01, rel=1e-4)
 
 
+def test_terms_of_a_norm_that_cancel_do_not_hide_it():
+    """The gradient of a word that stands twice is the difference of two numbers that are far above the bound."""
+    network = network_of(Model(lambda: nn.Sequential(nn.Embedding(1, 2), nn.Flatten(), nn.Linear(4, 2))))
+    sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
+    x, y = torch.zeros(1, 2, dtype=torch.int64), torch.tensor([1])
+    for part in range(1, 9):
+        with torch.no_grad():
+            network.network[0].weight.fill_(1.0)
+            network.network[2].weight.copy_(1e15 * torch.tensor([[1, 1, 1e-6 * part - 1, -1], [0, 0, 0, 0]]))
+        found = torch.cat([each.flatten() for each in sums(network._forward, x, y, 0.1).values()])
+        assert float(found.norm()) <= 0.1001
+
+
 @pytest.mark.parametrize("build", [MnistCNN, lambda: VGG(depth=11, norm="group")], ids=["mnist-cnn", "vgg11"])
 def test_networks_of_the_papers_are_clipped_by_ghost_norms(build):
     network = network_of(Model(build))

@@ -29,7 +29,7 @@ from shoal.data import Federation
 from shoal.engine import LocalSGD
 from shoal.models import Model
 from shoal.replay.reference_federations import AttackedRun
-from shoal.runs.audits.audit_files import read_scores
+from shoal.runs.audits.audit_files import read_scores, write_scores
 from shoal.runs.audits.audit_members import audit_scores, audit_trace
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.result import load
@@ -427,6 +427,16 @@ def test_rows_without_a_client_are_the_population(tmp_path):
     population = records.scores.population
     assert population.score.tolist() == [0.1]
     assert population.reference.tolist() == [[0.2, 0.3]]
+
+
+def test_a_name_in_a_score_file_is_no_formula_and_comes_back(tmp_path):
+    names = ["=1+1", "'=1+1", "'t Gooi", "-x"]
+    array = np.array(names, object)
+    records = replace(read_scores(written(tmp_path, SCORES)), client=array, record=array, group=array)
+    write_scores(tmp_path / "own.csv", records)
+    assert pd.read_csv(tmp_path / "own.csv")["client"].tolist() == ["'=1+1", "''=1+1", "'t Gooi", "'-x"]
+    back = read_scores(tmp_path / "own.csv")
+    assert [*back.client] == [*back.record] == [*back.group] == names
 
 
 def test_score_files_of_other_tools_are_read(tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import shutil
 from dataclasses import dataclass, replace
 
@@ -262,6 +263,18 @@ def test_killed_and_resumed_is_never_killed(tmp_path, algorithm):
     assert log.count("round 4:") == 1
     # A finished one is only read.
     require_same(resumed, simulated(algorithm=algorithm, out=out, resume=True, watch=stop_after(4)))
+
+
+def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_path):
+    own = federation()
+    named = replace(own, groups=("=1+1", "many"), names=("@a", "'t Gooi", "+b", "'=c", "d", "e"))
+    result = simulated(federation=named, rounds=1)
+    out = result.save(tmp_path / "run")
+    for name in ("clients.csv", "roc.csv"):
+        assert not any(line.startswith(("=", "@", "+")) for line in re.split("[,\n]", (out / name).read_text()))
+    clients = shoal.load(out).clients
+    assert clients["name"].tolist() == [*named.names]
+    assert set(clients["group"]) == {"=1+1", "many"}
 
 
 def test_no_directory_is_overwritten(saved, tmp_path):

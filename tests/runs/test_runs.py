@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -18,7 +19,7 @@ from shoal.core.atomic_files import write_atomically
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.engine import State
-from shoal.runs import checkpoint
+from shoal.runs import checkpoint, directory
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.result import report_of
 from shoal.runs.run import run
@@ -342,9 +343,17 @@ def test_a_file_is_not_resumed(toy_config, tmp_path):
         run(toy_config(), tmp_path / "file", resume=True)
 
 
-def test_a_log_that_cannot_be_written_is_an_error_that_names_it(halted):
+def test_a_log_that_is_a_symbolic_link_is_not_written(halted, tmp_path):
     (halted / "run.log").unlink()
-    (halted / "run.log").symlink_to("/dev/full")
+    (tmp_path / "precious").write_text("mine")
+    (halted / "run.log").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"run\.log: is a symbolic link; remove it"):
+        resume(halted)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_log_that_cannot_be_written_is_an_error_that_names_it(halted, monkeypatch):
+    monkeypatch.setattr(directory._RunLog, "_open", lambda _: Path("/dev/full").open("a", encoding="utf-8"))  # noqa: SIM115
     with pytest.raises(OSError, match="No space left on device") as raised:
         resume(halted)
     assert raised.value.filename == str(halted / "run.log")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from shoal.config.settings_tables import UnknownKeyError, read, tables_with
 from shoal.core.errors import BACKSLASH, InputError, path_of, printable, require, require_instance, unread
+from shoal.core.foreign_files import MAX_DEPTH, read_text, require_shallow
 
 Root = TypeVar("Root")
 
@@ -20,18 +21,44 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """
     path, text = path_of("path", path), ""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        table = tomllib.loads(text)
+        text = read_text(path)
+        table = parse_toml(text)
     except OSError as error:
         raise InputError(f"{printable(path)}: cannot be read: {unread(path, error)}") from error
-    except RecursionError as error:
-        raise InputError(f"{path}: is not TOML: it is nested too deeply") from error
     # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
     except ValueError as error:
         at = re.search(r"\(at (?:line (\d+)|end of document)", str(error))
         escape = at is not None and "\\" in text.split("\n")[int(at[1] or 0) - 1]
         raise InputError(f"{path}: is not TOML: {error}{BACKSLASH if escape else ''}") from error
     _require_64_bits(table, str(path))
+    return table
+
+
+_PART = r"""(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[\w-]++)"""
+_TOKEN = re.compile(
+    r'''#[^\n]*+|"""(?:[^"\\]|\\.|""?(?!"))*+"{3,5}|'''
+    r"""'''(?:[^']|''?(?!'))*+'{3,5}|"""
+    rf"({_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+)",
+    re.DOTALL,
+)
+"""A comment, a string of several lines, or, as a group, names with dots between them, which may be a key."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table in a text of TOML.
+
+    Raises:
+        ValueError: it is not TOML, or nested too deeply.
+    """
+    for token in _TOKEN.finditer(text):
+        # Python's parser takes time by the square of a key's parts.
+        if (token[1] or "").count(".") > MAX_DEPTH and len(re.findall(_PART, token[1])) > MAX_DEPTH:
+            raise ValueError(f"a key has more than {MAX_DEPTH} parts")
+    try:
+        table = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    require_shallow(table)
     return table
 
 
@@ -75,9 +102,9 @@ def key_parts(key: str) -> list[str]:
     """
     try:
         # A heading can have neither a value nor, in the key's place, a line of its own.
-        table: Any = tomllib.loads(f"{key} = 0")
-        tomllib.loads(f"[{key}]")
-    except tomllib.TOMLDecodeError:
+        table: Any = parse_toml(f"{key} = 0")
+        parse_toml(f"[{key}]")
+    except ValueError:
         return []
     parts = []
     while isinstance(table, dict):
@@ -113,8 +140,8 @@ def change(table: dict[str, Any], wish: str) -> None:
     parts = key_parts(key)
     require(bool(equals and parts), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{wish}'")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text
     _require_64_bits(value, f"--set {wish}")
     try:

@@ -1,10 +1,14 @@
 """Atomic file writes: a file is written under a temporary name, flushed to disk, then moved into place."""
 
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
+
+from shoal.core.errors import require
 
 _UNFINISHED = ".unfinished"
 
@@ -63,6 +67,23 @@ def private_folder(path: Path) -> Path:
     """Make a folder that its owner alone may open; one that exists keeps its mode."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def open_to_append(path: str | Path) -> TextIO:
+    """Open ``path`` to append text in UTF-8.
+
+    Raises:
+        InputError: it is a symbolic link, by which a stranger's run directory would have another file written to.
+    """
+
+    def without_links(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    try:
+        return open(path, "a", encoding="utf-8", newline="", opener=without_links)
+    except OSError as error:
+        require(error.errno != errno.ELOOP, f"{path}: is a symbolic link; remove it")
+        raise
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:

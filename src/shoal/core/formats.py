@@ -1,7 +1,11 @@
-"""Numbers as reports and the command line write them, and the word for examples."""
+"""Numbers and names as reports, tables and the command line write them, and the word for examples."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DASH = "\N{EN DASH}"
 """Stands for a number that is undefined, such as the exposure of a model without clients."""
@@ -94,3 +98,38 @@ def name_examples(text: str, kind: str) -> str:
     'Held-out rows, each a training row or not.'
     """
     return re.sub(r"\bimage(s?)\b", lambda match: kind.removesuffix("s") + match[1], text)
+
+
+def cell(text: str) -> str:
+    """A stranger's text as a cell of a CSV file that no spreadsheet takes for a formula; `from_cell` undoes it.
+
+    >>> cell("=1+1"), cell("north"), from_cell(cell("=1+1")), from_cell(cell("'=")), from_cell("'t Gooi")
+    ("'=1+1", 'north', '=1+1', "'=", "'t Gooi")
+    """
+    return f"'{text}" if re.match(r"'*[=+\-@\t\r]", text) else text
+
+
+def from_cell(text: str) -> str:
+    """The text that `cell` made a cell of."""
+    return text[1:] if re.match(r"'+[=+\-@\t\r]", text) else text
+
+
+def csv_text(frame: "pd.DataFrame") -> str:
+    """A table as CSV, whose texts are cells by `cell`."""
+    return _texts_changed(frame, map(str, frame), cell).to_csv(index=False, lineterminator="\n")
+
+
+def from_cells(frame: "pd.DataFrame", columns: Iterable[str]) -> "pd.DataFrame":
+    """A table that was read from CSV, with the texts of `from_cell` in those of the ``columns`` that it has."""
+    return _texts_changed(frame, [name for name in columns if name in frame], from_cell)
+
+
+def _texts_changed(frame: "pd.DataFrame", columns: Iterable[str], change: Callable[[str], str]) -> "pd.DataFrame":
+    """The same frame where nothing changes, with the types of its columns."""
+    changed = {}
+    for name in columns:
+        texts = [text for text in frame[name].unique() if isinstance(text, str)]
+        new = {text: change(text) for text in texts if change(text) != text}
+        if new:
+            changed[name] = [new.get(value, value) for value in frame[name]]
+    return frame.assign(**changed)

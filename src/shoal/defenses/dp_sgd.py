@@ -46,9 +46,9 @@ class DPSGD:
 
     A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``, where B
     is the nominal batch size, also for a pass's last batch, which may be shorter, and for a Poisson subsample. Without
-    clipping and noise, and with shuffled batches, it is the plain step, bit for bit. Not with batch norm (the VGGs have
-    ``group`` norm). Shuffled batches of linear models and of one hidden layer train many clients at once, others are
-    looped.
+    clipping and noise, and with shuffled batches, it is the plain step, bit for bit. A gradient whose norm is not
+    finite counts as zero, so no record makes training fail. Not with batch norm (the VGGs have ``group`` norm).
+    Shuffled batches of linear models and of one hidden layer train many clients at once, others are looped.
 
     The epsilon that is stated is of one record with its copies (`accounting.of_copies`), over all local trainings of
     its client, towards whoever sees all that the client sends and all models in use. It covers the choice of a cluster
@@ -62,8 +62,8 @@ class DPSGD:
     Training after the last round (`FineTuning`), `NormClipping` and `LaplaceNoise` are refused.
 
     Args:
-        max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without
-            noise only.
+        max_grad_norm: C, the bound on the L2 norm of each example's gradient, at least 1e-6, since float32 has no
+            squares of much smaller numbers; ``inf``: no clipping, allowed without noise only.
         noise_multiplier: sigma, the standard deviation of the noise in units of C; 0: no noise, and no guarantee.
         delta: of the (epsilon, delta) that is reported.
         accountant: of epsilon: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused
@@ -90,7 +90,7 @@ class DPSGD:
         4.0 10.3
     """
 
-    max_grad_norm: Annotated[float, Field(gt=0, strict=True)] = 1.0
+    max_grad_norm: Annotated[float, Field(ge=1e-6, strict=True)] = 1.0
     noise_multiplier: Annotated[NonNegativeFloat, Explicit()] = 0.0
     delta: OpenFraction = 1e-5
     accountant: Accountant = "rdp"

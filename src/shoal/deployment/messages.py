@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms import Algorithms
 from shoal.core.errors import InputError, ShoalError, require
+from shoal.core.formats import cell
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
@@ -36,6 +37,9 @@ _LONGEST = 200
 Stamp = tuple[int, str]
 """The number of a ledger's charges and the hash of the last one, which the server keeps; ``(0, "")``: none yet."""
 
+REFUSED = "the client refuses; its own log says why"
+"""The reason of every other refusal: two of them would be an answer that nobody is charged for."""
+
 NO_FEATURES = "the client does not have the run's map of features"
 """The reason of a client's refusal, after which the server sends the map again."""
 
@@ -54,7 +58,8 @@ def plain(text: object) -> str:
     """
     printable = "".join(letter if letter.isprintable() else " " for letter in str(text)[: 10 * _LONGEST])
     line = " ".join(printable.split())
-    return f"'{line}"[:_LONGEST] if line[:1] in tuple("=+-@") else line[:_LONGEST]
+    # The same when it is called twice.
+    return (line if line[:1] == "'" else cell(line))[:_LONGEST]
 
 
 class RejectedReplyError(ShoalError):
@@ -97,9 +102,12 @@ class Offer:
 
 
 class NotAllowedError(InputError):
-    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told."""
+    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told.
 
-    def __init__(self, sentence: str, reason: str = "the client's own policy does not allow it") -> None:
+    It is `REFUSED`, or says which file the node lacks, which must not depend on the node's data.
+    """
+
+    def __init__(self, sentence: str, reason: str = REFUSED) -> None:
         super().__init__(sentence)
         self.reason = reason
 

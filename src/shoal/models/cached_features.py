@@ -81,7 +81,7 @@ def _checked_prefix(model: Model, few: Tensor) -> FrozenPrefix:
         features = layers(few)
         require(isinstance(features, Tensor), f"{refused}, which must be one tensor; got {type(features).__name__}")
         require(
-            torch.equal(layers.train()(few), features.clone()),
+            torch.allclose(layers.train()(few), features.clone(), rtol=0, atol=0, equal_nan=True),
             f"{refused}, but these compute something else in training than in evaluation",
         )
         model.require_frozen()

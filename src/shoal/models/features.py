@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.core.errors import InputError, file_errors, require
+from shoal.core.foreign_files import parse_json
 from shoal.core.settings import Internal, Positive, settings
 from shoal.models.scattering import ANGLES, Scattering
 
@@ -159,7 +160,7 @@ class FeatureMap(nn.Sequential):
         damage = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
         with file_errors(path, damage=damage):
             with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["maps"])
+                about = parse_json((file.metadata() or {})["maps"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             if not all(name for name, *_ in about):
                 return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from shoal.core.formats import capitalized
+from shoal.core.formats import capitalized, csv_text
 from shoal.metrics.metric_table import Metric
 
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|#~$&"})
@@ -149,7 +149,7 @@ def latex(table: Table) -> str:
 
 def table_csv(table: Table) -> str:
     """The values, a row per cell; what is undefined is empty."""
-    return pd.DataFrame(table.values).to_csv(index=False, lineterminator="\n")
+    return csv_text(pd.DataFrame(table.values))
 
 
 def escape(text: str) -> str:

@@ -7,14 +7,15 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 
 from shoal.config.schema import SIMULATION
 from shoal.config.toml_files import read_toml
-from shoal.core.atomic_files import remove_unfinished, write_text
+from shoal.core.atomic_files import open_to_append, remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import Engine, Precision, RoundReport, Tensors
 from shoal.reports.run.description import RunDescription
@@ -92,7 +93,7 @@ def locked(out: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    with (out / "run.log").open("a", encoding="utf-8") as file:
+    with open_to_append(out / "run.log") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -283,6 +284,9 @@ def _line(progress: SimulationState, report: RoundReport) -> str:
 
 class _RunLog(logging.FileHandler):
     """A file that the run ends with if it cannot be written, as with any other; logging prints a traceback instead."""
+
+    def _open(self) -> TextIOWrapper:
+        return cast("TextIOWrapper", open_to_append(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         error = sys.exception()

@@ -1,6 +1,5 @@
 """The files of a run, read back and checked."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from safetensors.torch import load_file as load_tensors
 from torch import Tensor
 
 from shoal.core.errors import InputError, file_errors, require
+from shoal.core.foreign_files import read_json, require_small_csv
+from shoal.core.formats import from_cells
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
 NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
@@ -44,7 +45,7 @@ def read_run(out: Path) -> FlatSummary:
         instead = "name the directory of a run" if out.is_dir() else "there is no such directory"
     require(path.exists(), f"{out}: is not a finished run (no summary.json); {instead}")
     try:
-        flat = json.loads(path.read_text(encoding="utf-8"))
+        flat = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     require(isinstance(flat, dict), f"{path}: is damaged: it must hold numbers under flat keys")
@@ -73,7 +74,9 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
         InputError: the file is missing or damaged.
     """
     with file_errors(path, damage=(ValueError,)):
+        require_small_csv(path)
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXT_COLUMNS, str))
+        frame = from_cells(frame, TEXT_COLUMNS)
     missing = [name for name in columns if name not in frame]
     require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
     numeric = [str(name) for name in frame if name not in TEXT_COLUMNS]

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
+from shoal.core.foreign_files import read_json
 from shoal.runs.updates import FOLDER
 
 NAME = "hashes.json"
@@ -77,7 +78,7 @@ def require_unchanged(out: Path) -> None:
 
 def _read(out: Path) -> dict[str, Any]:
     try:
-        about = json.loads((out / NAME).read_text(encoding="utf-8"))
+        about = read_json(out / NAME)
     except (OSError, ValueError) as error:
         raise InputError(f"{out / NAME}: cannot be read: {error}") from error
     valid = (

@@ -20,6 +20,8 @@ from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, file_errors, integer, path_of, require, require_instance
+from shoal.core.foreign_files import read_json
+from shoal.core.formats import csv_text, from_cells
 from shoal.core.processes import Workers
 from shoal.core.representation import shortened
 from shoal.data import Federation
@@ -347,9 +349,10 @@ def report_of(out: Path, *, allow_code: bool = False) -> Path:
 def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
     """The audit in a run's directory; None where there is none, or one of other rounds."""
     try:
-        rounds = json.loads((out / "audit.json").read_text(encoding="utf-8")).get("rounds")
+        rounds = read_json(out / "audit.json").get("rounds")
         words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)
         attacks = pd.read_csv(out / "audit.csv", dtype=words, keep_default_na=False, na_values=[""])
+        attacks = from_cells(attacks, words)
     except (OSError, ValueError, AttributeError):
         return None
     complete = {*ATTACK_COLUMNS} <= {*attacks} and rounds == summary.run["rounds"]
@@ -362,15 +365,15 @@ def write_files(out: Path, result: Result) -> None:
         write_text(out / "config.toml", result.description.settings)
     if result.warnings and not (out / "run.log").exists():
         write_text(out / "run.log", "".join(f"WARNING {sentence}\n" for sentence in result.warnings))
-    write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
+    write_text(out / "rounds.csv", csv_text(result.rounds))
     ordered = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "view", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
     columns = [name for name in ordered if name in result.clients]
-    write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
-    write_text(out / "roc.csv", result.roc.to_csv(index=False))
+    write_text(out / "clients.csv", csv_text(result.clients[columns]))
+    write_text(out / "roc.csv", csv_text(result.roc))
     if result.updates is not None and result.description.attack_table is not None:
-        write_text(out / f"{result.description.attack_table[0]}.csv", result.updates.to_csv(index=False))
+        write_text(out / f"{result.description.attack_table[0]}.csv", csv_text(result.updates))
     if result.canaries is not None:
-        write_text(out / "canaries.csv", result.canaries.to_csv(index=False))
+        write_text(out / "canaries.csv", csv_text(result.canaries))
     write_models(out, result.models, result.frozen)
     if result.features is not None:
         write_bytes(out / FEATURES, result.features.serialized())

@@ -9,6 +9,7 @@ import pandas as pd
 
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
+from shoal.core.foreign_files import read_json
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Metrics, parse_summary
 from shoal.reports.sweep.report_spec import Axes, Value
 from shoal.runs.files import read_run, read_table
@@ -90,7 +91,7 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
     text = dict.fromkeys(("run", "view", *axes), str)
     try:
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
-        times = json.loads((out / "timings.json").read_text(encoding="utf-8"))
+        times = read_json(out / "timings.json")
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     require(

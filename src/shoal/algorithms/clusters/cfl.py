@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from shoal.algorithms.clusters.update_sketch import UpdateSketch
 from shoal.algorithms.wrapper import Derived
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, NonNegativeFloat, Positive, settings
-from shoal.core.update_sketch import UpdateSketch
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,

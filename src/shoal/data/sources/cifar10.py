@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core import foreign_files
 from shoal.core.errors import InputError, quoted, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.file_contents import opened
@@ -56,7 +57,14 @@ def load_cifar10(path: Path) -> ImageDataset:
 
 def _read(path: Path) -> bytes:
     with opened(path) as file:
-        return file.read()
+        content = file.read(foreign_files.MAX_BYTES + 1)
+    _require_small(len(content), path)
+    return content
+
+
+def _require_small(size: int, path: Path) -> None:
+    most = foreign_files.MAX_BYTES
+    require(size <= most, f"'{path}' has more than {most:,} bytes, decompressed; those of CIFAR-10 have fewer")
 
 
 def _archived(path: Path) -> dict[str, bytes]:
@@ -64,6 +72,8 @@ def _archived(path: Path) -> dict[str, bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(_read(path)), mode="r:") as archive:
             files = {file.name.rpartition("/")[2]: file for file in archive if file.isfile()}
+            # A sparse file may state any size.
+            _require_small(sum(file.size for file in files.values()), path)
             parts = {name: archive.extractfile(files[name]) for name in BATCHES if name in files}
             return {name: part.read() for name, part in parts.items() if part is not None}
     except tarfile.TarError as error:

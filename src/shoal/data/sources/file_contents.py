@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shoal.core import foreign_files
 from shoal.core.errors import InputError, looked_in
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def read_pictures(
     def read(path: Path) -> np.ndarray:
         try:
             with PIL.Image.open(path, formats=formats) as picture:
+                foreign_files.require_at_most(picture.width * picture.height, foreign_files.MAX_PIXELS, "pixels")
                 return pixels_of(picture)
         except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())

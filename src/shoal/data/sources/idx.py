@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core import foreign_files
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.file_contents import opened
@@ -96,8 +97,11 @@ def read_idx(path: Path, what: _Part) -> Tensor:
         InputError: the file is missing, damaged, or not of that many dimensions of unsigned bytes.
     """
     with opened(path) as file:
-        shape, content = _shape(file, path, what), bytearray(file.read())
-    size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
+        shape = _shape(file, path, what)
+        size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
+        most = foreign_files.MAX_BYTES
+        content = bytearray(file.read(min(size, most) + 1))
+    require(len(content) <= most, f"'{path}' has {described}; at most {most:,} bytes are allowed")
     _require_whole(content, size, path, described)
     require(
         len(content) == size, f"'{path}' has trailing bytes after the {size:,} that its header ({described}) allows"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from shoal.core import foreign_files
 from shoal.core.errors import InputError, require, unread
+from shoal.core.foreign_files import require_at_most, require_small_csv
 from shoal.data.user.arrays import Columns
 from shoal.data.user.client_dataset import ClientDataset
 from shoal.data.user.origins import NameOf, file_row
@@ -82,6 +84,7 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
+            require_small_csv(path)
             header = pd.read_csv(path, nrows=0, encoding="utf-8-sig", index_col=False).columns
             # As a header, a name that comes twice gets a number.
             first = pd.read_csv(path, nrows=1, header=None, encoding="utf-8-sig", dtype=str, keep_default_na=False)
@@ -107,10 +110,17 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
 
 def _read_parquet(path: Path) -> pd.DataFrame:
     try:
-        import pyarrow  # noqa: F401, PLC0415 - an extra
+        from pyarrow import parquet  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InputError("Parquet files are read with pyarrow: pip install 'shoal[parquet]'") from error
     try:
+        about = parquet.read_metadata(path)
+        size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        require_at_most(size, foreign_files.MAX_BYTES, "bytes")
+        require_at_most(about.num_rows, foreign_files.MAX_ROWS, "rows")
+        require_at_most(about.num_columns, foreign_files.MAX_COLUMNS, "columns")
+        # A value that repeats takes no bytes in the file.
+        require_at_most(about.num_rows * about.num_columns, foreign_files.MAX_CELLS, "cells")
         return pd.read_parquet(path, engine="pyarrow")
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())

@@ -1,6 +1,7 @@
 """The ClientApp: Flower's messages to `shoal.deployment.client.client_round` and back.
 
-What goes wrong is said in the node's own log: sentences about its data, paths or budget are not the server's business.
+What goes wrong is said in the node's own log. The server gets one text whatever it is: of two, it would read off which
+of its questions the node's data make fail.
 """
 
 import logging
@@ -24,7 +25,7 @@ from shoal.deployment.flower_records import (
     unpack_features,
     unpack_offer,
 )
-from shoal.deployment.messages import NotAllowedError, Offer, Refusal
+from shoal.deployment.messages import REFUSED, NotAllowedError, Offer, Refusal
 from shoal.deployment.secure_sums.secure_client import require_plain, secure_reply
 
 LOG = logging.getLogger("shoal")
@@ -99,5 +100,5 @@ def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], 
         content = pack_reply(Refusal(refused.reason))
     except Exception:
         LOG.exception("a message of the server could not be answered")
-        content = pack_reply(Refusal("the client could not answer; its own log says why"))
+        content = pack_reply(Refusal(REFUSED))
     return Message(content=content, reply_to=message)

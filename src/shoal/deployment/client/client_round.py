@@ -3,22 +3,27 @@
 Batches and the like come from the run's seed, so that a round is the simulator's. Noise must not: the server knows that
 seed, and could subtract what it says. Whatever protects the client is drawn from its own machine's randomness instead,
 anew for each answer, so that an offer that is made twice is not answered with the same noise (`NodeSettings.noise`).
+
+The order of an answer: what the policy decides by the offer alone, the ledger's charge, the data. A refusal that one
+record decides would be an answer without noise, so nothing fails for the sake of the data after a charge of a finite
+epsilon: a training whose numbers overflow leaves the model where it was (`_certain`).
 """
 
+import logging
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock
 
-from shoal.attacks.queries.loss_histograms import client_histograms, discrete_laplace, own_risks
+from shoal.attacks.queries.loss_histograms import EDGES, client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
 from shoal.control.feedback import over_limit_answers
 from shoal.core.atomic_files import PRIVATE, private_folder, write_text
@@ -28,11 +33,15 @@ from shoal.data.content import most_copies
 from shoal.defenses import DPSGD
 from shoal.deployment.client.client_memory import ClientMemory
 from shoal.deployment.client.ledger import LEDGER, Ledger
-from shoal.deployment.client.node_data import Client, open_client
+from shoal.deployment.client.node_data import AskedRun, Client, asked_run, open_client
 from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.messages import NotAllowedError, Offer, parts_of
 from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
+
+LOG = logging.getLogger("shoal")
+
+_Answer = TypeVar("_Answer")
 
 
 def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False) -> ClientUpdate:
@@ -46,44 +55,56 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
         InputError: data that cannot be used, an older ledger than the server has seen, or training that diverged.
     """
     policy = Policy.read(settings.policy)
-    with _opened(offer, settings, policy) as (client, training), FileLock(private_folder(settings.folder) / "lock"):
+    policy.check_question("train", "to train")
+    run = _asked(offer, settings, policy)
+    config, clusters, training = run.config, len(offer.models), _training(run, settings)
+    offered = State(offer.round - 1, offer.models, offer.risks, torch.full((1,), -1), directives=dict(offer.directives))
+    phases = client_trainings(training.algorithm, training.local).rounds
+    # Before training, and so before it is known which model is trained: the dearest is charged.
+    trainings = [[training.local_of(offered, k, phase) for phase in phases] for k in range(clusters)]
+    everything = [local for of_model in trainings for local in of_model]
+    with FileLock(private_folder(settings.folder) / "lock"):
         ledger = Ledger.newest(settings.folder, offer.ledger)
-        memory = ClientMemory.open(settings.folder, offer.config)
-        state = memory.restore(_state(training, offer, client.config.seed))
-        if settings.risk == "client":
-            risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
-            _write_risks(settings.folder, offer, risks.tolist())
-            state = replace(state, risks=risks)
-        # Before training, and so before it is known which model is trained: the dearest is charged.
-        examples, models = int(training.federation.clients.sizes[0]), len(state.models)
-        phases = client_trainings(training.algorithm, training.local).rounds
-        trainings = [[training.local_of(state, k, phase) for phase in phases] for k in range(models)]
-        everything = [local for of_model in trainings for local in of_model]
-        policy.check_training(everything, examples, models, ledger, in_sum=in_sum)
-        shares = parts_of(client.config.algorithm.value).choice == "shares"
-        epsilon = None if shares else policy.choice_epsilon
-        since = max(0, ledger.rounds + 1 - policy.choice_every)
-        chosen = None if shares or models == 1 else memory.last_choice(since, models)
-        copies = int(most_copies(training.federation.clients)[0])
-        costs = [ledger.after(of_model, examples, copies=copies, in_sum=in_sum) for of_model in trainings]
-        if models > 1 and chosen is None:
-            costs = [cost.answered("choice", epsilon) for cost in costs]
-        dearest = max(costs, key=lambda cost: cost.epsilon(policy.delta))
-        _charge(ledger, dearest, policy, settings, f"round {offer.round}")
-        if chosen is None and epsilon is not None and models > 1:
-            chosen = _random_choice(training, state, epsilon, _protecting(client.config, settings))
-            memory.save_choice(ledger.rounds, chosen)
-        if chosen is None:
-            update, after = client_round(training, state, count_best=shares)
-            if models > 1:
-                memory.save_choice(ledger.rounds, update.cluster)
-        else:
+        policy.check_training(everything, clusters, ledger, in_sum=in_sum)
+        with _opened(training, offer, settings, policy) as (client, training):
+            examples = int(training.federation.clients.sizes[0])
+            policy.check_examples(everything, examples)
+            shares = parts_of(config.algorithm.value).choice == "shares"
+            epsilon = None if shares else policy.choice_epsilon
+            memory = ClientMemory.open(settings.folder, offer.config)
+            since = max(0, ledger.rounds + 1 - policy.choice_every)
+            chosen = None if shares or clusters == 1 else memory.last_choice(since, clusters)
+            copies = client.copies or int(most_copies(training.federation.clients)[0])
+            costs = [ledger.after(of_model, examples, copies=copies, in_sum=in_sum) for of_model in trainings]
+            if clusters > 1 and chosen is None:
+                costs = [cost.answered("choice", epsilon) for cost in costs]
+            dearest = max(costs, key=lambda cost: cost.epsilon(policy.delta))
+            _charge(ledger, dearest, policy, settings, f"round {offer.round}")
+            finite = math.isfinite(dearest.epsilon(policy.delta))
+            state = _certain(lambda: memory.restore(_state(training, offer, config.seed)), offered, finite=finite)
+            fresh = clusters > 1 and chosen is None and not shares
+            if settings.risk == "client" or (fresh and epsilon is not None):
+                choice = _certain(lambda: _choice(training, state, offer, settings), 0, finite=finite)
+                if fresh:
+                    coins = _protecting(config, settings)("choice", offer.round).numpy()
+                    chosen = choice if epsilon is None else randomised(choice, clusters, epsilon, coins)
+                    memory.save_choice(ledger.rounds, chosen)
             # Whichever of these the algorithm chooses, it trains that model.
-            update, after = client_round(training, _repeated(state, chosen))
-            update = replace(update, cluster=chosen)
-            after = replace(after, assignment=torch.full_like(after.assignment, chosen))
-        memory.save(after)
-        return update
+            state, cluster = (state, 0) if chosen is None else (_repeated(state, chosen), chosen)
+            best = torch.tensor([examples]) if shares else None
+            unmoved = ClientUpdate(cluster, examples, offer.models[cluster].clone(), best)
+            update, after = _certain(
+                lambda: _finite_round(training, state, count_best=shares),
+                (unmoved, replace(state, round=offer.round)),
+                finite=finite,
+            )
+            if chosen is not None:
+                update = replace(update, cluster=chosen)
+                after = replace(after, assignment=torch.full_like(after.assignment, chosen))
+            elif clusters > 1:
+                memory.save_choice(ledger.rounds, update.cluster)
+            memory.save(after)
+            return update
 
 
 def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
@@ -94,14 +115,17 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
         InputError: the client has no hold-out examples.
     """
     policy = Policy.read(settings.policy)
-    with _opened(offer, settings, policy) as (client, training):
-        federation, (model,) = training.federation, offer.models
+    policy.check_question("histogram", "for a histogram")
+    run, (model,) = _asked(offer, settings, policy), offer.models
+    epsilon = run.config.red_team.histograms.epsilon
+    _charge_answer("histogram", epsilon, offer, policy, settings)
+    with _opened(_training(run, settings), offer, settings, policy) as (_, training):
+        federation = training.federation
         require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
-        epsilon = client.config.red_team.histograms.epsilon
-        _charge_answer("histogram", epsilon, offer, policy, settings)
-        counts = client_histograms(model, federation.clients, federation.holdout, training.engine)
+        parts, nothing = (federation.clients, federation.holdout, training.engine), np.zeros((2, len(EDGES) + 1))
+        counts = _certain(lambda: client_histograms(model, *parts), nothing, finite=epsilon is not None)
         if epsilon is not None:
-            stream = _protecting(client.config, settings)("red team", offer.round, "histograms", "noise")
+            stream = _protecting(run.config, settings)("red team", offer.round, "histograms", "noise")
             seed = int(stream.seeds(federation.ids)[0])
             counts = counts + discrete_laplace(epsilon, counts.shape, np.random.default_rng(seed))
         return counts
@@ -114,14 +138,16 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
         NotAllowedError: as `training_reply`.
         InputError: the run has no coordinator.
     """
-    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
-    section = client.config.coordinator
+    policy = Policy.read(settings.policy)
+    policy.check_question("vote", "for a vote")
+    run = _asked(offer, settings, policy)
+    section = run.config.coordinator
     require(section is not None, "the run has no coordinator, so there is no vote to answer")
     assert section is not None
-    stream = _protecting(client.config, settings)("coordinator", offer.round)
-    threshold, ids = client.federation.preferences.threshold, torch.tensor([offer.client])
     epsilon = section.coordinator().vote_epsilon
-    _charge_answer("vote", epsilon, offer, Policy.read(settings.policy), settings)
+    _charge_answer("vote", epsilon, offer, policy, settings)
+    stream = _protecting(run.config, settings)("coordinator", offer.round)
+    threshold, ids = run.preferences.threshold, torch.tensor([offer.client])
     return bool(over_limit_answers(offer.risks, threshold, ids, epsilon, stream)[0])
 
 
@@ -141,24 +167,42 @@ def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSetting
     if math.isinf(epsilon) and settings.epsilon_budget < math.inf:
         raise NotAllowedError(
             f"'epsilon-budget' is {settings.epsilon_budget:g}, and {what} has no finite epsilon: training needs "
-            "DP-SGD, a choice among models the policy's 'choice_epsilon', a histogram or a vote the run's noise",
-            "the client has a privacy budget, and what is asked has no finite epsilon",
+            "DP-SGD, a choice among models the policy's 'choice_epsilon', a histogram or a vote the run's noise"
         )
     if epsilon > settings.epsilon_budget:
         raise NotAllowedError(
             f"the privacy budget is spent: epsilon {spent:.3f} of {settings.epsilon_budget:g}, and {epsilon:.3f} after "
-            f"{what}",
-            "the client's privacy budget is spent",
+            f"{what}"
         )
     after.save(settings.folder / LEDGER)
 
 
-def _random_choice(training: Training, state: State, epsilon: float, stream: Stream) -> int:
-    """The algorithm's choice among K models, randomised; see `Policy.choice_epsilon`."""
+def _certain(answer: Callable[[], _Answer], otherwise: _Answer, *, finite: bool) -> _Answer:
+    """The ``answer``, or ``otherwise`` where it fails after a charge of a ``finite`` epsilon."""
+    try:
+        return answer()
+    except Exception:
+        if not finite:
+            raise
+        LOG.exception("an answer that was charged failed; the server is sent one that says nothing")
+        return otherwise
+
+
+def _choice(training: Training, state: State, offer: Offer, settings: NodeSettings) -> int:
+    """The algorithm's choice among K models, by the client's own estimates of risk where it makes some."""
+    if settings.risk == "client":
+        risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
+        _write_risks(settings.folder, offer, risks.tolist())
+        state = replace(state, risks=risks)
     one = torch.zeros(1, dtype=torch.int64)
-    choice = int(training.algorithm.plan(state, training.cohort_of(state, one)).assignment[0])
-    coins = np.random.default_rng(int(stream("choice", state.round).seeds(one)[0]))
-    return randomised(choice, len(state.models), epsilon, coins)
+    return int(training.algorithm.plan(state, training.cohort_of(state, one)).assignment[0])
+
+
+def _finite_round(training: Training, state: State, *, count_best: bool) -> tuple[ClientUpdate, State]:
+    """`client_round`, whose model must be finite."""
+    update, after = client_round(training, state, count_best=count_best)
+    require(bool(torch.isfinite(update.end).all()), "the trained model has numbers that are not finite")
+    return update, after
 
 
 def _repeated(state: State, chosen: int) -> State:
@@ -179,32 +223,55 @@ def randomised(choice: int, choices: int, epsilon: float, coins: np.random.Gener
     return (choice + int(coins.integers(1, choices))) % choices
 
 
-@contextmanager
-def _opened(offer: Offer, settings: NodeSettings, policy: Policy) -> Iterator[tuple[Client, Training]]:
-    """The node's client, and its training on an engine that is closed afterwards."""
-    client = open_client(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
-    config, setup = client.config, client.setup
-    policy.check_run(config, setup.model.parameters, int(client.federation.clients.sizes[0]))
-    algorithm = parts_of(config.algorithm.value).client
-    backend = None if config.engine.backend == "auto" else config.engine.backend
+def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
+    """The run of an offer that the policy allows, as far as the offer alone decides it."""
+    numbers = (offer.models, offer.risks, *offer.directives.values())
+    require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server offers numbers that are not finite")
+    run = asked_run(*_named(offer, settings))
+    parameters = run.setup.model.parameters
+    policy.check_run(run.config, parameters, offer.classes, settings)
+    require(
+        offer.models.dim() == 2 and offer.models.shape[1] == parameters,
+        f"the server's models have {offer.models.shape[-1]} numbers, this network {parameters}",
+    )
+    return run
+
+
+def _named(offer: Offer, settings: NodeSettings) -> tuple[Any, ...]:
+    """The arguments of `asked_run`."""
+    return offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen
+
+
+def _training(run: AskedRun, settings: NodeSettings) -> Training:
+    """The training of a node, before it opens its data and an engine."""
+    config, setup = run.config, run.setup
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
+    later: Any = None
+    return Training(
+        federation=later,
+        algorithm=parts_of(config.algorithm.value).client,
+        local=setup.local,
+        engine=later,
+        stream=_protecting(config, settings) if _noisy(run) else Stream(config.seed),
+        client_filter=setup.client_filter,
+        defenses=(*setup.defenses, *steered),
+    )
+
+
+@contextmanager
+def _opened(
+    training: Training, offer: Offer, settings: NodeSettings, policy: Policy
+) -> Iterator[tuple[Client, Training]]:
+    """The node's client, and its ``training`` on an engine that is closed afterwards."""
+    own = {"columns": policy.columns, "own_classes": policy.classes}
+    client = open_client(*_named(offer, settings), **own)
+    config = client.config
+    backend = None if config.engine.backend == "auto" else config.engine.backend
     with Engine(
-        setup.model, threads=settings.threads, precision=config.engine.chosen_precision(), backend=backend
+        client.setup.model, threads=settings.threads, precision=config.engine.chosen_precision(), backend=backend
     ) as engine:
-        require(
-            offer.models.dim() == 2 and offer.models.shape[1] == setup.model.parameters,
-            f"the server's models have {offer.models.shape[-1]} numbers, this network {setup.model.parameters}",
-        )
-        training = Training(
-            federation=replace(engine.prepare(client.federation), ids=torch.tensor([offer.client])),
-            algorithm=algorithm,
-            local=setup.local,
-            engine=engine,
-            stream=_protecting(config, settings) if _noisy(client) else Stream(config.seed),
-            client_filter=setup.client_filter,
-            defenses=(*setup.defenses, *steered),
-        )
-        yield client, training
+        federation = replace(engine.prepare(client.federation), ids=torch.tensor([offer.client]))
+        yield client, replace(training, federation=federation, engine=engine)
 
 
 def _protecting(config: Config, settings: NodeSettings) -> Stream:
@@ -212,9 +279,9 @@ def _protecting(config: Config, settings: NodeSettings) -> Stream:
     return Stream(secrets.randbits(128) if settings.noise == "secret" else config.seed)
 
 
-def _noisy(client: Client) -> bool:
+def _noisy(run: AskedRun) -> bool:
     """Whether the client's training or its update has noise, or may be given some; batches are then its secret too."""
-    coordinator, setup = client.config.coordinator, client.setup
+    coordinator, setup = run.config.coordinator, run.setup
     steered = coordinator is not None and coordinator.dp_sgd is not None
     return steered or setup.client_filter is not None or any(isinstance(rule, DPSGD) for rule in setup.defenses)
 

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from shoal.core.atomic_files import PRIVATE, private_folder, remove_unfinished, write_text
 from shoal.core.errors import InputError
+from shoal.core.foreign_files import read_json
 from shoal.core.settings import Count, NonNegativeFloat, settings
 from shoal.defenses import accounting
 from shoal.deployment.messages import NotAllowedError, Stamp
@@ -146,7 +147,7 @@ class Ledger:
         if not path.exists():
             return Ledger()
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))
+            table = read_json(path)
             if table.keys() != vars(Ledger()).keys():
                 raise ValueError(f"its keys are {sorted(table)}")
             ledger = Ledger(**table)
@@ -173,7 +174,6 @@ class Ledger:
             here = f"others, {ledger.stamp[0]} of them" if ledger.chain else "none"
             raise NotAllowedError(
                 f"the server has seen {count} charges of this client's ledger, and {path} has {here}: it would count "
-                "too little, so the client stops; only the newest ledger lets it go on",
-                "the client's ledger lacks charges that 'ledgers' of the run has",
+                "too little, so the client stops; only the newest ledger lets it go on"
             )
         return ledger

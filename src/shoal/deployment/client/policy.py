@@ -6,6 +6,7 @@ A server that nobody trusts writes the configuration, the models and the questio
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +14,12 @@ from pydantic import Field
 
 from shoal.config.schema import Config
 from shoal.config.toml_files import parse, read_toml
-from shoal.core.errors import quoted
+from shoal.core.errors import quoted, require
 from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data import Columns
 from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.messages import NotAllowedError
 from shoal.engine import LocalSGD
 
@@ -49,7 +51,9 @@ class Policy:
         histograms: most histograms, in all runs.
         vote_epsilon: largest epsilon of a vote's randomised response; ``inf``: true votes too.
         votes: most votes, in all runs.
-        columns: of the node's table that a run may name; left out: all.
+        classes: of the node's labels, all of which the server must have; left out: those in its data.
+        columns: ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table; a run names the same, and
+            some or all inputs. Left out: what the run says.
         sum_threshold: least share of the clients whose help opens a secure sum. A server that opens sums with fewer
             unmasks a client with the help of fewer clients.
         trusts_server: whether the node gives the server updates, choices, histograms and votes without noise; false:
@@ -79,7 +83,8 @@ class Policy:
     histograms: Count = 5
     vote_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1.0
     votes: Count = 5
-    columns: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    columns: Columns | None = None
     sum_threshold: Annotated[float, Field(ge=0.5, lt=1, strict=True)] = 2 / 3
     trusts_server: bool = True
     networks: Mapping[str, Positive] | None = None
@@ -93,8 +98,19 @@ class Policy:
         """
         return Policy() if path is None else parse(Policy, read_toml(path), str(path))
 
-    def check_run(self, config: Config, parameters: int, examples: int) -> None:
-        """Raise `NotAllowedError` unless the network, the columns and the number of training examples are allowed."""
+    def __post_init__(self) -> None:
+        own = self.columns
+        plain = own is None or (own.inputs is not None and own == replace(own, one_hot=False, impute=None))
+        require(plain, "[columns]: 'inputs' must be named; words and empty cells need no key")
+
+    @staticmethod
+    def check_keys(table: Mapping[str, object]) -> None:
+        """Raise `InputError` where ``columns`` are a list."""
+        example = '[columns] client = "clinic", label = "ill", inputs = ["age", "dose"]'
+        require(not isinstance(table.get("columns"), list), f"'columns' must be a table such as {example}; got a list")
+
+    def check_run(self, config: Config, parameters: int, classes: Sequence[str], node: NodeSettings) -> None:
+        """Raise `NotAllowedError` unless the network, the classes and the columns of a run are allowed."""
         if config.model.features is not None:
             self.check_question("features", "to train on features of its map")
         name = config.model.name
@@ -104,29 +120,34 @@ class Policy:
                 parameters <= most,
                 f"the policy's 'networks' allow {most:,} parameters of '{name}'; the server asks for {parameters:,}",
             )
-        if self.columns is not None and isinstance(columns := config.data.columns, Columns):
-            named = [
-                columns.client,
-                columns.label,
-                *(columns.inputs or ()),
-                *([columns.group] if columns.group else []),
-            ]
-            more = sorted({*named} - {*self.columns})
-            _allow(not more, f"the policy's 'columns' are {quoted(self.columns)}; the server also names {quoted(more)}")
-            _allow(columns.inputs is not None, "the policy has 'columns'; the server names no inputs, which is all")
+        if node.data_path is None:
+            return
+        own, asked = self.columns, config.data.columns
         _allow(
-            examples >= self.min_examples,
-            f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",
+            math.isinf(node.epsilon_budget) or (self.classes is not None and (own is not None or asked is None)),
+            "a node with 'epsilon-budget' and its own data needs 'classes' of its labels in its policy, and [columns] "
+            "of a table: otherwise what it refuses tells the server values, and nothing is charged",
         )
+        missing = quoted(sorted({*(self.classes or ())} - {*classes}))
+        _allow(not missing, f"the policy's 'classes' have {missing}, which the server's classes have not")
+        if own is None:
+            return
+        if asked is None or asked.inputs is None:
+            raise NotAllowedError("the policy has [columns]; the server names no inputs, which is all, or no table")
+        for role in ("client", "label", "group"):
+            named, given = getattr(own, role), getattr(asked, role)
+            fits = given == named or (role == "group" and given is None)
+            _allow(fits, f"the policy's 'columns.{role}' is '{named or ''}'; the server names '{given}'")
+        more = quoted(sorted({*asked.inputs} - {*(own.inputs or ())}))
+        _allow(not more, f"the policy's 'columns.inputs' are {quoted(own.inputs or ())}; the server also names {more}")
 
     def check_training(
-        self, trainings: Sequence[LocalSGD], examples: int, models: int, ledger: Ledger, *, in_sum: bool = False
+        self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
     ) -> None:
         """Raise `NotAllowedError` unless a round of these local ``trainings`` on one of so many models is allowed.
 
         ``in_sum``: what is trained leaves the node in a secure sum alone (`Ledger.noise_of`).
         """
-        self.check_question("train", "to train")
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
             self._check_trust(self.choice_epsilon, "a choice without the policy's 'choice_epsilon'")
@@ -135,12 +156,7 @@ class Policy:
             f"the policy's 'rounds' is {self.rounds}, which the ledger has",
         )
         for local in trainings:
-            batch, rule = local.batch(examples), accounting.private_rule(local)
-            _allow(
-                batch >= self.min_batch_size,
-                f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",
-            )
-            noise = ledger.noise_of(local, in_sum=in_sum)
+            rule, noise = accounting.private_rule(local), ledger.noise_of(local, in_sum=in_sum)
             _allow(
                 noise >= self.min_noise_multiplier,
                 f"the policy's 'min_noise_multiplier' is {self.min_noise_multiplier:g}; the server asks for {noise:g}",
@@ -152,8 +168,21 @@ class Policy:
                 noise == 0 or rule.max_grad_norm <= self.max_grad_norm,
                 f"the policy's 'max_grad_norm' is {self.max_grad_norm:g}; the server asks for {rule.max_grad_norm:g}",
             )
+
+    def check_examples(self, trainings: Sequence[LocalSGD], examples: int) -> None:
+        """Raise `NotAllowedError` unless these local ``trainings`` may be on so many examples."""
+        _allow(
+            examples >= self.min_examples,
+            f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",
+        )
+        for local in trainings:
+            batch, rule = local.batch(examples), accounting.private_rule(local)
             _allow(
-                rule.poisson or self.sampling == "any" or batch == examples,
+                batch >= self.min_batch_size,
+                f"the policy's 'min_batch_size' is {self.min_batch_size}; the server asks for batches of {batch}",
+            )
+            _allow(
+                rule is None or rule.poisson or self.sampling == "any" or batch == examples,
                 "the policy's 'sampling' is 'poisson'; the server asks for 'shuffled' batches",
             )
 

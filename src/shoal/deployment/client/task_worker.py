@@ -33,6 +33,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from shoal.deployment.client import client_app
+from shoal.deployment.messages import REFUSED
 
 LOG = logging.getLogger("shoal")
 
@@ -83,7 +84,7 @@ def _answer(address: str, token: str, app: App) -> None:
         reply, status = app(message, context), SubStatus.COMPLETED
     except Exception:
         LOG.exception("a message of the server could not be answered")
-        error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the client could not answer; its own log says why")
+        error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, REFUSED)
         reply, status = Message(error, reply_to=message), SubStatus.FAILED
     push_message(client, reply, context)
     push_task_output(client, context, status, "")

@@ -15,7 +15,7 @@ from shoal.attacks.queries.loss_histograms import EDGES, cross_fitted_accuracy
 from shoal.audit import RedTeam
 from shoal.audit.red_team import of_known
 from shoal.config.schema import Config
-from shoal.core.atomic_files import write_text
+from shoal.core.atomic_files import open_to_append, write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Shards
@@ -196,7 +196,7 @@ class SecureRounds:
         return began, sums
 
     def _write(self, number: int, kind: Kind, counts: Sequence[int], opened: Mapping[int, tuple[float, float]]) -> None:
-        with self.log.open("a", encoding="utf-8", newline="") as file:
+        with open_to_append(self.log) as file:
             for k, clients in enumerate(counts):
                 examples, norm = opened.get(k, (0.0, 0.0))
                 row = [number, kind, k, clients, int(k in opened), round(examples), f"{norm:.6g}"]

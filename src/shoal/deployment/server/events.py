@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shoal.core.atomic_files import write_text
+from shoal.core.atomic_files import open_to_append, write_text
 from shoal.deployment.messages import plain
 
 LOG = logging.getLogger("shoal")
@@ -40,8 +40,7 @@ class Events:
                 write_text(path, whole)
             counts.update(row["kind"] for row in csv.DictReader(whole.splitlines()))
         else:
-            with path.open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+            write_text(path, ",".join(COLUMNS) + "\n")
         return Events(path, counts)
 
     def add(self, number: int, kind: Kind, client: str, node: int | None, reason: str = "") -> None:
@@ -52,5 +51,5 @@ class Events:
         )
         self.counts[kind] += 1
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        with self.path.open("a", encoding="utf-8", newline="") as file:
+        with open_to_append(self.path) as file:
             csv.writer(file, lineterminator="\n").writerow([moment, number, kind, client, where, reason])

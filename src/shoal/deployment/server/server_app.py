@@ -18,6 +18,7 @@ from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import ShoalError, quoted, require
+from shoal.core.formats import csv_text
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
 from shoal.deployment.flower_config import RunSettings
@@ -188,7 +189,7 @@ class _Run:
         clients = attendance.roster.frame(state.assignment.tolist())
         if self.sums is not None:  # Which of them is where, and has how many examples, nobody knows.
             clients = clients.drop(columns=["cluster", "examples"])
-        write_text(out / "clients.csv", clients.to_csv(index=False))
+        write_text(out / "clients.csv", csv_text(clients))
         model = self.engine.model
         write_models(out, named_models(model, state), model.frozen_names)
         if self.server.features is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.layout import Layout, Slot
+from shoal.engine.backends.ghost_norms import product_of_squares, sum_of_products
 from shoal.engine.backends.gradient_clipping import clip_factors
 from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
 from shoal.models.model import Loss, Model, cross_entropy, squared_error
@@ -94,6 +95,11 @@ class DenseNetwork:
         squares = torch.zeros(len(x), x.shape[1] // copies, device=x.device)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
             squares += _squares(a, g, copies, weight=weight in weights, bias=bias in weights)
+        finite = squares.isfinite()
+        if not bool(finite.all()):
+            # Such an example counts as zero: not by a factor of 0, which times infinity is NaN.
+            kept = finite.repeat_interleave(copies, dim=1)[..., None]
+            products, squares = [(a.where(kept, 0), g.where(kept, 0)) for a, g in products], squares.where(finite, 0)
         # Each gradient is divided as it is clipped, which takes no pass over the sums.
         factors = clip_factors(squares, rule.max_grad_norm).repeat_interleave(copies, dim=1)
         factors = torch.where(used, factors / expected.clamp(min=1), 0)
@@ -247,8 +253,8 @@ def add_product(weight: Tensor, g: Tensor, a: Tensor, factor: float) -> None:
 def _squares(a: Tensor, g: Tensor, copies: int, *, weight: bool, bias: bool) -> Tensor:
     """The squared norms (n, B) of each example's gradient by a layer's parameters, the sum over its ``copies``."""
     if copies == 1:
-        of_weight, of_bias = a.square().sum(dim=2) * g.square().sum(dim=2), g.square().sum(dim=2)
+        of_weight, of_bias = product_of_squares(a, g), g.square().sum(dim=2)
     else:
         grams = [torch.matmul(rows, rows.transpose(2, 3)) for rows in (t.unflatten(1, (-1, copies)) for t in (a, g))]
-        of_weight, of_bias = (grams[0] * grams[1]).sum(dim=(2, 3)), grams[1].sum(dim=(2, 3))
-    return weight * of_weight.clamp(min=0) + bias * of_bias.clamp(min=0)
+        of_weight, of_bias = sum_of_products(*grams), sum_of_products(torch.ones_like(grams[1]), grams[1])
+    return weight * of_weight + bias * of_bias

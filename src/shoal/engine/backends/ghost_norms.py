@@ -28,6 +28,10 @@ class ParameterGradients:
     weighted: Callable[[Tensor], Tensor]
 
 
+UNDERFLOW = 1e-30
+"""At least the sum of squares of 10^8 numbers whose squares are 0 in float32; times inputs of 1e18, such numbers make a
+gradient that is not small."""
+
 Formula = Callable[[nn.Module, Tensor, Tensor], list[ParameterGradients]]
 """A function of a layer, its inputs (B, ...) and its outputs' gradients (B, ...): the gradients of its parameters."""
 
@@ -54,7 +58,7 @@ def _linear(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     a, g = a.flatten(1, -2) if a.dim() > 2 else a[:, None], g.flatten(1, -2) if g.dim() > 2 else g[:, None]
     parts = _if_trained(layer.bias, lambda: _materialised(layer.bias, g.sum(dim=1)))
     if a.shape[1] == 1:
-        squares = a.square().sum(dim=(1, 2)) * g.square().sum(dim=(1, 2))
+        squares = product_of_squares(a[:, 0], g[:, 0])
     elif 2 * a.shape[1] ** 2 < layer.weight.numel():
         squares = _gram(a, g)
     else:
@@ -120,7 +124,7 @@ def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradient
     if layer.padding_idx is not None:
         g = g * (words != layer.padding_idx)[..., None]
     alike = words[:, :, None] == words[:, None, :]
-    squares = (torch.bmm(g, g.transpose(1, 2)) * alike).sum(dim=(1, 2)).clamp(min=0)
+    squares = sum_of_products(alike.to(g.dtype), torch.bmm(g, g.transpose(1, 2)))
 
     def weighted(c: Tensor) -> Tensor:
         total = torch.zeros(layer.weight.shape, device=g.device)
@@ -143,4 +147,21 @@ def _materialised(parameter: Tensor | None, gradients: Tensor) -> ParameterGradi
 
 def _gram(a: Tensor, g: Tensor) -> Tensor:
     """The squared norm (B,) of ``sum_t g[:, t] a[:, t]^T``, from the Gram matrices of a (B, T, D) and g (B, T, O)."""
-    return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))).sum(dim=(1, 2)).clamp(min=0)
+    return sum_of_products(torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
+
+
+def product_of_squares(a: Tensor, g: Tensor) -> Tensor:
+    """The squared norms (...) of the outer products of a (..., D) and g (..., O), no smaller where a square is 0."""
+    return (a.square().sum(dim=-1) + UNDERFLOW) * (g.square().sum(dim=-1) + UNDERFLOW)
+
+
+def sum_of_products(a: Tensor, g: Tensor) -> Tensor:
+    """The sums (...) of the products of Gram matrices a and g (..., T, T), which are squared norms.
+
+    Where they cancel so far that rounding could hide the norm of a gradient, as a dishonest server may arrange, it is
+    the sum of their sizes instead, which is no smaller.
+    """
+    products, sizes = a * g, (a.abs() + UNDERFLOW) * (g.abs() + UNDERFLOW)
+    lost, size = (sizes - products.abs()).sum(dim=(-2, -1)), sizes.sum(dim=(-2, -1))
+    sums = products.sum(dim=(-2, -1)) + lost
+    return torch.where(sums < 1e-4 * size, size, sums)

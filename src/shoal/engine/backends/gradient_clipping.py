@@ -4,7 +4,7 @@ The fast way needs only every layer's inputs and the gradients of its outputs (`
 layers, and those that use a parameter in several places, compute the gradients example by example.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,8 @@ class PerExampleClipper:
     ) -> dict[str, Tensor]:
         """The sum over a batch of ``gradient * min(1, bound / norm of gradient)``, by parameter, in float32.
 
+        A gradient whose norm is not finite counts as zero: no example can make the sum infinite or NaN.
+
         Args:
             forward: runs the network: inputs to float32 outputs (B, C).
             x: inputs (B * M, ...) of at least one example, with its M copies one after another.
@@ -76,27 +78,39 @@ class PerExampleClipper:
             bound: on the L2 norm of one example's gradient; may be infinite.
             multiplicity: M; an example's gradient is the mean of its copies', clipped once.
         """
-        parts = None
+        found = None
         if multiplicity > 1:
             return self._by_example(forward, x, y, bound, multiplicity)
         if self._layers is not None:
-            before = [layer.generator.get_state() for layer in self._dropouts[:1] if layer.generator is not None]
-            parts = self._parts(self._layers, forward, x, y)
-            if parts is None:
-                # Masks must not depend on which thread finds out first; all layers share a generator.
-                for layer, state in zip(self._dropouts, before, strict=False):
-                    assert layer.generator is not None
-                    layer.generator.set_state(state)
-        if parts is None:
+            rewind = self._rewind()
+            found = self._parts(self._layers, forward, x, y)
+            if found is None:
+                # Masks must not depend on which thread finds out first.
+                rewind()
+        if found is None:
             self._layers = None
             return self._by_example(forward, x, y, bound)
-        factors = clip_factors(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
+        parts, squares = found
+        factors = clip_factors(squares, bound)
         return {name: part.weighted(factors) for name, part in zip(self._named, parts, strict=True)}
+
+    def _rewind(self) -> Callable[[], None]:
+        """A function that sets the generator of masks, which all layers share, back to where it is now."""
+        generators = [layer.generator for layer in self._dropouts[:1] if layer.generator is not None]
+        states = [generator.get_state() for generator in generators]
+
+        def rewind() -> None:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+        return rewind
 
     def _parts(
         self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor
-    ) -> list[ParameterGradients] | None:
-        """The gradients of all parameters, in order; None where the network turns out to be of another kind."""
+    ) -> tuple[list[ParameterGradients], Tensor] | None:
+        """The gradients of all parameters, in order, and the squared norm (B,) of each example's; None where the
+        network turns out to be of another kind.
+        """
         seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
         def keep(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
@@ -114,19 +128,36 @@ class PerExampleClipper:
         gradients = torch.autograd.grad(
             losses.sum(), [z for _, _, z in seen], retain_graph=not self._checked, materialize_grads=True
         )
-        by_parameter: dict[int, ParameterGradients] = {}
-        with torch.no_grad():
-            for (layer, a, _), gradient in zip(seen, gradients, strict=True):
-                rule = formula(layer)
-                assert rule is not None
-                by_parameter |= {id(part.parameter): part for part in rule(layer, _plain(a), _plain(gradient))}
-        parts = [by_parameter[id(parameter)] for parameter in self._named.values()]
+        known = [(layer, _plain(a), _plain(g)) for (layer, a, _), g in zip(seen, gradients, strict=True)]
+        parts, squares = self._by_formulas(known)
+        finite = squares.isfinite()
+        if not bool(finite.all()):
+            if not self._checked and bool(finite.any()):
+                rewind = self._rewind()
+                if self._parts(layers, forward, x[finite], y[finite]) is None:
+                    return None
+                rewind()
+            # Not by a factor of 0, which times infinity is NaN.
+            return self._by_formulas([(layer, _masked(a, finite), _masked(g, finite)) for layer, a, g in known])
         if not self._checked:
             error, size = self._error(parts, losses)
             if error > (0.05 if self._dtype != torch.float32 else 1e-3) * size:
                 return None
             self._checked = size > 0
-        return parts
+        return parts, squares
+
+    def _by_formulas(
+        self, known: Sequence[tuple[nn.Module, Tensor, Tensor]]
+    ) -> tuple[list[ParameterGradients], Tensor]:
+        """The result of `_parts` from layers, their inputs (B, ...) and their outputs' gradients (B, ...)."""
+        by_parameter: dict[int, ParameterGradients] = {}
+        with torch.no_grad():
+            for layer, a, g in known:
+                rule = formula(layer)
+                assert rule is not None
+                by_parameter |= {id(part.parameter): part for part in rule(layer, a, g)}
+        parts = [by_parameter[id(parameter)] for parameter in self._named.values()]
+        return parts, torch.stack([part.squares for part in parts]).sum(dim=0)
 
     def _error(self, parts: list[ParameterGradients], losses: Tensor) -> tuple[float, float]:
         """The error of a weighted sum of these parts against autograd, and the norm of the true gradient.
@@ -150,7 +181,11 @@ class PerExampleClipper:
             losses = (self._loss(forward(one), label).mean() for one, label in zip(*copies, strict=True))
             gradients = gradients_one_by_one(losses, self._named)
         flat = {name: gradient.float().reshape(len(gradient), -1) for name, gradient in gradients.items()}
-        factors = clip_factors(torch.stack([rows.square().sum(dim=1) for rows in flat.values()]).sum(dim=0), bound)
+        squares = torch.stack([rows.square().sum(dim=1) for rows in flat.values()]).sum(dim=0)
+        finite = squares.isfinite()
+        if not bool(finite.all()):
+            flat, squares = {name: _masked(rows, finite) for name, rows in flat.items()}, _masked(squares, finite)
+        factors = clip_factors(squares, bound)
         return {name: (factors @ rows).view(self._named[name].shape) for name, rows in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
@@ -190,6 +225,11 @@ def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Mod
 def clip_factors(squares: Tensor, bound: float) -> Tensor:
     """The factors (...) that bring gradients with these squared norms (...) to at most ``bound``."""
     return (bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
+
+
+def _masked(rows: Tensor, kept: Tensor) -> Tensor:
+    """Rows (B, ...) with zeros in place of those that are not ``kept`` (B,)."""
+    return rows.where(kept.view(-1, *[1] * (rows.dim() - 1)), 0)
 
 
 def _plain(tensor: Tensor) -> Tensor:

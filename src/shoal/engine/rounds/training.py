@@ -228,7 +228,7 @@ class Training:
         for s in deployed.model.unique().tolist():
             users = torch.nonzero(deployed.model == s).flatten()
             shards = self.federation.clients.take(users)
-            losses[users] = self._losses(deployed.models[s][None], shards, users, state.round)[:, 0]
+            losses[users] = self._losses(state, deployed.models[s][None], shards, users, state.round)[:, 0]
         return deployed, losses
 
     def local_of(self, state: State, cluster: int, local: LocalSGD | None = None) -> LocalSGD:
@@ -342,12 +342,11 @@ class Training:
         """The cohort after ``state``, of ``shards``; ``number`` is the round that errors name."""
 
         def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
-            return self._losses(models, shards if examples == "all" else first_batch(), clients, number)
+            return self._losses(state, models, shards if examples == "all" else first_batch(), clients, number)
 
         def example_scores(models: Tensor) -> Tensor:
             losses = self.engine.example_losses(models, shards)
-            self._require_finite(losses, clients[shards.owners()], number)
-            return losses
+            return self._finite(state, losses, clients[shards.owners()], number)
 
         return Cohort(
             round=state.round + 1,
@@ -362,16 +361,22 @@ class Training:
             labels=shards.y[shards.indices.to(shards.y.device)].cpu(),
         )
 
-    def _losses(self, models: Tensor, shards: Shards, clients: Tensor, number: int) -> Tensor:
-        losses = self.engine.losses(models, shards)
-        self._require_finite(losses, clients, number)
-        return losses
+    def _losses(self, state: State, models: Tensor, shards: Shards, clients: Tensor, number: int) -> Tensor:
+        return self._finite(state, self.engine.losses(models, shards), clients, number)
 
-    def _require_finite(self, losses: Tensor, clients: Tensor, number: int) -> None:
-        """Raise the error of a round in which ``losses`` (m, K) of ``clients`` (m,) are not finite."""
+    def _finite(self, state: State, losses: Tensor, clients: Tensor, number: int) -> Tensor:
+        """The ``losses`` (m, K) of ``clients`` (m,), or the error of a round in which one is not finite.
+
+        With DP-SGD it is float32's largest number instead: an error would say of a record, without noise, that the
+        model overflows on it.
+        """
+        if any(self.local_of(state, k).private for k in range(len(state.models))):
+            largest = torch.finfo(torch.float32).max
+            return losses.nan_to_num(nan=largest, posinf=largest, neginf=-largest)
         unusable = ~torch.isfinite(losses).all(dim=1)
         if bool(unusable.any()):
             raise self._diverged_in_round(number, clients[unusable][0])
+        return losses
 
     def _diverged_in_round(self, number: int, position: Tensor) -> InputError:
         return self._diverged(f"round {number}", position, self.local.at_round(number).learning_rate)

@@ -16,6 +16,8 @@ from shoal.audit.audit import Audit, Gate
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, located, require, unread
+from shoal.core.foreign_files import require_small_csv
+from shoal.core.formats import csv_text, from_cells
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 from shoal.metrics.intervals import Bools, Floats, Ints
@@ -106,7 +108,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
     with file_errors(out, "; choose another --out", action="written"):
         if records is not None:
             write_scores(out / "scores.csv", records)
-        write_text(out / "audit.csv", audit.attacks.to_csv(index=False))
+        write_text(out / "audit.csv", csv_text(audit.attacks))
         write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
         write_text(out / "audit.html", page)
     return AuditFiles(audit, flat, out / "audit.html")
@@ -123,7 +125,7 @@ def write_scores(path: Path, records: AuditRecords) -> None:
         names = {"record": [f"population-{i}" for i in range(len(nobody))], "client": "", "group": ""}
         more = _frame(names, np.zeros(len(nobody), dtype=bool), population, nobody, None if pair is None else "")
         frame = pd.concat([frame, more], ignore_index=True)
-    write_text(path, frame.to_csv(index=False))
+    write_text(path, csv_text(frame))
 
 
 def _frame(
@@ -148,6 +150,7 @@ def read_scores(path: Path) -> AuditRecords:
         InputError: it cannot be read, lacks a column, or has a cell that cannot be used; the sentence names its line.
     """
     try:
+        require_small_csv(path)
         # Empty lines are kept until lines are counted, since sentences name them.
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
     except OSError as error:
@@ -156,6 +159,7 @@ def read_scores(path: Path) -> AuditRecords:
         raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
     missing = [name for name in COLUMNS if name not in frame]
     require(not missing, f"{path}: has no column {', '.join(missing)}; a score file has {', '.join(COLUMNS)}")
+    frame = from_cells(frame, ("record", "client", "group"))
     file = _ScoreFile(path, frame[(frame.fillna("") != "").any(axis=1)])
     scored, trained = file.references("score_ref"), file.references("member_ref")
     for i in sorted(scored ^ trained):

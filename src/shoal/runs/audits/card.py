@@ -17,6 +17,7 @@ from typing import Any
 
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_text
+from shoal.core.foreign_files import read_json
 from shoal.core.formats import number
 from shoal.data.preferences import VIEWS
 from shoal.reports.audit.audit_views import headlines
@@ -98,7 +99,7 @@ def _exposure(run: Path, result: Result) -> dict[str, Any]:
     audit = result.audit_in_directory
     if audit is None:
         return {"asked": False, "command": command}
-    flat = json.loads((run / "audit.json").read_text(encoding="utf-8"))
+    flat = read_json(run / "audit.json")
     found = headlines(audit, audit.attacks.loc[audit.attacks["scope"] == "group", "name"].unique().tolist())
     models = audit.attacks[(audit.attacks["scope"] == "model") & audit.attacks["strongest"].astype(bool)]
     return {

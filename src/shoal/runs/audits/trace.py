@@ -26,6 +26,7 @@ from shoal.config.build import build
 from shoal.config.kinds import load, require_data
 from shoal.config.schema import read_config
 from shoal.config.toml_files import parse, read_toml
+from shoal.core import foreign_files
 from shoal.core.errors import InputError, located, path_of, require, unread
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
@@ -299,10 +300,13 @@ def _parsed(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
             require(isinstance(file, NpzFile), f"{path}: is damaged: it must hold arrays by name (numpy.savez)")
+            sizes = [] if file.zip is None else [member.file_size for member in file.zip.infolist()]
+            foreign_files.require_at_most(sum(sizes), foreign_files.MAX_BYTES, "bytes, decompressed")
             return {name: file[name] for name in file.files}
     except InputError:
         raise
-    except (ValueError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    # A MemoryError: an array of the shape that its header states.
+    except (ValueError, MemoryError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path}: is damaged or no file of plain arrays: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {unread(path, error)}") from error

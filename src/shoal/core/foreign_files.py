@@ -1,0 +1,101 @@
+"""Bounds on files that strangers may have written: each function raises `ValueError` with what is wrong."""
+
+import json
+import lzma
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, cast
+
+MAX_TEXT = 2**25
+"""Bytes of a file of JSON or TOML."""
+
+MAX_DEPTH = 64
+"""Tables and lists inside each other."""
+
+MAX_BYTES = 2**32
+"""Bytes of a table or of arrays, decompressed."""
+
+MAX_ROWS, MAX_COLUMNS, MAX_CELLS = 10**8, 10**5, 10**9
+"""Of a table."""
+
+MAX_PIXELS = 10**8
+"""Of a picture."""
+
+
+def read_text(path: Path) -> str:
+    """A file of JSON or TOML in UTF-8.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too long, or no UTF-8.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_TEXT + 1)
+    require_at_most(len(content), MAX_TEXT, "bytes")
+    return content.decode("utf-8-sig")
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever JSON has
+    """The value in a file of JSON; raises as `read_text` and `parse_json`."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:  # noqa: ANN401 - whatever JSON has
+    """The value in a text of JSON.
+
+    Raises:
+        ValueError: it is nested too deeply, or no JSON.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    require_shallow(value)
+    return value
+
+
+def require_shallow(value: object) -> None:
+    """Raise `ValueError` where tables and lists are nested too deeply for readers that call themselves."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            member
+            for each in level
+            if isinstance(each, dict | list)
+            for member in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level:
+        raise ValueError("it is nested too deeply")
+
+
+def require_small_csv(path: Path) -> None:
+    """Raise where a CSV file, possibly compressed, is too large to be read into memory.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has too many bytes, rows or columns, or is damaged.
+    """
+    # Here, so that what has no table does not load pandas.
+    from pandas.io.common import get_handle  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - not in the stubs
+
+    size = lines = commas = 0
+    in_header = True
+    try:
+        with get_handle(path, "rb", compression="infer", is_text=False) as opened:
+            while chunk := cast("bytes", opened.handle.read(2**20)):
+                if in_header:
+                    header, end, _ = chunk.replace(b"\r", b"\n").partition(b"\n")
+                    commas, in_header = commas + header.count(b","), not end
+                size, lines = size + len(chunk), lines + chunk.count(b"\n")
+                require_at_most(size, MAX_BYTES, "bytes")
+                require_at_most(lines - 1, MAX_ROWS, "rows")
+                require_at_most(commas + 1, MAX_COLUMNS, "columns")
+    except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise ValueError(str(error)) from error
+
+
+def require_at_most(number: int, most: int, what: str) -> None:
+    """Raise `ValueError` where a file has more than so many bytes, rows or the like."""
+    if number > most:
+        raise ValueError(f"it has more than {most:,} {what}")
