@@ -99,7 +99,7 @@ def test_no_more_rounds_than_the_run_has_and_at_least_one(build, mlp):
 def test_it_writes_nothing(build, mlp, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    profiled(build, mlp, settings=EngineSettings(threads=1, personal_models="disk"))
+    profiled(build, mlp, settings=EngineSettings(threads=1))
     assert not list(tmp_path.iterdir())
 
 
