@@ -1,4 +1,4 @@
-"""What a model for each of N clients costs: peak memory, time and bytes written, a round and a checkpoint.
+"""What a model for each of N clients costs: peak memory, time and bytes written, per round and checkpoint.
 
 Clients of 10 random images (8 x 8) train an MLP of 50,185 parameters; 1 % of them take part in a round, and there is a
 checkpoint after each. Before that each client's row is made another than all others', as after many rounds. After the
@@ -6,8 +6,7 @@ last round every client's model is evaluated on the client's own examples, and t
 membership attacks on all models, on their members and on all test examples. Each row is measured in a process of its
 own, since memory that a process once had counts for its peak.
 
-    python benchmarks/personal_models.py [--clients 1000 10000] [--algorithms local mr-mtl] [--kept memory disk]
-                                         [--test-examples 2000]
+    python benchmarks/personal_models.py [--clients 1000 10000] [--algorithms local mr-mtl] [--test-examples 2000]
 """
 
 import argparse
@@ -24,9 +23,9 @@ from typing import Any, get_args
 import torch
 from machine import commit, processor
 
-from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Stream, Training, create_model
+from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Simulation, create_model
 from shoal.algorithms import Algorithms
-from shoal.engine import ClientVectors, Storage
+from shoal.engine import ClientVectors
 from shoal.runs.checkpoint import save_checkpoint
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.simulation import SimulationState
@@ -66,19 +65,18 @@ def with_own_rows(rows: ClientVectors) -> ClientVectors:
     return rows
 
 
-def measured(algorithm: str, clients: int, kept: Storage, rounds: int, test_examples: int) -> dict[str, Any]:
+def measured(algorithm: str, clients: int, rounds: int, test_examples: int) -> dict[str, Any]:
     """Medians over the rounds after the first, and peaks of all."""
     seconds: dict[str, list[float]] = {"round": [], "checkpoint": [], "written": []}
-    with (
-        tempfile.TemporaryDirectory(dir=Path.cwd()) as folder,
-        Engine(create_model("mlp", SHAPE, hidden=669), personal_models=kept) as engine,
-    ):
+    model = create_model("mlp", SHAPE, hidden=669)
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, Engine(model) as engine:
         data, path = engine.prepare(federation(clients, test_examples)), Path(folder)
-        before = peak()
-        run = Training(data, NAMED[algorithm], LocalSGD(epochs=2), engine, Stream(0), participation=0.01)
+        before, team = peak(), RedTeam(every=0)
+        asked = {"participation": 0.01, "red_team": team, "member_rounds": rounds + 1}
+        simulation = Simulation(data, model, NAMED[algorithm], LocalSGD(epochs=2), rounds + 1, **asked)
+        run = simulation.on(engine)
         state = run.start()
-        personal = engine.stored(state.personal, path)
-        state = replace(state, personal={name: with_own_rows(rows) for name, rows in personal.items()})
+        state = replace(state, personal={name: with_own_rows(rows) for name, rows in state.personal.items()})
         for _ in range(rounds + 1):
             bytes_before, began = written(), time.perf_counter()
             state, _ = run.round(state)
@@ -92,7 +90,7 @@ def measured(algorithm: str, clients: int, kept: Storage, rounds: int, test_exam
         medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
         found = medians | {"data": before, "rounds": at_rounds, "end": peak(), "ending": time.perf_counter() - began}
         began = time.process_time()
-        measure_models(state, run, RedTeam(every=0), Stream(1), [], member_rounds=rounds + 1)
+        measure_models(simulation, run, state, [])
         return found | {"attacks": peak(), "attacking": time.process_time() - began}
 
 
@@ -101,35 +99,33 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
     options.add_argument("--algorithms", nargs="+", default=["local", "mr-mtl", "ditto", "apfl"], choices=NAMED)
-    options.add_argument("--kept", nargs="+", default=["memory", "disk"], choices=["memory", "disk"])
     options.add_argument("--rounds", type=int, default=4, help="rounds counted, after one for warming up")
     options.add_argument("--test-examples", type=int, default=2000, help="on which all models are attacked at the end")
     options.add_argument("--one", action="store_true", help="measure the first of each in this process, as JSON")
     given = options.parse_args()
     if given.one:
-        asked = given.algorithms[0], given.clients[0], given.kept[0], given.rounds, given.test_examples
+        asked = given.algorithms[0], given.clients[0], given.rounds, given.test_examples
         print(json.dumps(measured(*asked)))
         return
     print(f"Commit {commit()}, {processor()[0]}, torch {torch.__version__}.\n")
     print(
-        "| algorithm | clients | kept in | peak MiB, rounds | peak MiB, with the end | peak MiB, with the attacks "
+        "| algorithm | clients | peak MiB, rounds | peak MiB, with the end | peak MiB, with the attacks "
         "| s a round | s a checkpoint | MiB written | s at the end | processor s, attacks |"
     )
-    print("|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for clients in given.clients:
         for algorithm in given.algorithms:
-            for kept in given.kept:
-                command = [sys.executable, __file__, "--one", "--rounds", str(given.rounds), "--kept", kept]
-                command += ["--clients", str(clients), "--algorithms", algorithm]
-                command += ["--test-examples", str(given.test_examples)]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                one = json.loads(done.stdout)
-                print(
-                    f"| `{algorithm}` | {clients:,} | {kept} | {one['rounds']:,.0f} | {one['end']:,.0f} "
-                    f"| {one['attacks']:,.0f} | {one['round']:.3f} | {one['checkpoint']:.3f} "
-                    f"| {one['written']:,.1f} | {one['ending']:.1f} | {one['attacking']:.1f} |",
-                    flush=True,
-                )
+            command = [sys.executable, __file__, "--one", "--rounds", str(given.rounds)]
+            command += ["--clients", str(clients), "--algorithms", algorithm]
+            command += ["--test-examples", str(given.test_examples)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            one = json.loads(done.stdout)
+            print(
+                f"| `{algorithm}` | {clients:,} | {one['rounds']:,.0f} | {one['end']:,.0f} "
+                f"| {one['attacks']:,.0f} | {one['round']:.3f} | {one['checkpoint']:.3f} "
+                f"| {one['written']:,.1f} | {one['ending']:.1f} | {one['attacking']:.1f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import build_reference
 import repository_links
 
 project = "Shoal"
@@ -126,4 +127,5 @@ def setup(app):  # noqa: ANN001, ANN201 (a hook, untyped where Sphinx is not ins
     """Registers what the pages need beyond the extensions."""
     app.add_config_value("repository_address", "", "env", types=[str])
     app.connect("autodoc-before-process-signature", drop_checks)
+    build_reference.setup(app)
     repository_links.setup(app)

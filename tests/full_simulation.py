@@ -7,7 +7,7 @@ from shoal.runs.run import Run
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import Simulation
 
-_OF_ENGINES = ("device", "threads", "precision", "backend", "personal_models")
+_OF_ENGINES = ("device", "threads", "precision", "backend")
 
 
 def simulate_with(*values: Any, out: Any = None, resume: bool = False, watch: Any = None, **settings: Any) -> Result:

@@ -92,7 +92,7 @@ def simulation():
 
 
 VALUES = {
-    "EngineSettings": lambda: shoal.EngineSettings("cuda:1", 12, "bf16", "loop", "disk"),
+    "EngineSettings": lambda: shoal.EngineSettings("cuda:1", 12, "bf16", "loop"),
     "Run": lambda: shoal.Run(simulation(), "runs/mine", notes=["x" * 300]),
     "Simulation": simulation,
     "Comparison": comparison,

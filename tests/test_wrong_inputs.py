@@ -441,7 +441,7 @@ SETTINGS = {
     "an attack's name": (lambda: RedTeam(attack="shokri"), "'attack' must be an instance of MembershipAttack"),
     "an attack's class": (lambda: RedTeam(attack=Gap), "'attack' must be a value such as Gap(...); got"),
     "no shadow models": (lambda: ShadowModels(number=0), "'number' must be at least 1; got 0"),
-    "norm -1": (lambda: DPSGD(max_grad_norm=-1, noise_multiplier=1), "'max_grad_norm' must be above 0; got -1"),
+    "norm -1": (lambda: DPSGD(max_grad_norm=-1, noise_multiplier=1), "'max_grad_norm' must be at least 1e-06; got -1"),
     "noise -1": (lambda: DPSGD(1.0, -1), "'noise_multiplier' must be at least 0; got -1"),
     "accountant": (lambda: DPSGD(1.0, 1.0, accountant="x"), "'accountant' must be 'rdp' or 'prv'; got 'x'"),
     "delta 2": (lambda: DPSGD(1.0, 1.0, delta=2), "'delta' must be below 1; got 2"),

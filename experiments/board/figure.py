@@ -10,10 +10,10 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from board import read_rows
 from matplotlib.figure import Figure
+from places import standings
 
-from shoal.board.board import read_rows
-from shoal.board.places import standings
 from shoal.core.atomic_files import write_bytes
 from shoal.reports import plotting as plot
 

@@ -151,11 +151,7 @@ from .runs.run import (
     run as run,
     simulate as simulate,
 )
-from .runs.sinks import (
-    MLflow as MLflow,
-    TensorBoard as TensorBoard,
-    WandB as WandB,
-)
+from .runs.sinks.tensorboard import TensorBoard as TensorBoard
 from .simulation.distillation import Distillation as Distillation
 from .simulation.engine_settings import EngineSettings as EngineSettings
 from .simulation.simulation import Simulation as Simulation

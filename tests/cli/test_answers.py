@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import pytest
 import tomli_w
@@ -15,9 +14,6 @@ from shoal.protection.ladder import Ladder, Rung
 
 NAMES = [entry.name or entry.callback.__name__ for entry in app.registered_commands]
 """Of all commands."""
-
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +41,6 @@ def asked(name, folder, tmp_path):
     return {
         "init": [str(tmp_path / "new.toml")],
         "data": [],
-        "board": ["--board", str(ROOT / "experiments" / "board")],
         "run": [runs[0].replace("ifca", "small.toml"), *out],
         "report": [runs[0]],
         "card": [runs[0], *out],

@@ -220,6 +220,7 @@ BAD = [
     ("red_team.shadow_model=1", r"unknown key 'red_team.shadow_model'; did you mean 'shadow_models'\?"),
     ("privacy.threshold=[0.5, 0.8]", r"unknown key 'privacy.threshold'; did you mean 'thresholds'\?"),
     ("engine.thread=1", r"unknown key 'engine.thread'; did you mean 'threads'\?"),
+    ("engine.personal_models='disk'", r"unknown key 'engine.personal_models'; known: .*threads"),
     ("checkpoint.evry=1", r"unknown key 'checkpoint.evry'; did you mean 'every'\?"),
     ("data.groups.share={share=0.1, shar=1}", r"unknown key 'data.groups.share.shar'; did you mean 'share'\?"),
     # wrong types

@@ -10,7 +10,7 @@ import pytest
 from shoal.algorithms import IFCA, Algorithms, FedAvg, FedProx
 from shoal.attacks import MembershipAttacks
 from shoal.audit import RedTeam
-from shoal.config import build as building, reference
+from shoal.config import build as building
 from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, EngineSettings, parse_config, read_config
@@ -527,14 +527,3 @@ def test_resolving_copies_no_example():
     assert found.data is data
     assert found.config.model.classes == 10
     assert resolve(found.config, data).config == found.config
-
-
-# --- the documentation ---------------------------------------------------------------------------------------------
-
-
-def test_the_documentation_says_what_is_declared():
-    path = Path(__file__).parents[2] / "docs" / "configuration.md"
-    text = path.read_text(encoding="utf-8")
-    assert reference.update(text) == text, f"run python -m shoal.config.reference {path}"
-    with pytest.raises(InputError, match="must have the lines"):
-        reference.update("# Configuration")

@@ -16,7 +16,7 @@ from shoal.reports.attack_titles import TITLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-WITHOUT_A_TITLE = {"canaries", "client_canaries", "passive", "active", "scaled"}
+WITHOUT_A_TITLE = {"canaries", "passive", "active", "scaled"}
 """Attacks that no audit asks, by their names in the table."""
 
 

@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,12 +20,16 @@ PACKAGES = [
 TOCTREE = re.compile(r"^```\{toctree\}\n(?P<options>(?::.*\n)*)\n?(?P<entries>[^`]*)^```$", re.MULTILINE)
 
 
+def extension(monkeypatch, name):
+    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module(name)
+
+
 @pytest.fixture
 def links(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS))
-    monkeypatch.setitem(sys.modules, "repository_links", None)
-    monkeypatch.delitem(sys.modules, "repository_links")
-    return importlib.import_module("repository_links")
+    return extension(monkeypatch, "repository_links")
 
 
 def pages():
@@ -91,6 +96,15 @@ def test_the_reference_has_every_name_of_a_package_where_it_is_shortest(package)
         for name in module.__all__
     ]
     assert sorted(listed(package)) == sorted(shortest)
+
+
+def test_the_page_of_the_configuration_says_what_is_declared(monkeypatch):
+    script, hooks = extension(monkeypatch, "build_reference"), []
+    script.setup(SimpleNamespace(connect=lambda *hook: hooks.append(hook)))
+    [(event, on_read)] = hooks
+    source = [text := script.PAGE.read_text(encoding="utf-8")]
+    on_read(None, "configuration", source)
+    assert (event, source) == ("source-read", [text]), "run python docs/build_reference.py"
 
 
 def test_the_build_forgives_nothing(links):

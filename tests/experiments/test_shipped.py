@@ -25,7 +25,7 @@ EMBEDDED = ("digits", "faces", "reviews")
 LFW_ROWS = 9_000
 """Rows of the official 13,143 that a task surely leaves: how many its attributes leave cannot be known here."""
 BOARD = (FOLDER / "board" / "board.toml", *FOLDER.glob("board/defences/*.toml"))
-"""Files of `shoal board`, which tests/board reads."""
+"""Files of the board, which test_board.py reads."""
 FILES = {path: read_toml(path) for path in sorted(FOLDER.rglob("*.toml")) if path not in BOARD}
 CONFIGS = [path for path, table in FILES.items() if "model" in table]
 SWEEPS = [path for path, table in FILES.items() if "grid" in table]

@@ -26,7 +26,6 @@ from shoal.algorithms import (
     FedRC,
     FedRep,
     FedSoft,
-    FineTuning,
     LocalOnly,
     PerFedAvg,
     PrivateMeans,
@@ -269,27 +268,6 @@ def test_models_move_by_the_mean_of_the_updates_or_the_algorithm_says_that_they_
             for k, weight, update in client_updates(training, before, report, client):
                 total[k] += weight * update
     assert torch.allclose(total, after.models - before.models, rtol=1e-3, atol=1e-5) == by_average
-
-
-@pytest.mark.parametrize(
-    "each",
-    [a for a in ALGORITHMS if isinstance(getattr(a, "base", a), PERSONAL) or isinstance(a, FineTuning)],
-    ids=repr,
-)
-def test_personal_models_on_disk_change_no_bit(mlp, build, each):
-    federation, ends = build(), []
-    for kept in ("memory", "disk"):
-        with Engine(mlp, personal_models=kept) as engine:
-            training = Training(federation, each, LOCAL, engine, Stream(5), participation=0.5)
-            (*_, state) = [after for after, _ in training.rounds(training.start(), 4)]
-            assert {type(rows).__name__ for rows in state.personal.values()} <= {
-                "VectorsInMemory" if kept == "memory" else "VectorsOnDisk"
-            }
-            ends.append((state, *training.deployed(state)))
-    (one, used, losses), (other, used_too, losses_too) = ends
-    assert same(one, other)
-    assert torch.equal(losses, losses_too)
-    assert all(torch.equal(model, model_too) for model, model_too in zip(used.models, used_too.models, strict=True))
 
 
 def test_a_round_does_not_change_its_inputs(plain, watched, algorithm):

@@ -34,12 +34,6 @@ from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
 from shoal.attacks.span.span import ModelSpan, UpdateSpan
 from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
-from shoal.attacks.updates.client_canaries import (
-    CanaryClients,
-    canary_cosines,
-    canary_directions,
-    estimate_client_epsilon,
-)
 from shoal.attacks.updates.client_membership import client_scores, cohort_coefficients
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceInference
@@ -50,15 +44,14 @@ MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
 __all__ = [
-    "RMIA", "Acquisition", "BaVarIA", "CanaryClients", "Candidates", "ClusterIdentity", "DifficultyCalibration",
-    "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference",
-    "Guesses", "HarvestedModel", "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms",
-    "LossScore", "LossThreshold", "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition",
-    "ModelJoint", "ModelSpan", "Needs", "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords",
-    "Population", "PreferenceInference", "Query", "ReconstructedUpdates", "RecordedRisks", "Records",
-    "ReferenceAttack", "ReferenceModels", "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels",
-    "SourceInference", "SpanScores", "Stack", "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View",
-    "augmentation_votes", "boundary_distance", "canary_cosines", "canary_directions", "client_scores",
-    "cohort_coefficients", "estimate_client_epsilon", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
+    "RMIA", "Acquisition", "BaVarIA", "Candidates", "ClusterIdentity", "DifficultyCalibration", "FedMIACosine",
+    "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference", "Guesses", "HarvestedModel",
+    "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore", "LossThreshold",
+    "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
+    "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
+    "Query", "ReconstructedUpdates", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
+    "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
+    "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View", "augmentation_votes", "boundary_distance",
+    "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
     "update_scores",
 ]  # fmt: skip

@@ -105,7 +105,7 @@ def run(
     device: Device = None,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard, mlflow or wandb too; can be repeated."),
+        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard too."),
     ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
@@ -120,11 +120,14 @@ def run(
     from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
-    from shoal.runs.sinks import named_sinks
+    from shoal.runs.sinks.tensorboard import TensorBoard
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
-    sinks = named_sinks(log or [])
+    for name in log or []:
+        elsewhere = "docs/use.md has classes to log to MLflow and W&B from Python"
+        require(name == "tensorboard", f"'--log' must be 'tensorboard'; got '{name}'; {elsewhere}")
+    sinks = [TensorBoard()] if log else []
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
         run_config(
@@ -240,52 +243,6 @@ def protect(
     document = {**asdict(protection), **asdict(demand), "configuration": protected, "report": page}
     lines = [*sentences(protection, demand), f"Configuration: {protected}", f"Report: {page}"]
     return Answer(document, "\n".join(lines))
-
-
-@command(app, "board experiments/board/defences/fewer-rounds.toml --jobs 2")
-def board(
-    defence: Annotated[
-        Path | None, typer.Argument(help="The defence's TOML file; left out: the table as it stands.")
-    ] = None,
-    *,
-    folder: Annotated[Path, typer.Option("--board", help="The board's folder.")] = Path("experiments/board"),
-    judge: Annotated[
-        bool, typer.Option("--judge", help="On the seeds that follow from the file, not the development seeds.")
-    ] = False,
-    out: Annotated[Path, typer.Option("--out", help="Directory of the runs and of the rows, NAME.csv.")] = Path(
-        "runs/board"
-    ),
-    jobs: Jobs = 1,
-    cluster: Cluster = None,
-    data_dir: DataDir = None,
-    allow_code: AllowCode = False,
-    quiet: Quiet = False,
-) -> Answer:
-    """Measure a defence on the federations of a board, and show it among the others."""
-    import pandas as pd
-
-    from shoal.board.board import measure, read_board, read_defence, read_rows
-    from shoal.board.places import markdown, standings
-    from shoal.cli.displays import SweepDisplay
-    from shoal.core.atomic_files import write_text
-    from shoal.sweeps import Workers
-
-    end_soon_after_interrupt()
-    asked = read_board(folder)
-    rows, said = read_rows(folder), ""
-    if defence is not None:
-        settings = read_defence(defence, asked, allow_code=allow_code)
-        with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
-            watched = {"data_dir": data_dir, "on_start": display.started, "on_run_end": display.run_ended}
-            own = measure(asked, settings, out, judge=judge, workers=Workers(jobs, cluster), **watched)
-        path = out / f"{defence.stem}.csv"
-        write_text(path, own.to_csv(index=False))
-        said = f"\nRows: {path}"
-        rows = pd.concat([rows[rows["defence"] != settings.name], own], ignore_index=True) if len(rows) else own
-    require(len(rows) > 0, f"{folder / 'rows'}: has no rows yet; name a defence's file to measure one")
-    tables = {name: standings(rows, name) for name in asked.tables}
-    document = {"standings": {name: table.to_dict("records") for name, table in tables.items()}}
-    return Answer(document, markdown(tables) + said)
 
 
 @command(app, 'audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"')

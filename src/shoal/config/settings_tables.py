@@ -5,6 +5,8 @@ Only single values are pydantic's: it knows no keys that stand in their parent's
 ``module:Name`` with one sentence for the first mistake would take as much code as `_chosen` and `_inline`.
 """
 
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
@@ -63,6 +65,25 @@ def keys_of(cls: type) -> tuple[Key, ...]:
             )
         )
     return tuple(keys)
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """The entries of the Args of a class and its bases, by field."""
+    texts = {}
+    for base in reversed(cls.__mro__):
+        block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
+        entries = re.split(r"^ {4}(?! )", block[1] if block else "", flags=re.MULTILINE)[1:]
+        texts |= {
+            name: docstring_as_markdown(" ".join(text.split()))
+            for name, _, text in (entry.partition(": ") for entry in entries)
+        }
+    return texts
+
+
+def docstring_as_markdown(docstring: str) -> str:
+    """A docstring's text as Markdown, for readers of a file, where nothing is None."""
+    text = re.sub(r"``(.+?)``", r"`\1`", docstring, flags=re.DOTALL)
+    return text.replace(". None: ", ". Left out: ").replace("None: ", "left out: ")
 
 
 def unmarked(hint: Any) -> tuple[Any, list[Any]]:  # noqa: ANN401

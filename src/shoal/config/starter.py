@@ -7,8 +7,7 @@ from typing import get_args
 
 from shoal.algorithms import Algorithms
 from shoal.config.kinds import kind_of
-from shoal.config.reference import meanings
-from shoal.config.settings_tables import keys_of
+from shoal.config.settings_tables import keys_of, meanings
 from shoal.core.errors import InputError, nearest, require
 from shoal.core.settings import is_settings
 

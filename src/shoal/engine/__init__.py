@@ -8,7 +8,7 @@ from shoal.core.client_vectors import ClientVectors
 from shoal.engine.backends.gradient_clipping import require_per_example_gradients
 from shoal.engine.backends.selection import Backend, check_backend, check_examples, resolve_backend
 from shoal.engine.cohort import Cohort
-from shoal.engine.engine import DivergenceError, Engine, Precision, Storage
+from shoal.engine.engine import DivergenceError, Engine, Precision
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD, require_plain_sgd
 from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
@@ -50,7 +50,7 @@ __all__ = [
     "GradientPrivacy", "HasClientTrainings", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
     "LocalTraining", "MaliciousClients", "MaliciousTraining", "Objective", "PersonalModels", "PlanRule", "Precision",
     "Received", "Release", "RemoteRounds", "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport",
-    "RoundUpdates", "RunsRemotely", "ScalableDefense", "State", "StepRule", "Storage", "Tensors", "TorchOptimizer",
+    "RoundUpdates", "RunsRemotely", "ScalableDefense", "State", "StepRule", "Tensors", "TorchOptimizer",
     "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend", "check_examples",
     "client_round", "client_trainings", "client_updates", "remote_rounds", "require_per_example_gradients",
     "require_plain_sgd", "resolve_backend", "server_plan", "server_round", "summed_round", "unknown_intervals",

@@ -2,11 +2,10 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +13,6 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require, require_instance
 from shoal.core.machine import cores
 from shoal.core.randomness import Stream
@@ -36,9 +34,6 @@ from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
 """The number format of computations; parameters are float32 in either case."""
-
-Storage = Literal["memory", "disk"]
-"""The place of the clients' own models between rounds; results are the same."""
 
 MAX_THREADS = 1024
 """The operating system refuses many more threads without a sentence."""
@@ -63,7 +58,6 @@ class _Options:
     device: Device
     threads: Threads | None
     precision: Precision
-    personal_models: Storage
 
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
@@ -124,8 +118,6 @@ class Engine:
         precision: "fp32", or "bf16" for computing (parameters stay float32).
         backend: "loop", "vmap", or None for the rule of `selection.prefers_vmap`. Under vmap, local trainings that
             only the loop can do (`selection.loop_reason`) are looped.
-        personal_models: the place of the clients' own models and other vectors as long (`State.personal`) between
-            rounds, "memory" or "disk"; results are the same.
 
     Raises:
         InputError: CUDA asked for and absent, or batch norm, dropout or recurrent layers under vmap.
@@ -150,10 +142,9 @@ class Engine:
         threads: int | None = None,
         precision: Precision = "fp32",
         backend: Backend | None = None,
-        personal_models: Storage = "memory",
     ) -> None:
         require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
-        options = _Options(str(device), threads, precision, personal_models)
+        options = _Options(str(device), threads, precision)
         self.device = torch.device(options.device)
         if self.device.type == "cuda":
             refusal, count = f"device '{device}' cannot be used", torch.cuda.device_count()
@@ -162,7 +153,6 @@ class Engine:
             require(index < count, f"{refusal}: the CUDA devices here are cuda:0 to cuda:{count - 1}")
         check_backend(backend, model)
         self.model = model
-        self.personal_models: Storage = personal_models
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         threads = min(cores(), MAX_THREADS) if options.threads is None else options.threads
         self.threads = threads if self.device.type == "cpu" else 1
@@ -187,16 +177,14 @@ class Engine:
 
     def reopened(self, threads: int | None = None) -> "Engine":
         """A new engine with these settings, also of one that is closed, of at most so many ``threads``."""
-        settings = {"device": self.device, "personal_models": self.personal_models, **self._settings}
+        settings = {"device": self.device, **self._settings}
         if threads is not None:
             settings["threads"] = min(threads, settings["threads"])
         return Engine(self.model, **settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has threads of its own.
-        return partial(Engine, device=self.device, personal_models=self.personal_models, **self._settings), (
-            self.model,
-        )
+        return partial(Engine, device=self.device, **self._settings), (self.model,)
 
     def close(self) -> None:
         """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
@@ -223,20 +211,6 @@ class Engine:
             shadow=prepared(federation.shadow),
             test=prepared(federation.test),
         )
-
-    def stored(self, personal: Mapping[str, ClientVectors], folder: Path | None = None) -> dict[str, ClientVectors]:
-        """The vectors of clients by name (`State.personal`), in this engine's storage.
-
-        Args:
-            personal: vectors that are stored there already stay as they are.
-            folder: of the files; None: they are unnamed, and vanish with the process.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
-        if self.personal_models == "memory":
-            return {name: rows.in_memory() for name, rows in personal.items()}
-        return {name: rows.on_disk(name, folder) for name, rows in personal.items()}
 
     def train(
         self,

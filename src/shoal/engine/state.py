@@ -29,8 +29,8 @@ class State:
         assignment: (N,) int64, each client's last cluster; -1 for a client that has not yet taken part.
         server: the algorithm's own tensors at the server, by name.
         clients: the algorithm's own tensors of the clients, by name; the first axis is N.
-        personal: the algorithm's own vectors of the clients, about as long as a model, by name; N rows. Unlike
-            ``clients`` they need not be in memory (`Engine.stored`), and a round costs what its cohort's cost.
+        personal: the algorithm's own vectors of the clients, about as long as a model, by name; N rows. A
+            round copies those of its cohort alone.
         directives: (K,) float64 each by name, the server's requests to each cluster, for a `LocalDefense` or for what
             the algorithm does at the server (`strength`).
         adversary: the malicious clients' own tensors, by name.

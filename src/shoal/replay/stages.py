@@ -70,7 +70,7 @@ def recorded(simulation: Simulation, rows: Sequence[Row]) -> tuple[RecordedRisks
 @contextmanager
 def matching_engine(asked: Engine | None, engine: Engine) -> Iterator[Engine]:
     """``engine`` where it computes as the one that is ``asked`` for, perhaps closed; else that one, opened again."""
-    settings = ("model", "device", "dtype", "backend", "personal_models")
+    settings = ("model", "device", "dtype", "backend")
     if asked is None or all(getattr(asked, name) == getattr(engine, name) for name in settings):
         yield engine
     else:

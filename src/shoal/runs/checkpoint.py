@@ -1,15 +1,9 @@
-"""Checkpoints: one file a round, whole or absent, that says itself whether it is damaged.
-
-Personal models are in files beside it, of which it says how many rows count and where each client's is. Those of a run
-that keeps them on disk only grow, and a round adds its cohort's; otherwise each checkpoint has its own. A file that no
-checkpoint refers to is removed.
-"""
+"""Checkpoints: one file a round, whole or absent, that says itself whether it is damaged."""
 
 import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,7 +12,7 @@ from safetensors.torch import load as parse, save as serialize
 from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes
-from shoal.core.client_vectors import ENDING, ClientVectors, VectorsOnDisk
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.engine import State, Tensors
 from shoal.simulation.simulation import SimulationState
@@ -35,7 +29,7 @@ KEPT = 2
 def save_checkpoint(
     folder: Path, progress: SimulationState, observations: Mapping[int, Tensors] | None = None, frozen: str = ""
 ) -> None:
-    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints, with files that only those need.
+    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints.
 
     ``observations`` are what a round attack kept since the last checkpoint, by round. They are many and never change,
     so each is written once, to a file that stays; `stored_observations` reads them all. ``frozen`` is
@@ -61,12 +55,10 @@ def save_checkpoint(
     tensors |= {f"memory/{name}": tensor.contiguous() for name, tensor in progress.memory.items()}
     for kind in _BY_NAME:
         tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
-    personal = {name: vectors.on_disk(name, folder) for name, vectors in state.personal.items()}
-    for name, vectors in personal.items():
-        vectors.sync()
-        tensors[f"personal/{name}"] = vectors.at
+    for name, vectors in state.personal.items():
+        first, tensors[f"row/{name}"] = vectors.distinct()
+        tensors[f"personal/{name}"] = vectors[first]
     about = {
-        "files": json.dumps({name: vectors.stored_in for name, vectors in personal.items()}),
         "round": str(state.round),
         "columns": json.dumps(names),
         "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
@@ -83,29 +75,18 @@ def save_checkpoint(
         # A damaged checkpoint of this round, which was repeated.
         if twin != path:
             twin.unlink()
-    _keep(folder, KEPT, state.personal)
+    _keep(folder, KEPT)
 
 
 def keep_last_checkpoint(folder: Path) -> None:
     """Remove all checkpoints but the newest, from which a finished run can be prolonged; observations stay."""
-    _keep(folder, 1, {})
+    _keep(folder, 1)
 
 
-def _keep(folder: Path, count: int, personal: Mapping[str, ClientVectors]) -> None:
-    """Remove all but the newest ``count`` checkpoints, and files of rows that neither these nor ``personal`` need."""
-    checkpoints = _newest_first(folder)
-    for old in checkpoints[count:]:
+def _keep(folder: Path, count: int) -> None:
+    """Remove all but the newest ``count`` checkpoints."""
+    for old in _newest_first(folder)[count:]:
         old.unlink()
-    rows_there = list(folder.glob(f"*{ENDING}"))
-    if not rows_there:
-        return
-    used = {rows.path.name for rows in personal.values() if isinstance(rows, VectorsOnDisk) and rows.path}
-    for path in checkpoints[:count]:
-        with suppress(SafetensorError, ValueError), safe_open(path, framework="pt") as file:
-            used |= {entry["file"] for entry in json.loads((file.metadata() or {}).get("files", "{}")).values()}
-    for path in rows_there:
-        if path.name not in used:
-            path.unlink()
 
 
 def stored_observations(folder: Path) -> dict[int, Tensors]:
@@ -121,19 +102,15 @@ def stored_observations(folder: Path) -> dict[int, Tensors]:
 def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState | None:
     """The newest undamaged checkpoint of ``folder``; None where there is none at all.
 
-    A damaged one is passed over with a warning, also where clients' rows are in a file that is missing or cut off.
-    ``frozen`` is the hash of the frozen tensors that the model has now; None: it is not compared.
+    A damaged one is passed over with a warning. ``frozen`` is the hash of the frozen tensors that the model has now;
+    None: it is not compared.
 
     Raises:
         InputError: there are checkpoints, and all are damaged; or it is of models with other frozen tensors.
     """
-    checkpoints, newest = _newest_first(folder), ""
+    checkpoints = _newest_first(folder)
     for path in checkpoints:
-        why = ""
-        try:
-            progress, before = _read(path)
-        except InputError as error:
-            progress, before, why = None, "", f" ({error})"
+        progress, before = _read(path)
         if progress is not None:
             require(
                 frozen in (None, before),
@@ -142,10 +119,9 @@ def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState 
             )
             _remove_observations(folder, progress.state.round)
             return progress
-        LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, why)
-        newest = newest or why
+        LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
     if checkpoints:
-        raise InputError(f"{folder}: every checkpoint is damaged{newest}; start again with another --out")
+        raise InputError(f"{folder}: every checkpoint is damaged; start again with another --out")
     _remove_observations(folder, 0)
     return None
 
@@ -158,11 +134,7 @@ def _remove_observations(folder: Path, number: int) -> None:
 
 
 def _read(path: Path) -> tuple[SimulationState | None, str]:
-    """Read a checkpoint and the hash of its models' frozen tensors; None where it is not what was written.
-
-    Raises:
-        InputError: a file of rows that it refers to is missing or cut off.
-    """
+    """Read a checkpoint and the hash of its models' frozen tensors; None where it is not what was written."""
     content = path.read_bytes()
     if path.stem.rpartition("-")[2] != _digest(content):
         return None, ""
@@ -182,17 +154,20 @@ def _read(path: Path) -> tuple[SimulationState | None, str]:
         kind: {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}/")}
         for kind in _BY_NAME
     }
-    personal = {
-        name: VectorsOnDisk.opened(path.parent, name, tensors[f"personal/{name}"], file)
-        for name, file in json.loads(about["files"]).items()
-    }
+    personal = dict[str, ClientVectors]()
+    for key, number in tensors.items():
+        kind, _, name = key.partition("/")
+        if kind == "row":
+            # Copies: a view would keep all vectors until the last one is replaced.
+            distinct = [row.clone() for row in tensors[f"personal/{name}"]]
+            personal[name] = ClientVectors(tuple(distinct[u] for u in number.tolist()))
     state = State(
         round=int(about["round"]),
         models=tensors["models"],
         risks=tensors["risks"],
         risk_intervals=tensors["risk_intervals"],
         assignment=tensors["assignment"],
-        personal={**personal},
+        personal=personal,
         trained=tensors["trained"],
         **by_kind,
     )

@@ -214,8 +214,7 @@ def train(
 ) -> tuple[SimulationState, dict[int, Tensors]]:
     """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last.
 
-    The updates of recorded rounds are written beside the folder of checkpoints, and personal models into it where they
-    are kept on disk. Without that folder nothing is written.
+    The updates of recorded rounds are written beside the folder of checkpoints. Without that folder nothing is written.
 
     Returns:
         The simulation after the last round, and what its round attack kept, by round.
@@ -224,9 +223,6 @@ def train(
         LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
     if watch is not None:
         watch(simulation, progress, None)
-    progress = replace(
-        progress, state=replace(progress.state, personal=engine.stored(progress.state.personal, checkpoints))
-    )
     saved, fresh = progress.state.round, dict[int, Tensors]()
 
     def save() -> None:

@@ -40,7 +40,7 @@ from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import description_of
 from shoal.runs.result import Result, load, result_of, samples_of, write_files
-from shoal.runs.sinks.sink import OpenSinks, Sink, logged_run, require_package
+from shoal.runs.sinks.sink import OpenSinks, Sink, logged_run
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import (
@@ -143,8 +143,6 @@ class Run:
         """
         simulation, out = self.simulation, self.out
         require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
-        for sink in self._sinks:
-            require_package(sink)
         examples = first_examples(self._mapped.federation), simulation.federation.classes
         settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
         if not isinstance(out, Path):

@@ -8,15 +8,14 @@ from torch import Tensor
 from shoal.algorithms.wrapper import with_bases
 from shoal.core.settings import settings
 from shoal.defenses import TrainingSetup
-from shoal.engine import Algorithm, Engine, LocalSGD, Precision, Storage, check_backend, resolve_backend
+from shoal.engine import Algorithm, Engine, LocalSGD, Precision, check_backend, resolve_backend
 from shoal.engine.engine import Device, Threads
 from shoal.models import Model
 
 
 @settings
 class EngineSettings:
-    """The engine. ``threads`` and ``personal_models`` change no bit of any result, ``device`` and ``backend`` the
-    last bits only.
+    """The engine. ``threads`` changes no bit of any result, ``device`` and ``backend`` the last bits only.
 
     Args:
         device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
@@ -25,16 +24,12 @@ class EngineSettings:
             processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
         backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and of a network of your own also by a trial on
             two examples. config.toml has the choice.
-        personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
-            between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
-            checkpoint take memory and time by the clients that take part.
     """
 
     device: Device = "cpu"
     threads: Threads | None = None
     precision: Precision = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
-    personal_models: Storage = "memory"
 
     def decided(
         self,
@@ -78,5 +73,4 @@ class EngineSettings:
             threads=self.threads,
             precision=self.precision,
             backend=None if self.backend == "auto" else self.backend,
-            personal_models=self.personal_models,
         )

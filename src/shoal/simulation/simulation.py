@@ -414,8 +414,6 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     state = simulation.on(engine).start()
     if simulation.start is not None:
         state = started(state, simulation.start.state)
-        # Those of a run in a directory must not be appended to the files there.
-        state = replace(state, personal=engine.stored(state.personal))
     now = SimulationState(state)
     attack = simulation.round_attack
     if attack is None:

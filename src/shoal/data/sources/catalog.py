@@ -28,16 +28,14 @@ _ANY_FOLDER = "into a folder that --data-dir or SHOAL_DATA names"
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set on the Hugging Face hub: its columns of images, of Pillow's ``mode``, and of class numbers; ``test``:
-    whether it has a split of that name beside train.
-    """
+    """A data set on the Hugging Face hub: its columns of images, each of a ``shape``, and of class numbers."""
 
     repository: str
     image: str
     label: str
     classes: int
-    mode: str = "L"
-    test: bool = True
+    shape: tuple[int, ...] = (28, 28)
+    splits: tuple[str, ...] = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ SOURCES: dict[str, Source] = {
         partial(_idx_folder, prefixed=True),
         count=partial(count_idx_images, prefixed=True),
         torchvision="EMNIST/raw",
-        hub=HubSource("flwrlabs/femnist", "image", "character", 62, test=False),
+        hub=HubSource("flwrlabs/femnist", "image", "character", 62, splits=("train",)),
     ),
     "cifar10": Source(
         "60,000 of 32x32",
@@ -173,7 +171,7 @@ SOURCES: dict[str, Source] = {
         _cifar10,
         find_cifar10,
         count=lambda path: f"{len(load_cifar10(path).labels):,} of 32x32",
-        hub=HubSource("uoft-cs/cifar10", "img", "label", 10, mode="RGB"),
+        hub=HubSource("uoft-cs/cifar10", "img", "label", 10, (32, 32, 3)),
     ),
     "lfw": Source(
         "13,143 of 62x47",

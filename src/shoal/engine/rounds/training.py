@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.core.client_vectors import BLOCK, ClientVectors
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -39,6 +39,9 @@ from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
 from shoal.engine.state import State, Tensors
 
 LOG = logging.getLogger(__name__)
+
+_BLOCK = 2**24
+"""Numbers of the personal models that are fine-tuned together: 64 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +102,6 @@ class Training:
     def start(self) -> State:
         """The state before the first round."""
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
-        state = replace(state, personal=self.engine.stored(state.personal))
         if self.coordinator is not None:
             state = self.coordinator.start(state, self.federation, self.engine, self.stream("coordinator", 0))
         if self.malicious_clients is None:
@@ -127,7 +129,7 @@ class Training:
             state,
             assignment=torch.cat([state.assignment, torch.full((now - had,), -1)]),
             clients=clients,
-            personal=self.engine.stored(personal),
+            personal=personal,
             trained=torch.cat([state.trained, never]) if state.trained.numel() else state.trained,
         )
 
@@ -265,10 +267,10 @@ class Training:
     def _trained_once(self, state: State, deployed: Deployed, local: LocalSGD | None, index: int) -> ClientVectors:
         """The models of all clients after one training, computed for some clients at a time."""
         everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
-        rows = self.engine.stored({"fine-tuned": ClientVectors.same(state.models[0], len(everyone))})["fine-tuned"]
+        rows = ClientVectors.same(state.models[0], len(everyone))
         # All examples, as `final_cohort`, also where a round has only some of a client's.
         batches = self.stream("deployed", state.round, "batches")
-        for clients in everyone.split(max(1, BLOCK // width)):
+        for clients in everyone.split(max(1, _BLOCK // width)):
             params, init_index = deployed.models, deployed.model[clients]
             if isinstance(params, PersonalModels):
                 params, init_index = params.rows(init_index), torch.arange(len(clients))

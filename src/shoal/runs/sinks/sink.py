@@ -10,12 +10,11 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from shoal.audit.records import OUTSIDER
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError
 from shoal.core.representation import one_line
 from shoal.engine import RoundReport
 from shoal.metrics.summary import FlatSummary, Metrics
@@ -74,15 +73,6 @@ class Sink(Protocol):
     def open_log(self, run: LoggedRun, /) -> Writer:
         """Open the log of a run, that of its first rounds where there are some already."""
         ...
-
-
-def require_package(sink: Sink) -> None:
-    """Raise `InputError` where the package of one of our trackers is not installed; it and our extra have its name."""
-    ours, _, name = type(sink).__module__.rpartition(".")
-    spec = find_spec(name) if ours == __package__ else None
-    # W&B leaves folders of its own name, which can be imported too.
-    there = ours != __package__ or (spec is not None and spec.origin is not None)
-    require(there, f"logging to '{name}' needs its package: pip install 'shoal[{name}]'")
 
 
 class OpenSinks:

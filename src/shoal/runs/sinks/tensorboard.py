@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ class TensorBoard:
     Args:
         folder: of the event files; None: ``tensorboard`` in the run's directory.
 
+    Raises:
+        InputError: TensorBoard is not installed.
+
     Example:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
@@ -40,6 +44,12 @@ class TensorBoard:
     """
 
     folder: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        spec = find_spec("tensorboard")
+        # A folder of logs by that name can be imported too.
+        there = spec is not None and spec.origin is not None
+        require(there, "logging to 'tensorboard' needs its package: pip install 'shoal[tensorboard]'")
 
     def open_log(self, run: LoggedRun) -> "_EventFile":
         """Open an event file, a further one where a run is resumed."""

@@ -24,7 +24,7 @@ def standings(rows: pd.DataFrame, federation: str) -> pd.DataFrame:
     """The defences on one federation, the best place first.
 
     Args:
-        rows: as of `shoal.board.measure`, of all defences.
+        rows: as of `board.measure`, of all defences.
         federation: its name.
 
     Returns:

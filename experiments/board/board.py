@@ -1,28 +1,36 @@
-"""`shoal board`: one defence on all federations of a board, a row each federation and seed.
+"""Measures a defence on all federations of a board, a row each federation and seed, and shows it among the others.
+
+    python experiments/board/board.py experiments/board/defences/fewer-rounds.toml --jobs 2
+    python experiments/board/board.py                # the table as it stands
 
 board.toml              the seeds, the number of references, and each federation's file and hashes
 NAME.toml               a federation: a run's configuration
 rows/NAME.csv           the rows of one defence, from `measure`
 """
 
+import argparse
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
+from places import RISK, UTILITY, markdown, standings
 from pydantic import Field
+from rich.console import Console
 
-from shoal.board.places import RISK, UTILITY
+from shoal.cli.displays import SweepDisplay
 from shoal.config.build import resolve
 from shoal.config.kinds import require_data
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change_key, key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import quoted, require
+from shoal.core.errors import InputError, ShoalError, quoted, require
 from shoal.core.settings import Count, Positive, settings
 from shoal.data.content import fingerprint_up_to_rounding
 from shoal.data.preferences import VIEWS
@@ -294,3 +302,51 @@ def _row(job: PlannedRun, run: Path, board: Board, data_dir: Path | None) -> dic
     }
     write_text(kept, json.dumps(row, indent=2) + "\n")
     return row
+
+
+def shown(given: argparse.Namespace) -> str:
+    """The table with a defence that is measured first, as the command line asks for it."""
+    board = read_board(given.board)
+    rows, path = read_rows(given.board), None
+    if given.defence is not None:
+        defence = read_defence(given.defence, board, allow_code=given.allow_code)
+        with SweepDisplay(Console(stderr=True, quiet=given.quiet)) as display:
+            watched = {"data_dir": given.data_dir, "on_start": display.started, "on_run_end": display.run_ended}
+            workers = Workers(given.jobs, given.cluster)
+            own = measure(board, defence, given.out, judge=given.judge, workers=workers, **watched)
+        path = given.out / f"{given.defence.stem}.csv"
+        write_text(path, own.to_csv(index=False))
+        rows = pd.concat([rows[rows["defence"] != defence.name], own], ignore_index=True) if len(rows) else own
+    require(len(rows) > 0, f"{given.board / 'rows'}: has no rows yet; name a defence's file to measure one")
+    tables = {name: standings(rows, name) for name in board.tables}
+    if given.json:
+        finite = {name: table.replace([np.inf, -np.inf], np.nan).astype(object) for name, table in tables.items()}
+        document = {name: table.where(table.notna(), None).to_dict("records") for name, table in finite.items()}
+        return json.dumps({"standings": document}, indent=2)
+    return markdown(tables) + ("" if path is None else f"\nRows: {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("defence", type=Path, nargs="?", help="its TOML file; left out: the table as it stands")
+    parser.add_argument("--board", type=Path, default=Path(__file__).parent, help="the board's folder")
+    parser.add_argument("--judge", action="store_true", help="on the seeds that follow from the file")
+    parser.add_argument("--out", type=Path, default=Path("runs/board"), help="of the runs and the rows, NAME.csv")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each a process")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="of a Ray cluster that does the runs")
+    parser.add_argument("--data-dir", type=Path, help="where to look for data first")
+    parser.add_argument("--allow-code", action="store_true", help="import code that the defence names (MODULE:NAME)")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    try:
+        print(shown(parser.parse_args(arguments)))
+    except ShoalError as error:
+        print(f"board: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,12 +1,12 @@
 """The reference of all keys and all metrics in docs/configuration.md, generated from the declarations.
 
-``python -m shoal.config.reference docs/configuration.md`` writes each between its two markers in that file.
+``python docs/build_reference.py`` writes each between its two markers in that file, as the
+build of the site does in the page that it reads.
 """
 
 import inspect
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
@@ -17,12 +17,12 @@ from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import KINDS, kind_of, name_of
 from shoal.config.schema import Config
-from shoal.config.settings_tables import Key, described_by, keys_of, unmarked
-from shoal.core.errors import require
+from shoal.config.settings_tables import Key, described_by, docstring_as_markdown, keys_of, meanings, unmarked
 from shoal.core.settings import hints_of, is_settings
 from shoal.metrics import METRICS
 
-BEGIN, END = "<!-- keys: written by python -m shoal.config.reference -->", "<!-- end of keys -->"
+PAGE = Path(__file__).with_name("configuration.md")
+BEGIN, END = "<!-- keys: written by python docs/build_reference.py -->", "<!-- end of keys -->"
 METRICS_BEGIN, METRICS_END = BEGIN.replace("keys", "metrics", 1), END.replace("keys", "metrics")
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
 _TOP = {described_by(key.hint): key.name for key in keys_of(Config) if is_settings(described_by(key.hint))}
@@ -48,13 +48,8 @@ def metrics() -> str:
 
 
 def update(text: str) -> str:
-    """The text of a file with the reference and the metrics between their markers.
-
-    Raises:
-        InputError: it does not have all markers.
-    """
+    """The text of a page with the reference and the metrics between their markers."""
     for begin, end, content in ((BEGIN, END, reference()), (METRICS_BEGIN, METRICS_END, metrics())):
-        require(begin in text and end in text, f"the file must have the lines '{begin}' and '{end}'")
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
     return text
@@ -67,7 +62,9 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
     the key of the table is the field ``name``.
     """
     yield f"{'#' * level} `{title}`"
-    yield _text(re.split(r"\n\n(?:(?:Args|Raises|Example):\n|Source: |>>> )", inspect.getdoc(cls) or "")[0])
+    yield docstring_as_markdown(
+        re.split(r"\n\n(?:(?:Args|Raises|Example):\n|Source: |>>> )", inspect.getdoc(cls) or "")[0]
+    )
     keys = [(owner, key) for owner, key in _flat(cls) if not (named and key.field == "name")]
     shipped = [key.hint for key in keys_of(cls) if key.inline and _is_shipped(key.hint)]
     if shipped:
@@ -119,12 +116,7 @@ def _value(cls: type, key: Key) -> str:
 
 
 def _spelled(hint: Any) -> str:  # noqa: ANN401
-    """An annotation in words.
-
-    >>> from shoal.core.settings import Fraction, Positive
-    >>> _spelled(Positive | Literal["all"]), _spelled(tuple[Fraction, ...])
-    ('integer, at least 1, or `all`', 'list, each a number in [0, 1]')
-    """
+    """An annotation in words."""
     hint, marks = unmarked(hint)
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -159,26 +151,20 @@ def _default(key: Key) -> str:
     return f"`{json.dumps(key.default)}`" if is_written else ""
 
 
-def meanings(cls: type) -> dict[str, str]:
-    """The entries of the Args of a class and its bases, by field."""
-    texts = {}
-    for base in reversed(cls.__mro__):
-        block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
-        entries = re.split(r"^ {4}(?! )", block[1] if block else "", flags=re.MULTILINE)[1:]
-        texts |= {name: _text(" ".join(text.split())) for name, _, text in (entry.partition(": ") for entry in entries)}
-    return texts
-
-
-def _text(docstring: str) -> str:
-    """A docstring's text as Markdown, for readers of a file, where nothing is None."""
-    text = re.sub(r"``(.+?)``", r"`\1`", docstring, flags=re.DOTALL)
-    return text.replace(". None: ", ". Left out: ").replace("None: ", "left out: ")
-
-
 def _or(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
+def on_read(app, docname, source) -> None:  # noqa: ANN001, ARG001 (Sphinx's hook)
+    """Fills the page of the configuration."""
+    if docname == PAGE.stem:
+        source[0] = update(source[0])
+
+
+def setup(app) -> None:  # noqa: ANN001 (Sphinx's hook)
+    """Has Sphinx call `on_read`."""
+    app.connect("source-read", on_read)
+
+
 if __name__ == "__main__":
-    PATH = Path(sys.argv[1])
-    PATH.write_text(update(PATH.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(update(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
