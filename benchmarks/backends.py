@@ -10,10 +10,10 @@ import statistics
 import time
 
 import torch
+from machine import product_rate
 
 from shoal import Engine, FedAvg, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
 from shoal.engine import Backend, resolve_backend
-from shoal.engine.machine_speed import product_rate
 
 _FASHION = Shape(1, 28, 28, 10)
 

@@ -5,12 +5,20 @@ Run as a script it prints, as JSON, what only PyTorch can tell; the conductor of
 
 import json
 import platform
+import statistics
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Barrier
+from typing import TYPE_CHECKING
 
-from shoal.core.machine import cores, processor_model
+from shoal.core.machine import cores
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "bf16")
@@ -24,7 +32,7 @@ def processor() -> tuple[str, list[str]]:
         lines = []
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = (facts.get("flags") or facts.get("Features") or "").split()
-    return processor_model(), [flag for flag in _FLAGS if flag in flags]
+    return facts.get("model name", platform.machine()), [flag for flag in _FLAGS if flag in flags]
 
 
 def commit() -> str:
@@ -73,10 +81,32 @@ def header(before: dict, after: dict, threads: int, settings: str) -> str:
     )
 
 
-def _main() -> None:
+def product_rate(dtype: "torch.dtype", threads: int = 1, size: int = 1024) -> float:
+    """GFLOP/s of ``size`` x ``size`` matrix products, one on each of so many threads at the same time."""
     import torch  # noqa: PLC0415
 
-    from shoal.engine.machine_speed import product_rate  # noqa: PLC0415 (loads PyTorch)
+    a, together, before = torch.full((size, size), 0.5, dtype=dtype), Barrier(threads), torch.get_num_threads()
+
+    def median_seconds(_: int) -> float:
+        torch.set_num_threads(1)
+        times = []
+        for _ in range(8):
+            together.wait()
+            began = time.perf_counter()
+            torch.mm(a, a)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[1:])
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            seconds = statistics.mean(pool.map(median_seconds, range(threads)))
+    finally:
+        torch.set_num_threads(before)
+    return threads * 2 * size**3 / seconds / 1e9
+
+
+def _main() -> None:
+    import torch  # noqa: PLC0415
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,11 +12,11 @@ import sys
 import time
 
 import torch
+from machine import product_rate
 from torch.profiler import ProfilerActivity, profile
 
 from shoal import LocalSGD, Shape, Stream, create_model
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.engine.machine_speed import product_rate
 from shoal.engine.worker_pool import keep_freed_memory
 
 MFLOP = 23.1

@@ -17,17 +17,13 @@ from torch import nn
 from shoal.config.schema import Config, parse_config
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Federation
-from shoal.engine import Engine, State, machine_speed
+from shoal.engine import Engine, State
 from shoal.models import MLP, Model
 
 # Toy tensors gain nothing from PyTorch's second thread, and beside other processes two threads mostly wait for each
 # other: of the tests of training they took three times the CPU time. The engine has threads of its own.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # Of the processes that tests start.
-
-# No test measures the machine, and none writes into the user's cache folder.
-machine_speed.measured_bf16_speed = lambda device: machine_speed.Bf16Speed(2.0, 2.0)
-machine_speed._cache_file = lambda: Path(os.devnull) / "bf16.json"
 
 # No test cuts the power: what is written need not have reached the disk, which takes 15 ms a file.
 os.fsync = lambda _: None

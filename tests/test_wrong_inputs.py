@@ -370,7 +370,7 @@ SIMULATIONS = {
     "out 3": (lambda: simulated(out=3), "'out' must be a path, such as 'runs/mine'; got 3"),
     "malicious 'x'": (lambda: simulated(malicious_clients="x"), "'malicious_clients' must be a MaliciousClients"),
     "participation '1'": (lambda: simulated(participation="1"), "'participation' must be a number in [0, 1]; got '1'"),
-    "fp16": (lambda: simulated(precision="fp16"), "'precision' must be 'auto', 'fp32' or 'bf16'; got 'fp16'"),
+    "fp16": (lambda: simulated(precision="fp16"), "'precision' must be 'fp32' or 'bf16'; got 'fp16'"),
     "tpu": (
         lambda: simulated(device="tpu"),
         "'device' must be 'cpu' or 'cuda', or one of several",

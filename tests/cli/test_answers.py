@@ -47,7 +47,6 @@ def asked(name, folder, tmp_path):
         "compare": runs,
         "audit": [runs[0], "--references", "1", *gate, *out],
         "preflight": [str(folder / "plain.toml"), "--gate", "auc <= 1"],
-        "profile": [str(folder / "small.toml"), "--rounds", "1"],
         "sweep": [str(folder / "sweep.toml"), *out],
         "protect": [str(folder / "plain.toml"), *seeds, *out, quiet],
     }[name]
@@ -91,8 +90,6 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
             assert document == {"configuration": str(tmp_path / "new.toml")}
         case "data":
             assert {"name", "path", "size", "instructions"} == {*document["data_sets"][0]}
-        case "profile":
-            assert document["rounds"] == 1
         case "preflight":
             assert document["gates"] == {"auc <= 1": True}
 

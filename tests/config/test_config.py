@@ -289,7 +289,7 @@ BAD = [
         r"'red_team.attack' must be 'shadow', 'loss-threshold', 'gap',? .*or 'module:Name'; got 'nothing'",
     ),
     ("engine.device='gpu'", r"'engine.device' must be 'cpu' or 'cuda'.*; got 'gpu'"),
-    ("engine.precision='fp16'", r"'engine.precision' must be 'auto', 'fp32' or 'bf16'; got 'fp16'"),
+    ("engine.precision='auto'", r"'engine.precision' must be 'fp32' or 'bf16'; got 'auto'"),
     # a number or a word
     ("local.batch_size=0", r"'local.batch_size' must be at least 1 or 'all'; got 0"),
     ("local.batch_size='some'", r"'local.batch_size' must be an integer or 'all'; got 'some'"),

@@ -44,7 +44,3 @@ def test_without_control_groups_affinity_decides(tmp_path, monkeypatch):
     assert machine.cores() == 3
     monkeypatch.setattr(machine, "_quota", lambda: 2)
     assert machine.cores() == 2
-
-
-def test_the_processor_has_a_name():
-    assert machine.processor_model()

@@ -350,27 +350,6 @@ def preflight(
     return Answer(report.flat(), said, gates)
 
 
-@command(app, "profile experiments/demo/digits.toml --rounds 3")
-def profile(
-    config: Annotated[Path, typer.Argument(help="The TOML file of a run.")],
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Rounds to measure, after one to warm up.")] = 5,
-    changes: Changes = None,
-    device: Device = None,
-    data_dir: DataDir = None,
-    allow_code: AllowCode = False,
-) -> Answer:
-    """Train a few rounds, and say where their time goes and what this machine would allow; writes nothing."""
-    from shoal.config.build import build
-    from shoal.config.schema import read_config
-    from shoal.simulation.profile import profile as profile_of
-
-    end_soon_after_interrupt()
-    settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
-    _, simulation = build(settings, data_dir)
-    found = profile_of(simulation, settings.engine, rounds=rounds)
-    return Answer(found.flat(), str(found))
-
-
 @command(app, "compare runs/ifca runs/mir")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")], allow_code: AllowCode = False

@@ -1,8 +1,7 @@
-"""The processor that this process may use: how many cores, and which model."""
+"""The cores that this process may use."""
 
 import math
 import os
-import platform
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -37,13 +36,3 @@ def _cores_of(file: Path) -> int | None:
         return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
     except (OSError, ValueError):
         return None
-
-
-def processor_model() -> str:
-    """The processor's name, such as "AMD EPYC 9B14"."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name")
-    return next(named, platform.machine())

@@ -294,11 +294,6 @@ class Engine:
             trainer.units(shards, phase)
         yield from self._pool.in_order(work, units)
 
-    def owners_at_once(self, shards: Shards, local: LocalSGD) -> int:
-        """How many owners of ``shards`` a thread trains by ``local`` as one batched computation; 1 in the loop."""
-        trainer = self._trainer_for(local)
-        return 1 if isinstance(trainer, LoopBackend) else max(map(len, trainer.units(shards, local)), default=1)
-
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
         """The backend for ``local``: the loop where vmap cannot do it, since directives may ask for it in one cluster
         and round alone, and all other trainings must stay the same, bit for bit.

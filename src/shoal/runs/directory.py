@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 import torch
 
@@ -17,12 +17,11 @@ from shoal.config.schema import SIMULATION
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import open_to_append, remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.engine import Engine, Precision, RoundReport, Tensors
+from shoal.engine import Engine, RoundReport, Tensors
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import save_checkpoint, stored_observations
 from shoal.runs.hashes import (
     NAME,
-    decisive_settings,
     differences,
     require_same_examples,
     require_unchanged,
@@ -30,7 +29,6 @@ from shoal.runs.hashes import (
 )
 from shoal.runs.updates import FOLDER, megabytes, write_updates
 from shoal.simulation.coordination import changed_directives
-from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.round_metrics import not_evaluated
 from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
 
@@ -141,16 +139,6 @@ def opened(
         if new and resume:
             LOG.warning("%s: there is nothing to resume; the run starts anew", out)
         yield checkpoints
-
-
-def with_kept_precision(engine: EngineSettings, out: Path) -> EngineSettings:
-    """The settings with the precision of the run in ``out``, if there is one and they leave it open: its bits depend on
-    it, and another machine may choose otherwise.
-    """
-    if engine.precision != "auto" or not (out / "config.toml").exists():
-        return engine
-    kept = decisive_settings(read_toml(out / "config.toml")).get("engine.precision")
-    return replace(engine, precision=kept) if kept in get_args(Precision) else engine
 
 
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:

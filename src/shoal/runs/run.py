@@ -34,7 +34,6 @@ from shoal.runs.directory import (
     rounds_before,
     train,
     warned,
-    with_kept_precision,
 )
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
@@ -145,8 +144,7 @@ class Run:
         simulation, out = self.simulation, self.out
         require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
         examples = first_examples(self._mapped.federation), simulation.federation.classes
-        kept = self.engine if not isinstance(out, Path) else with_kept_precision(self.engine, out)
-        settings = kept.decided(simulation.setup, simulation.algorithm, *examples)
+        settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
         if not isinstance(out, Path):
             with settings.engine(simulation.setup.model) as engine, warned() as warnings:
                 return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
@@ -238,8 +236,7 @@ class Run:
         LOG.info("begin: %s on %s, seed %d", description.algorithm, description.dataset, simulation.seed)
         for line in self.notes:
             LOG.info("%s", line)
-        slow = self.engine.slow_precision()
-        for line in (*self.warnings, *([] if slow is None else [slow])):
+        for line in self.warnings:
             LOG.warning("%s", line)
         return initial_state(simulation, engine)
 
@@ -351,7 +348,6 @@ def run(
     require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise existing_directory_error(out)
-    config = replace(config, engine=with_kept_precision(config.engine, out))
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation = resolved.config, resolved.simulation()
     notes, warnings = tuple(resolved.description()), tuple(resolved.warnings)

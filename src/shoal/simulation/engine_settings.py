@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.algorithms.wrapper import with_bases
 from shoal.core.settings import settings
 from shoal.defenses import TrainingSetup
-from shoal.engine import Algorithm, Engine, LocalSGD, Precision, check_backend, machine_speed, resolve_backend
+from shoal.engine import Algorithm, Engine, LocalSGD, Precision, check_backend, resolve_backend
 from shoal.engine.engine import Device, Threads
 from shoal.models import Model
 
@@ -21,16 +21,14 @@ class EngineSettings:
         device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
         threads: of the processor; left out: one for each core that the process may use.
         precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
-            processors with bf16 matrix units (Intel's AMX, GPUs), slower on others; ``auto`` takes the faster by a
-            measurement of less than a second, kept in the user's cache folder. config.toml has the choice, with which
-            the run goes on on any machine.
+            processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
         backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and of a network of your own also by a trial on
             two examples. config.toml has the choice.
     """
 
     device: Device = "cpu"
     threads: Threads | None = None
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
     def decided(
@@ -40,7 +38,7 @@ class EngineSettings:
         examples: tuple[Tensor, Tensor] | None = None,
         classes: int | None = None,
     ) -> "EngineSettings":
-        """These settings with their precision, and the backend that trains ``setup`` and what ``algorithm`` adds to it.
+        """These settings with the backend that trains ``setup`` and what ``algorithm`` adds to it.
 
         Args:
             setup: the network, and local training with its defences.
@@ -56,28 +54,12 @@ class EngineSettings:
         if self.backend != "auto":
             for local in trainings:
                 check_backend(self.backend, setup.model, local)
-            return replace(self, precision=self.chosen_precision())
+            return self
         # "loop" where one of them needs it.
         backend = min(resolve_backend(setup.model, local) for local in trainings)
         if backend == "vmap" and examples is not None:
             backend = resolve_backend(setup.model, trainings[0], examples, classes)
-        return replace(self, backend=backend, precision=self.chosen_precision())
-
-    def chosen_precision(self) -> Precision:
-        """The precision; for "auto" the faster one of this machine."""
-        if self.precision != "auto":
-            return self.precision
-        return "bf16" if machine_speed.bf16_speed(self.device).faster else "fp32"
-
-    def slow_precision(self) -> str | None:
-        """A sentence where bf16 is asked for on a machine on which it takes more time than fp32; None: it does not."""
-        speed = machine_speed.bf16_speed(self.device) if self.precision == "bf16" else None
-        if speed is None or not speed.slower:
-            return None
-        return (
-            f"precision 'bf16' is slower than 'fp32' here: matrix products take {1 / speed.product:.1f} times as long, "
-            f"convolutions {1 / speed.convolution:.1f} times; 'auto' takes the faster"
-        )
+        return replace(self, backend=backend)
 
     def engine(self, model: Model) -> Engine:
         """The engine that trains ``model``.
@@ -89,6 +71,6 @@ class EngineSettings:
             model,
             device=self.device,
             threads=self.threads,
-            precision=self.chosen_precision(),
+            precision=self.precision,
             backend=None if self.backend == "auto" else self.backend,
         )

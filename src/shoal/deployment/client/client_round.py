@@ -268,7 +268,7 @@ def _opened(
     config = client.config
     backend = None if config.engine.backend == "auto" else config.engine.backend
     with Engine(
-        client.setup.model, threads=settings.threads, precision=config.engine.chosen_precision(), backend=backend
+        client.setup.model, threads=settings.threads, precision=config.engine.precision, backend=backend
     ) as engine:
         federation = replace(engine.prepare(client.federation), ids=torch.tensor([offer.client]))
         yield client, replace(training, federation=federation, engine=engine)

@@ -37,7 +37,7 @@ from shoal.engine import Engine, State, Training
 from shoal.models import FeatureMap
 from shoal.reports.deployment_page import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
-from shoal.runs.directory import is_begun, is_finished, logged, opened, with_kept_precision
+from shoal.runs.directory import is_begun, is_finished, logged, opened
 from shoal.runs.hashes import differences
 from shoal.runs.result import FEATURES, named_models, write_models
 from shoal.simulation.simulation import Simulation, SimulationState, with_features
@@ -103,7 +103,6 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     config = read_config(settings.config)
     choice = parts_of(config.algorithm.value).choice
     _require_supported(config)
-    config = replace(config, engine=with_kept_precision(config.engine, settings.out))
     resolved = resolve(config, load_data(config.data, settings.data_dir))
     decided, simulation = resolved.config, with_features(resolved.simulation())
     features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None

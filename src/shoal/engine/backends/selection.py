@@ -47,21 +47,6 @@ def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
     return None if local.objective is None else "cannot minimise another objective than the mean loss"
 
 
-def backend_reason(backend: Backend, model: Model, local: LocalSGD) -> str:
-    """How ``backend`` trains ``model`` by ``local``, and why, in words that follow its name."""
-    network, reason, alone = model.structure(), _loop_reason(model, local), "clients one after another"
-    preferred, rule = prefers_vmap(model.layout, network), "at most 500,000 parameters, all in linear layers"
-    if reason is not None:
-        return f"{alone}, since vmap {reason}"
-    if backend == "vmap":
-        return f"many clients at a time, {f'for {rule}' if preferred else 'as it was asked for'}"
-    if seeded_dropouts(network):
-        return f"{alone}, since vmap cannot train dropout"
-    if not preferred:
-        return f"{alone}, since vmap is faster only for networks of {rule}"
-    return f"{alone}, as it was asked for, or since vmap cannot train this network"
-
-
 def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
     return None if local is None else loop_reason(local, dense=dense_network(model) is not None)
 
