@@ -5,9 +5,13 @@ How much do a few trained numbers beside a frozen body learn, and do they show l
 
 A server trains a network on public digits. Clients have digits that are turned by 0, 90, 180 or 270 degrees; each of
 four clusters trains low-rank updates (LoRA) of the frozen body and a head, or, for comparison, the head alone or all.
+The adapters are those of `peft`.
 """
 
+from copy import deepcopy
+
 import matplotlib.pyplot as plt
+import peft
 import torch
 from torch import nn
 
@@ -25,7 +29,7 @@ partition = shoal.Partition(clients=16, examples_per_client=50, shadow_examples=
 federation = shoal.partition_dataset(shoal.load_dataset("digits"), partition, groups, stream=shoal.Stream(SEED))
 
 # %%
-# The body, trained by plain PyTorch. It is made once: adapted copies share its frozen weights.
+# The body, trained by plain PyTorch.
 
 torch.manual_seed(SEED)
 body = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -36,11 +40,25 @@ for _ in range(60):
         nn.functional.cross_entropy(body(federation.shadow.x[batch]), federation.shadow.y[batch]).backward()
         optimizer.step()
 
+
+def head() -> nn.Module:
+    """The body, of which the last layer is trained."""
+    network = deepcopy(body).requires_grad_(False)
+    network[5].requires_grad_(requires_grad=True)
+    return network
+
+
+def lora(rank: int) -> nn.Module:
+    """The body with low-rank updates of two layers, and the last layer trained."""
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=["1", "3"], modules_to_save=["5"])
+    return peft.get_peft_model(deepcopy(body), config)
+
+
 models = {
-    "head": shoal.Model(lambda: shoal.head(body, "5")),
-    "LoRA, rank 2": shoal.Model(lambda: shoal.lora(body, 2, targets=["1", "3"], train=["5"])),
-    "LoRA, rank 8": shoal.Model(lambda: shoal.lora(body, 8, targets=["1", "3"], train=["5"])),
-    "everything": shoal.Model(lambda: shoal.head(body, "Linear")),
+    "head": shoal.Model(head),
+    "LoRA, rank 2": shoal.Model(lambda: lora(2)),
+    "LoRA, rank 8": shoal.Model(lambda: lora(8)),
+    "everything": shoal.Model(lambda: deepcopy(body)),
 }
 
 # %%

@@ -3,7 +3,8 @@
     python experiments/algorithms/adapters.py plain | private [--seeds 6] [--csv FILE] [--only NAME ...]
 
 The body is an MLP that the server trained on 400 upright public digits. Clients have digits that are turned by 0, 90,
-180 or 270 degrees by group (private: 0 or 90), and train low-rank updates of its two layers of 64 and its head.
+180 or 270 degrees by group (private: 0 or 90), and train low-rank updates of its two layers of 64 and its head, by
+`peft`.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import peft
 import torch
 from torch import nn
 
@@ -50,7 +52,8 @@ def adapted(of: shoal.Federation, rank: int) -> shoal.Model:
     def build() -> nn.Module:
         fresh = network()
         fresh.load_state_dict(weights)
-        return shoal.lora(fresh, rank, targets=["1", "3"], train=["5"])
+        config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=["1", "3"], modules_to_save=["5"])
+        return peft.get_peft_model(fresh, config)  # pyright: ignore[reportArgumentType]
 
     return shoal.Model(build)
 

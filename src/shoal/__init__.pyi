@@ -114,11 +114,7 @@ from .models import (
     Shape as Shape,
     TextShape as TextShape,
     VectorShape as VectorShape,
-    bitfit as bitfit,
     create_model as create_model,
-    head as head,
-    lora as lora,
-    merged as merged,
     squared_error as squared_error,
 )
 from .property import (

@@ -211,6 +211,7 @@ BAD = [
     ("data.client=1", r"the key 'data.client' is of source 'table' alone; did you mean 'clients'\?"),
     ("data.groups.minority.rotaton=[0, 1]", r"unknown key 'data.groups.minority.rotaton'; did you mean 'rotation'\?"),
     ("model.nam='mlp'", r"unknown key 'model.nam'; did you mean 'name'\?"),
+    ("model.adapter.name='lora'", r"unknown key 'model.adapter'; known: "),
     ("algorithm.redraw.shares=0.1", r"unknown key 'algorithm.redraw.shares'; did you mean 'share'\?"),
     ("local.lr=0.1", r"unknown key 'local.lr'; "),
     (

@@ -1,7 +1,10 @@
 """What a server reads off a node's refusals: which of its questions fail must not depend on the node's data."""
 
 import math
+import sys
+import types
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,6 @@ from shoal.deployment.client import client_app
 from shoal.deployment.client.client_round import histograms_reply, training_reply
 from shoal.deployment.client.kept_features import keep_features
 from shoal.deployment.client.ledger import Ledger
-from shoal.deployment.client.node_data import run_config
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.flower_records import pack_offer, pack_reply, unpack_refusal
 from shoal.deployment.messages import (
@@ -33,7 +35,7 @@ from shoal.deployment.messages import (
     Offer,
     Refusal,
 )
-from shoal.models import VectorShape, create_model
+from shoal.models import Model, VectorShape, create_model
 from shoal.models.model import hash_of
 
 COLUMNS = '[columns]\nclient = "clinic"\nlabel = "ill"\ninputs = ["age", "dose", "ward"]\n'
@@ -247,17 +249,22 @@ def test_a_vote_does_not_look_at_the_data(tmp_path):
     assert ledger_of(node).answers == (("vote", 0.5, 1),)
 
 
-def test_which_file_a_node_lacks_is_said_before_its_data_are_opened(tmp_path):
+def test_which_file_a_node_lacks_is_said_before_its_data_are_opened(tmp_path, monkeypatch):
     """Of a table that is not there."""
     node = a_node(tmp_path)
     nowhere = node | {"data-path": str(tmp_path / "nowhere.csv")}
     features = {"name": "logistic", "features": {"maps": ["pca"], "dimension": 1}}
     mapped = replace(an_offer(("age",), model=features), features="0" * 64)
     assert unpack_refusal(answer(mapped, nowhere)).reason == NO_FEATURES
-    tuned = MLP | {"adapter": {"name": "bitfit"}}
-    offer = an_offer(("age",), model=tuned)
-    server = run_config(offer.config).model.sized(3).model(VectorShape(1, 3))
-    offer = replace(offer, models=torch.zeros(1, server.parameters))
+    name = "network_with_a_body:network"
+    module = types.ModuleType("network_with_a_body")
+    module.network = lambda shape: torch.nn.Sequential(
+        torch.nn.Linear(shape.inputs, 2).requires_grad_(False), torch.nn.Linear(2, shape.classes)
+    )
+    monkeypatch.setitem(sys.modules, "network_with_a_body", module)
+    node, nowhere = node | {"allow-code": name}, nowhere | {"allow-code": name}
+    server = Model(partial(module.network, VectorShape(1, 3)))
+    offer = an_offer(("age",), models=torch.zeros(1, server.parameters), model={"name": name})
     frozen = {name: torch.zeros_like(tensor) for name, tensor in server.frozen.items()}
     offer = replace(offer, frozen=hash_of(frozen))
     assert unpack_refusal(answer(offer, nowhere)).reason == NO_FROZEN

@@ -15,7 +15,7 @@ import shoal
 
 GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 SCRIPTS = sorted(GALLERY.glob("*.py"))
-LIBRARIES = {"matplotlib", "numpy", "pandas", "scipy", "sklearn", "torch"}
+LIBRARIES = {"matplotlib", "numpy", "pandas", "peft", "scipy", "sklearn", "torch"}
 every_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 
 

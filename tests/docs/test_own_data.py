@@ -17,6 +17,15 @@ def test_the_example_of_a_regression_finds_both_slopes(capsys):
     assert "accuracy" in capsys.readouterr().out
 
 
+def test_the_example_of_an_adapter_trains_and_is_merged():
+    (example,) = (each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "peft" in each)
+    made = {}
+    exec(example, made)
+    assert made["model"].parameters == 2 * (4 + 16) + 16 * 2 + 2
+    assert made["result"].summary.overall["accuracy.overall"] > 0.75
+    assert {*made["plain"].state_dict()} == {*made["body"].state_dict()}
+
+
 def test_the_example_of_mapped_files_trains_on_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (example,) = (each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "ClientArrays" in each)

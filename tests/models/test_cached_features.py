@@ -161,7 +161,7 @@ REFUSED = {
     "dropout": (dropout, "its first layer '1' (Dropout) has dropout"),
     "statistics": (statistics, "its first layer '0' (BatchNorm2d) has batch statistics"),
     "trained": (trained, "its first layer '1' (Linear) is trained"),
-    "a class": (lambda: shoal.head(shoal.models.MLP(36, 5, 3), "output"), "needs a network that is a torch.nn.Seq"),
+    "a class": (lambda: shoal.models.MLP(36, 5, 3), "needs a network that is a torch.nn.Seq"),
     "crossed": (Crossed, "does not compute head(body(x))"),
 }
 

@@ -328,13 +328,13 @@ def _model(network: Network, data: SourceData, indices: PartitionIndices | None)
         with in_table("features"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
+    return fitted(network, shape)
+
+
+def fitted(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
+    """The model of a network of Shoal's or of a user's own, fitted to ``shape``."""
     own = ":" in network.name
-    model = network.adapted(partial(load(network.name, "name"), shape)) if own else network.model(shape)
-    if network.adapter is not None:
-        with in_table("adapter"):
-            # Which makes the network, so that an error names the table.
-            require(model.parameters > 0, "nothing is trained")
-    return model
+    return network.model_of(partial(load(network.name, "name"), shape)) if own else network.model(shape)
 
 
 def _features(network: Network) -> Features | None:

@@ -3,7 +3,6 @@
 May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `named_models.py`.
 """
 
-from shoal.models.adapters import Adapter, bitfit, head, lora, merged
 from shoal.models.features import FeatureMap, Features
 from shoal.models.layers import SeededDropout
 from shoal.models.model import Loss, Metric, Model, NegativeLoss, accuracy, cross_entropy, metric_name, squared_error
@@ -13,8 +12,7 @@ from shoal.models.recurrent import ReviewGRU
 from shoal.models.scattering import Scattering
 
 __all__ = [
-    "MLP", "MODELS", "VGG", "Adapter", "DigitsCNN", "FacesCNN", "FeatureMap", "Features", "FemnistCNN", "Logistic",
-    "Loss", "Metric", "MnistCNN", "Model", "NegativeLoss", "Network", "ReviewGRU", "Scattering", "SeededDropout",
-    "Shape", "TextShape", "VectorShape", "accuracy", "bitfit", "create_model", "cross_entropy", "head", "lora",
-    "merged", "metric_name", "squared_error",
+    "MLP", "MODELS", "VGG", "DigitsCNN", "FacesCNN", "FeatureMap", "Features", "FemnistCNN", "Logistic", "Loss",
+    "Metric", "MnistCNN", "Model", "NegativeLoss", "Network", "ReviewGRU", "Scattering", "SeededDropout", "Shape",
+    "TextShape", "VectorShape", "accuracy", "create_model", "cross_entropy", "metric_name", "squared_error",
 ]  # fmt: skip

@@ -11,7 +11,6 @@ from torch import nn
 
 from shoal.core.errors import described, nearest, quoted, require
 from shoal.core.settings import MAX_CLASSES, Positive, settings
-from shoal.models.adapters import Adapter
 from shoal.models.features import Features
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
@@ -105,7 +104,6 @@ class Network:
         norm: of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
         padding: of the convolutions of ``femnist-cnn``; its paper states none.
         features: ``[model.features]``, a fixed map before the network, which is then of vectors.
-        adapter: ``[model.adapter]``, what is trained; left out: all of the network.
         cache_features: whether what the frozen first layers compute of each example is computed once (`shoal.Model`).
         cache_megabytes: of these features in memory; more are in a memory-mapped file.
 
@@ -123,7 +121,6 @@ class Network:
     norm: Literal["batch", "group"] = "batch"
     padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     features: Features | None = None
-    adapter: Adapter | None = None
     cache_features: bool = False
     cache_megabytes: Positive = 2000
 
@@ -149,7 +146,7 @@ class Network:
         kind = kind if self.features is None else "features"
         if isinstance(shape, TextShape):
             require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
-            return self.adapted(partial(ReviewGRU, shape.vocabulary, shape.classes))
+            return self.model_of(partial(ReviewGRU, shape.vocabulary, shape.classes))
         require(name != "gru", f"model 'gru' takes texts, but the data are {kind}; choose another model for those")
         if isinstance(shape, VectorShape):
             require(
@@ -158,11 +155,10 @@ class Network:
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
-        return self.adapted(self._build(shape))
+        return self.model_of(self._build(shape))
 
-    def adapted(self, build: Callable[[], nn.Module]) -> Model:
-        """The model of what ``build`` makes, with the adapter."""
-        build = build if self.adapter is None else partial(self.adapter.network, build)
+    def model_of(self, build: Callable[[], nn.Module]) -> Model:
+        """The model of the network that ``build`` makes."""
         return Model(build, cache_features=self.cache_features, cache_megabytes=self.cache_megabytes)
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:

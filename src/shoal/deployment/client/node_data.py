@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.config.build import build, load_source
+from shoal.config.build import build, fitted, load_source
 from shoal.config.client_files import draw_split, reading_of
 from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
@@ -227,7 +227,7 @@ def _own(
         shape = Shape(channels, size[0], size[1], network.classes)
     if network.features is not None:
         shape = VectorShape(network.features.width(inputs), network.classes)
-    model = network.model(shape)
+    model = fitted(network, shape)
     kind = examples_kind("images" if columns is None else "rows", model, fixed=network.features is not None)
     setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
