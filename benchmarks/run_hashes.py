@@ -136,7 +136,6 @@ RUNS: dict[str, list[list[str]]] = {
     "dirichlet": [run("data.dirichlet_alpha=0.5")],
     "table": [run(base=["$IN/table.toml"])],
     "cnn": [run("model.name=digits-cnn")],
-    "adapters": [run("model={name='mlp', hidden=16, adapter={name='lora', rank=2, train=['output']}}")],
     "features": [run("model.features={maps=['scattering', 'pca'], dimension=8}")],
     # Red team, coordinator and views.
     "holdout": [run("data.holdout_examples=5", "red_team.estimator=federated", "red_team.attack=gap")],
