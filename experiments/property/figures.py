@@ -59,7 +59,7 @@ class Cosines:
 def read(out: Path, *, clustered: bool) -> tuple[Config, pd.DataFrame]:
     """Configuration and updates of a finished run with a property attack, of many models or of one."""
     figures = read_run(out)
-    config = read_config(out / "config.toml")
+    config = read_config(out / "config.toml", allow_code=True)
     require(config.property_attack is not None, f"{out}: has no property attack; run it with [property_attack]")
     many = "clusters.1.clients" in figures
     wanted, other = ("CFL, with several models", "one model") if clustered else ("FL, with one model", "several models")

@@ -126,7 +126,7 @@ def test_data_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["data"]) == 0
     printed = capsys.readouterr().out
-    sources = ("digits", "faces", "fashion-mnist", "emnist-byclass", "cifar10", "lfw")
+    sources = ("digits", "fashion-mnist", "emnist-byclass", "cifar10", "lfw")
     for words in (*sources, "1,797", "missing", "shoal[hub]", "shoal[images]"):
         assert words in " ".join(printed.split())
 

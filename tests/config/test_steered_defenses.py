@@ -156,7 +156,12 @@ WRONG = {
         "[coordinator]: a coordinator steers by the red team's estimates, so 'every' of the red team must be",
     ),
     "augmentation of texts": (
-        {"coordinator": AUGMENTED, "data__source": "reviews", "data__groups": None, "model": {"name": "gru"}},
+        {
+            "coordinator": AUGMENTED,
+            "data__source": "numbered_texts:source",
+            "data__groups": None,
+            "model": {"name": "gru"},
+        },
         "[coordinator]: augmentation transforms images (channels, height, width), which these texts are not",
     ),
     "a sensor without hold-outs": (

@@ -90,7 +90,7 @@ def test_a_property_attack_refuses_a_label_shift(toy_config) -> None:
     with pytest.raises(InputError, match=r"'data\.groups' must be left out"):
         build(
             toy_config(
-                data={"source": "faces", "task": "smiling/sunglasses", "clients": 4, "examples_per_client": 40,
+                data={"source": "digits", "task": "class/thick", "clients": 4, "examples_per_client": 40,
                       "test_examples": 40, "groups": {"all": {"share": 1.0, "label_shift": 1}}},
                 property_attack={"mode": "passive"},
                 red_team={"every": 0, "attack": "gap"},

@@ -101,7 +101,7 @@ def test_each_defence_survives_a_file(config_of, tmp_path, defenses):
 )
 def test_defences_of_images_are_refused_for_other_examples(tmp_path, kind, defenses, sentence):
     (tmp_path / "table.csv").write_text("who,what,a\n" + "".join(f"{i % 3},{i % 2},{i}\n" for i in range(30)))
-    data = {"source": "reviews", "clients": 3, "examples_per_client": 4, "shadow_examples": 4, "test_examples": 4}
+    data = {"source": "numbered_texts:source", "clients": 3, "examples_per_client": 4, "test_examples": 4}
     if kind == "rows":
         data = {"source": "table", "path": str(tmp_path / "table.csv"), "client": "who", "label": "what"}
     model = {"name": "mlp", "hidden": 4} if kind == "rows" else {"name": "gru"}

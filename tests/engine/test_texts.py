@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from full_simulation import simulate_with
+from numbered_texts import numbered
 from sgd_by_hand import CLOSE, by_hand, starts_of, trained
-from shoal import FedAvg, Group, Partition, RedTeam, Stream, TextDataset, draw_preferences, partition_dataset, simulate
+from shoal import FedAvg, Group, Partition, RedTeam, Stream, draw_preferences, partition_dataset, simulate
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
@@ -123,12 +124,6 @@ def test_words_outside_the_vocabulary_are_refused(federation):
 # --- dealing texts out, and whole runs ---------------------------------------------------------------------------
 
 
-def numbered(count: int) -> TextDataset:
-    """Texts of two words that spell their own number."""
-    number = torch.arange(count)
-    return TextDataset("numbers", torch.stack([number // 10, number % 10], dim=1) + 1, 11, number % 2, count, 2)
-
-
 def test_texts_are_partitioned_unchanged():
     given = numbered(60)
     preferences = draw_preferences(4, (0.5, 0.8), 0.5, Stream(0))
@@ -160,7 +155,7 @@ def settings(**model):
     return parse_config(
         {
             "data": {
-                "source": "reviews",
+                "source": "numbered_texts:source",
                 "clients": 4,
                 "examples_per_client": 20,
                 "shadow_examples": 30,
@@ -178,16 +173,16 @@ def settings(**model):
 def test_a_run_on_texts_ends_in_a_report_without_samples(tmp_path):
     out = run(settings(), tmp_path / "run")
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["dataset"] == "reviews"
+    assert summary["dataset"] == "numbered_texts:source"
     assert 0 <= summary["accuracy.overall"] <= 1
-    page = report_of(out).read_bytes()
-    assert b"IFCA on reviews, seed 0" in page
+    page = report_of(out, allow_code=True).read_bytes()
+    assert b"IFCA on numbered_texts:source, seed 0" in page
     assert b"<svg " in page
     assert b"data:image/png;base64," not in page
 
 
 def test_the_resolved_configuration_of_texts_has_only_used_settings():
     decided, simulation = build(settings(hidden=7, filters=[1, 2, 3]))
-    assert (decided.model.classes, decided.model.hidden, decided.model.filters) == (5, None, None)
+    assert (decided.model.classes, decided.model.hidden, decided.model.filters) == (2, None, None)
     assert decided.engine.backend == "loop"
     assert simulation.federation.clients.x.dtype == torch.int64

@@ -51,17 +51,16 @@ class DataSection:
     [own data](own-data.md).
 
     Args:
-        source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``faces``
-            (drawn, where there are no photographs) or ``idx`` (any folder in MNIST's format, given by ``path``); of
-            texts: ``yelp`` or ``reviews`` (synthetic); of clients with their own: ``folder`` (pictures) or ``table``
-            (CSV or Parquet); or a function of yours, ``module:Name``, which returns a data set or a pair of inputs and
-            labels to be partitioned, a table with the keys of ``table``, or a federation. ``shoal data`` lists which of
-            them are on this machine.
+        source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw`` or ``idx``
+            (any folder in MNIST's format, given by ``path``); of texts: ``yelp``; of clients with their own: ``folder``
+            (pictures) or ``table`` (CSV or Parquet); or a function of yours, ``module:Name``, which returns a data set
+            or a pair of inputs and labels to be partitioned, a table with the keys of ``table``, or a federation.
+            ``shoal data`` lists which of them are on this machine.
         partition: how many examples go where; None where clients have their own.
         path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
             cache and Debian's folder. ``folder`` and ``table`` require it.
         task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
-            default the labels, except that ``faces`` and ``lfw`` need one.
+            default the labels, except that ``lfw`` needs one.
         groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``, a
             name that stands for everybody in audits, so none of several groups with clients may have it. A
             group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below). Of

@@ -200,7 +200,7 @@ def _has_property(dataset: LabelledDataset) -> Tensor:
     has_property = dataset.has_property
     if has_property is None:
         raise InputError(
-            "a property attack needs a 'task' with a property, such as \"smiling/sunglasses\" of faces; "
+            "a property attack needs a 'task' with a property, such as \"smiling/sunglasses\" of lfw; "
             f"the task of {dataset.name} names none"
         )
     count = int(has_property.sum())

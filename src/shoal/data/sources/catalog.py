@@ -13,7 +13,6 @@ import torch
 
 from shoal.core.errors import InputError, looked_in, nearest, path_of, printable, quoted, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
-from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
 from shoal.data.sources.idx import count_idx_images, idx_files, load_idx_folder
 from shoal.data.sources.lfw import count_lfw, find_lfw, load_lfw
@@ -47,7 +46,7 @@ class Source:
         instructions: how to get it.
         load: reads it from a path, with a task; None: its clients have their examples already (`ClientDataset`).
         find: its path in a folder; None: it is looked for nowhere.
-        generated_by: the file that it comes from where it takes no path.
+        shipped_file: the file of an installed package that it is; such a source takes no path.
         count: number and size of the examples at a path.
         torchvision: its folder in torchvision's layout.
         system: folders where a package manager installs it.
@@ -59,7 +58,7 @@ class Source:
     instructions: str
     load: Callable[[Path, str | None], LabelledDataset] | None = None
     find: Callable[[Path], Path | None] | None = None
-    generated_by: Callable[[], Path] | None = None
+    shipped_file: Callable[[], Path] | None = None
     count: Callable[[Path], str] | None = None
     torchvision: str = ""
     system: tuple[Path, ...] = ()
@@ -122,20 +121,7 @@ SOURCES: dict[str, Source] = {
         "1,797 of 8x8",
         "it comes with scikit-learn",
         lambda _, task: with_stroke_property(load_sklearn_digits(), task),
-        generated_by=_digits_file,
-    ),
-    "faces": Source(
-        "6,000 of 62x47",
-        "they are generated",
-        lambda _, task: synthetic_faces.generate_faces(task),
-        generated_by=lambda: Path(synthetic_faces.__file__),
-    ),
-    "reviews": Source(
-        "8,000 texts",
-        "they are generated",
-        lambda _, task: synthetic_reviews.generate_reviews(task),
-        generated_by=lambda: Path(synthetic_reviews.__file__),
-        kind="texts",
+        shipped_file=_digits_file,
     ),
     "mnist": Source(
         "70,000 of 28x28",
@@ -215,12 +201,12 @@ def load_dataset(
     contains such files counts as either.
 
     Args:
-        name: ``digits``, ``faces``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``idx``
-            (any folder in MNIST's format, which needs a path), or the texts ``reviews`` (synthetic) and ``yelp``.
+        name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``idx`` (any folder in
+            MNIST's format, which needs a path), or the texts of ``yelp``.
         data_dir: a folder with one or more sets.
         path: the folder or archive of this source; no other place is tried then.
-        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. ``faces`` and ``lfw`` need one; grey images
-            have ``class``, ``class/thick`` and ``class/slanted``, texts ``score`` and ``score/author-1`` to
+        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. ``lfw`` needs one; grey images have
+            ``class``, ``class/thick`` and ``class/slanted``, ``yelp`` has ``score`` and ``score/author-1`` to
             ``score/author-10``; ``cifar10`` has none.
 
     Raises:
@@ -238,10 +224,9 @@ def load_dataset(
         raise InputError(
             f"data source '{name}' has clients with examples of their own, and is of configurations and `load_{name}`"
         )
-    if source.generated_by is not None:
-        how = "comes with scikit-learn" if name == "digits" else "is generated"
-        require(path is None, f"data source '{name}' {how} and takes no path; got '{path}'")
-        return source.load(source.generated_by(), task)
+    if source.shipped_file is not None:
+        require(path is None, f"data source '{name}' comes with scikit-learn and takes no path; got '{path}'")
+        return source.load(source.shipped_file(), task)
     if path is not None:
         require(
             path.exists(),
@@ -276,7 +261,7 @@ def availability(data_dir: Path | None) -> list[Availability]:
 
 
 def _availability(name: str, source: Source, data_dir: Path | None) -> Availability:
-    path = source.generated_by() if source.generated_by is not None else _find(name, data_dir)
+    path = source.shipped_file() if source.shipped_file is not None else _find(name, data_dir)
     size = source.size
     if path is not None and source.count is not None:
         try:

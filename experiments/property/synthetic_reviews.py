@@ -1,4 +1,4 @@
-"""Synthetic reviews by ten synthetic authors, for texts without a download.
+"""Synthetic reviews by ten synthetic authors, as a source: `synthetic_reviews:generate_reviews`.
 
 A review is sampled word by word. Its score shows in words of praise and blame, its topic in the words of that topic,
 and its author in favourite words and punctuation marks, in its length, and in whether it judges first or last. Score
@@ -6,6 +6,7 @@ and author are independent. Words are numbers without a spelling. The set is the
 """
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ _MARKS, _COMMON = 10, 88  # punctuation marks, and words that all authors use
 _JUDGEMENTS = 16  # words of praise or blame for each score
 
 
-def generate_reviews(task: str | None = None) -> TextDataset:
+def generate_reviews(_path: Path | None, task: str | None) -> TextDataset:
     """8,000 synthetic reviews of 8 to 40 words with scores from 0 to 4.
 
     Tasks are "score" (also None), and "score/author-1" to "score/author-10", whose ``has_property`` says which reviews

@@ -1,18 +1,19 @@
-"""Synthetic faces whose attributes are known and independent, for property inference with nothing to download.
+"""Synthetic faces with known, independent attributes, as a source: `synthetic_faces:generate_faces`.
 
 They are simple drawings. What they share with photographs is that one image shows several attributes at once, so that a
 model trained for one of them also sees the others.
 """
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
+from face_renderer import HEIGHT, WIDTH, FaceParameters, render_faces
 from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.datasets import ImageDataset
-from shoal.data.sources.face_renderer import HEIGHT, WIDTH, FaceParameters, render_faces
 from shoal.data.sources.tasks import read_task
 
 COUNT = 6000
@@ -32,7 +33,7 @@ _PROPERTIES = {
 _CHOICES = {main: [name for name, (attribute, _) in _PROPERTIES.items() if attribute != main] for main in _MAIN}
 
 
-def generate_faces(task: str | None) -> ImageDataset:
+def generate_faces(_path: Path | None, task: str | None) -> ImageDataset:
     """6,000 faces of 62x47 pixels in colour, without a split; the same ones whatever a run's seed.
 
     The attributes are independent: smiling (half), sunglasses (20 %), hat (20 %), tone (skin: 0 light, 1 medium,
@@ -40,6 +41,7 @@ def generate_faces(task: str | None) -> ImageDataset:
     position, size, rotation, shape of head, eyes, nose and mouth, hair and its colour, spectacles, light, noise.
 
     Args:
+        _path: is ignored.
         task: ``"MAIN"`` or ``"MAIN/PROPERTY"``. Main labels are ``smiling``, ``tone`` (3 classes), ``long-hair``,
             ``hat``, ``background``; properties ``sunglasses``, ``hat``, ``dark-tone`` (tone 2), ``smiling``,
             ``bright-background``, of another attribute than the main label.
