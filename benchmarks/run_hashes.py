@@ -167,7 +167,12 @@ RUNS: dict[str, list[list[str]]] = {
     "property": [run(base=INFERENCE)],
     "property-scaled": [run("algorithm.name=fedavg", "property_attack.mode=scaled", base=INFERENCE)],
     "property-texts": [
-        run("data.source=reviews", "data.task=score/author-1", "model={name='gru'}", base=INFERENCE)
+        run(
+            "data.source=synthetic_reviews:generate_reviews",
+            "data.task=score/author-1",
+            "model={name='gru'}",
+            base=INFERENCE,
+        )
     ],
     # Other commands.
     "ifca": [
@@ -211,7 +216,11 @@ def carry_out(command: list[str], out: Path, inputs: Path) -> None:
     """Run a command of the package that this interpreter imports, or a program."""
     first, *rest = (word.replace("$OUT", str(out)).replace("$IN", str(inputs)) for word in command)
     line = ["-c", *rest] if first == "python" else ["-m", "shoal", first, *rest]
-    folders = [ROOT / "tests", ROOT / "experiments" / "federation", os.environ.get("PYTHONPATH", "")]
+    folders = [
+        ROOT / "tests",
+        *(ROOT / "experiments" / name for name in ("federation", "property")),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, filter(None, folders)))}
     done = subprocess.run([sys.executable, *line], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
