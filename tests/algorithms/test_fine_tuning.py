@@ -84,7 +84,7 @@ def test_asked_again_on_other_threads_or_in_another_order_it_gives_the_same_mode
 def test_fine_tuning_in_blocks_of_clients_changes_nothing(mlp, build, base, monkeypatch):
     federation = build()
     _, whole = ended(mlp, federation, FineTuning(base), BATCHES)
-    monkeypatch.setattr(engine_rounds, "BLOCK", 4 * mlp.parameters)
+    monkeypatch.setattr(engine_rounds, "_BLOCK", 4 * mlp.parameters)
     _, parts = ended(mlp, federation, FineTuning(base), BATCHES)
     torch.testing.assert_close(parts.models.tensor(), whole.models.tensor(), **CLOSE)
     clients = federation.clients

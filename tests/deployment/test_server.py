@@ -168,6 +168,12 @@ def rounds_and_kinds(folder: Path, client: str) -> list[tuple[str, str]]:
     return [(row["round"], row["kind"]) for row in events_of(folder) if row["client"] == client]
 
 
+@pytest.fixture(autouse=True)
+def _tracebacks(monkeypatch):
+    """The server's program switches tracebacks off in its process, here that of all tests."""
+    monkeypatch.setattr(sys, "tracebacklimit", None, raising=False)
+
+
 @pytest.mark.usefixtures("_unrendered_figures")
 @pytest.mark.parametrize(
     "changes",
@@ -614,7 +620,6 @@ def test_the_reason_is_one_sentence_also_where_it_cannot_be_written(tmp_path, mo
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(server_app, "serve", serve_and_fail)
     monkeypatch.setattr(server_app, "Exchange", lambda grid: grid)
-    monkeypatch.setattr(sys, "tracebacklimit", None, raising=False)
     config = {"config": str(settings(tmp_path).config), "out": str(tmp_path / "run")}
     with pytest.raises(ShoalError) as failed:
         server_app.main(None, SimpleNamespace(run_config=config))

@@ -372,13 +372,13 @@ class Training:
         With DP-SGD it is float32's largest number instead: an error would say of a record, without noise, that the
         model overflows on it.
         """
+        unusable = ~torch.isfinite(losses).all(dim=1)
+        if not bool(unusable.any()):
+            return losses
         if any(self.local_of(state, k).private for k in range(len(state.models))):
             largest = torch.finfo(torch.float32).max
             return losses.nan_to_num(nan=largest, posinf=largest, neginf=-largest)
-        unusable = ~torch.isfinite(losses).all(dim=1)
-        if bool(unusable.any()):
-            raise self._diverged_in_round(number, clients[unusable][0])
-        return losses
+        raise self._diverged_in_round(number, clients[unusable][0])
 
     def _diverged_in_round(self, number: int, position: Tensor) -> InputError:
         return self._diverged(f"round {number}", position, self.local.at_round(number).learning_rate)
