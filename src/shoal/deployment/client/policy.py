@@ -86,7 +86,7 @@ class Policy:
     classes: tuple[str, ...] | None = None
     columns: Columns | None = None
     sum_threshold: Annotated[float, Field(ge=0.5, lt=1, strict=True)] = 2 / 3
-    trusts_server: bool = True
+    trusts_server: Annotated[bool, Field(strict=True)] = True
     networks: Mapping[str, Positive] | None = None
 
     @staticmethod
