@@ -60,7 +60,7 @@ def settings(folder, policy: str = "", **keys: object) -> NodeSettings:
 
 def test_the_partition_is_the_simulators_client_with_the_nodes_own_preferences(tmp_path):
     offer = an_offer()
-    client = open_client(offer.config, settings(tmp_path, beta=0.25, threshold=0.6), ())
+    client = open_client(asked_run(offer.config, settings(tmp_path, beta=0.25, threshold=0.6), ()))
     _, simulation = build(parse_config(TABLE, "test"))
     whole = simulation.federation.take(torch.tensor([1]))
     own, rows = client.federation.clients, whole.clients.indices
@@ -292,17 +292,17 @@ def test_a_client_trains_on_a_folder_of_its_own(tmp_path):
     node = NodeSettings.read(
         {"data-path": str(tmp_path / "north"), "client": "north", "state-dir": str(tmp_path / "s")}
     )
-    client = open_client(config, node, ("dark", "grey", "light"))
+    client = open_client(asked_run(config, node, ("dark", "grey", "light")))
     assert client.federation.names == ("north",)
     assert sorted(client.federation.clients.y.unique().tolist()) == [0, 2]
     assert len(client.federation.clients.indices) == 11
     with pytest.raises(InputError, match="classes 'dark', which the server's data have not"):
-        open_client(config, node, ("grey", "light"))
+        open_client(asked_run(config, node, ("grey", "light")))
     private = {"defenses": {"dp_sgd": {"noise_multiplier": 1.0}}, "algorithm": {"name": "fedsoft", "rounds": 1}}
     steered = {"red_team": {"every": 1, "estimator": "histogram"}, "coordinator": {"dp_sgd": {"noise_multiplier": 1.0}}}
     for unsound in (table | private, table | private | steered | {"defenses": {}}):
         with pytest.raises(InputError, match="clients also send FedSoft's importances"):
-            open_client(parse_config(unsound, "test").toml(), node, ("dark", "grey", "light"))
+            open_client(asked_run(parse_config(unsound, "test").toml(), node, ("dark", "grey", "light")))
 
 
 # --- frozen tensors ----------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
             keep_features(node.folder, FROZEN + digest, content)
     assert keep_features(node.folder, FROZEN + offer.frozen, save(dict(frozen))) == FROZEN + offer.frozen
     training_reply(later, node)
-    sent = open_client(offer.config, node, (), None, "", offer.frozen).setup.model
+    sent = open_client(asked_run(offer.config, node, (), None, "", offer.frozen)).setup.model
     assert torch.equal(sent.structure()[1].weight, frozen["1.weight"])
     assert not torch.equal(Pretrained(None)[1].weight, frozen["1.weight"])
     open_client.cache_clear()

@@ -22,7 +22,7 @@ from shoal.defenses import DPSGD, accounting
 from shoal.defenses.dp_sgd import NoiseShare
 from shoal.deployment.client.client_round import histograms_reply, randomised, training_reply, vote_reply
 from shoal.deployment.client.ledger import Ledger
-from shoal.deployment.client.node_data import open_client
+from shoal.deployment.client.node_data import asked_run, open_client
 from shoal.deployment.client.policy import Policy
 from shoal.deployment.flower_config import NodeSettings
 from shoal.deployment.messages import REFUSED, NotAllowedError, Offer
@@ -102,7 +102,7 @@ def test_the_gradient_of_one_example_is_refused_without_any_policy(tmp_path):
         training_reply(offer, node(tmp_path))
     permissive = node(tmp_path, "min_batch_size = 1")
     gradient = offer.models[0] - training_reply(offer, permissive).end
-    records = open_client(offer.config, permissive, ()).federation.clients.x.flatten(1)
+    records = open_client(asked_run(offer.config, permissive, ())).federation.clients.x.flatten(1)
     rows = gradient[: 10 * 64].reshape(10, 64)
     # The gradient of a logistic model is a multiple of its input, which the attacker reads off.
     cosines = torch.nn.functional.cosine_similarity(rows[int(rows.norm(dim=1).argmax())][None].abs(), records)
@@ -198,7 +198,7 @@ def made_for(target: int, x: Tensor, y: Tensor) -> Tensor:
 def test_a_model_made_for_a_record_tells_members_by_histograms_that_the_policy_refuses(tmp_path):
     plain, noisy = an_offer(**UNCHANGED), an_offer(**HISTOGRAM)
     settings = node(tmp_path, "histogram_epsilon = inf\nhistograms = 40")
-    members = open_client(plain.config, settings, ()).federation.clients
+    members = open_client(asked_run(plain.config, settings, ())).federation.clients
     _, simulation = build(parse_config(TABLE, "test"))
     test = simulation.federation.test
     x, y = torch.cat([members.x, test.x]).flatten(1), torch.cat([members.y, test.y])

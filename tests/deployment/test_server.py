@@ -455,7 +455,9 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
     (offer, _), inputs = nodes.offers, {}
     assert offer.scale.inputs == ("dose", "ward")
     for name in ("north", "south"):
-        clients = open_client(offer.config, table_of(tmp_path, name), offer.classes, offer.scale).federation.clients
+        clients = open_client(
+            asked_run(offer.config, table_of(tmp_path, name), offer.classes, offer.scale)
+        ).federation.clients
         inputs[name] = clients.x[clients.indices]
         original = inputs[name][:, 0].double() * offer.scale.std[0] + offer.scale.mean[0]
         assert {round(dose, 3) for dose in original.tolist()} <= {i + shifted[name] for i in range(5)}
@@ -464,7 +466,7 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
     (tmp_path / "north.csv").write_text((tmp_path / "north.csv").read_text().replace("dose", "weight", 1))
     open_client.cache_clear()
     with pytest.raises(InputError, match="has no column 'dose'"):
-        open_client(offer.config, table_of(tmp_path, "north"), offer.classes, offer.scale)
+        open_client(asked_run(offer.config, table_of(tmp_path, "north"), offer.classes, offer.scale))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from shoal.config.settings_tables import UnknownKeyError, read, tables_with
 from shoal.core.errors import BACKSLASH, InputError, path_of, printable, require, require_instance, unread
-from shoal.core.foreign_files import MAX_DEPTH, read_text, require_shallow
+from shoal.core.foreign_files import MAX_DEPTH, parse_shallow, read_text
 
 Root = TypeVar("Root")
 
@@ -54,12 +54,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         # Python's parser takes time by the square of a key's parts.
         if (token[1] or "").count(".") > MAX_DEPTH and len(re.findall(_PART, token[1])) > MAX_DEPTH:
             raise ValueError(f"a key has more than {MAX_DEPTH} parts")
-    try:
-        table = tomllib.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    require_shallow(table)
-    return table
+    return parse_shallow(tomllib.loads, text)
 
 
 def _require_64_bits(value: object, where: str) -> None:

@@ -4,6 +4,7 @@ import json
 import lzma
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,20 +43,25 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever JSON has
 
 
 def parse_json(text: str) -> Any:  # noqa: ANN401 - whatever JSON has
-    """The value in a text of JSON.
+    """The value in a text of JSON; raises as `parse_shallow`."""
+    return parse_shallow(json.loads, text)
+
+
+def parse_shallow(parse: Callable[[str], Any], text: str) -> Any:  # noqa: ANN401 - whatever the format has
+    """What ``parse`` makes of a text.
 
     Raises:
-        ValueError: it is nested too deeply, or no JSON.
+        ValueError: it is nested too deeply, or ``parse`` raises one.
     """
     try:
-        value = json.loads(text)
+        value = parse(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    require_shallow(value)
+    _require_shallow(value)
     return value
 
 
-def require_shallow(value: object) -> None:
+def _require_shallow(value: object) -> None:
     """Raise `ValueError` where tables and lists are nested too deeply for readers that call themselves."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):

@@ -4,9 +4,10 @@ Batches and the like come from the run's seed, so that a round is the simulator'
 seed, and could subtract what it says. Whatever protects the client is drawn from its own machine's randomness instead,
 anew for each answer, so that an offer that is made twice is not answered with the same noise (`NodeSettings.noise`).
 
-The order of an answer: what the policy decides by the offer alone, the ledger's charge, the data. A refusal that one
-record decides would be an answer without noise, so nothing fails for the sake of the data after a charge of a finite
-epsilon: a training whose numbers overflow leaves the model where it was (`_certain`).
+The order of an answer: what the policy decides by the offer alone, the data as the policy reads them (training needs
+their number), the ledger's charge. A refusal that one record decides would be an answer without noise, so nothing fails
+for the sake of the data after a charge of a finite epsilon: a training whose numbers overflow leaves the model where it
+was (`_certain`).
 """
 
 import logging
@@ -66,7 +67,7 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
     with FileLock(private_folder(settings.folder) / "lock"):
         ledger = Ledger.newest(settings.folder, offer.ledger)
         policy.check_training(everything, clusters, ledger, in_sum=in_sum)
-        with _opened(training, offer, settings, policy) as (client, training):
+        with _opened(run, training, offer.client, policy) as (client, training):
             examples = int(training.federation.clients.sizes[0])
             policy.check_examples(everything, examples)
             shares = parts_of(config.algorithm.value).choice == "shares"
@@ -119,7 +120,7 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
     run, (model,) = _asked(offer, settings, policy), offer.models
     epsilon = run.config.red_team.histograms.epsilon
     _charge_answer("histogram", epsilon, offer, policy, settings)
-    with _opened(_training(run, settings), offer, settings, policy) as (_, training):
+    with _opened(run, _training(run, settings), offer.client, policy) as (_, training):
         federation = training.federation
         require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
         parts, nothing = (federation.clients, federation.holdout, training.engine), np.zeros((2, len(EDGES) + 1))
@@ -227,7 +228,7 @@ def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
     """The run of an offer that the policy allows, as far as the offer alone decides it."""
     numbers = (offer.models, offer.risks, *offer.directives.values())
     require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server offers numbers that are not finite")
-    run = asked_run(*_named(offer, settings))
+    run = asked_run(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
     parameters = run.setup.model.parameters
     policy.check_run(run.config, parameters, offer.classes, settings)
     require(
@@ -235,11 +236,6 @@ def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
         f"the server's models have {offer.models.shape[-1]} numbers, this network {parameters}",
     )
     return run
-
-
-def _named(offer: Offer, settings: NodeSettings) -> tuple[Any, ...]:
-    """The arguments of `asked_run`."""
-    return offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen
 
 
 def _training(run: AskedRun, settings: NodeSettings) -> Training:
@@ -259,18 +255,15 @@ def _training(run: AskedRun, settings: NodeSettings) -> Training:
 
 
 @contextmanager
-def _opened(
-    training: Training, offer: Offer, settings: NodeSettings, policy: Policy
-) -> Iterator[tuple[Client, Training]]:
-    """The node's client, and its ``training`` on an engine that is closed afterwards."""
-    own = {"columns": policy.columns, "own_classes": policy.classes}
-    client = open_client(*_named(offer, settings), **own)
+def _opened(run: AskedRun, training: Training, number: int, policy: Policy) -> Iterator[tuple[Client, Training]]:
+    """The node's client, whose id is ``number``, and its ``training`` on an engine that is closed afterwards."""
+    client = open_client(run, columns=policy.columns, own_classes=policy.classes)
     config = client.config
     backend = None if config.engine.backend == "auto" else config.engine.backend
     with Engine(
-        client.setup.model, threads=settings.threads, precision=config.engine.precision, backend=backend
+        client.setup.model, threads=run.node.threads, precision=config.engine.precision, backend=backend
     ) as engine:
-        federation = replace(engine.prepare(client.federation), ids=torch.tensor([offer.client]))
+        federation = replace(engine.prepare(client.federation), ids=torch.tensor([number]))
         yield client, replace(training, federation=federation, engine=engine)
 
 

@@ -47,9 +47,13 @@ LOG = logging.getLogger("shoal")
 class AskedRun:
     """A run as a node knows it before it opens its own data.
 
-    ``mapped`` is what inputs go through before the network, ``federation`` that of a partition of a named set.
+    ``classes`` and ``scale`` are the server's, ``mapped`` is what inputs go through before the network, and
+    ``federation`` that of a partition of a named set.
     """
 
+    node: NodeSettings
+    classes: tuple[str, ...]
+    scale: Standardizer | None
     config: Config
     setup: TrainingSetup
     preferences: Preferences
@@ -121,7 +125,8 @@ def asked_run(
         else "the server names a map of features, but the run has none",
     )
     mapped = kept_features(settings.folder, features).mapped if features else None
-    run, inputs = _partition(config, settings) if settings.data_path is None else _own(config, settings, classes, scale)
+    own = settings.data_path is not None
+    run, inputs = (_own if own else _partition)(config, settings, classes, scale)
     threshold, beta = run.preferences.threshold, run.preferences.beta
     preferences = Preferences(
         threshold if settings.threshold is None else torch.full_like(threshold, settings.threshold),
@@ -137,32 +142,25 @@ def asked_run(
 
 
 @lru_cache(maxsize=4)
-def open_client(
-    text: str,
-    settings: NodeSettings,
-    classes: tuple[str, ...],
-    scale: Standardizer | None = None,
-    features: str = "",
-    frozen: str | None = None,
-    *,
-    columns: Columns | None = None,
-    own_classes: tuple[str, ...] | None = None,
-) -> Client:
-    """The client of a node in a run, with its data; the first arguments, and what it raises, are those of `asked_run`.
+def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: tuple[str, ...] | None = None) -> Client:
+    """The client of a node in a run, with its data; kept for the next round.
 
     With ``columns``, by the node's policy, its table is read as these say, and then seen as the server asks. So a fault
     of the data is the same whatever the server asks, and what it asks cannot fail. ``own_classes`` are by its policy
     all that its data may have.
+
+    Raises:
+        InputError: data that are missing, or that cannot be used.
     """
-    run = asked_run(text, settings, classes, scale, features, frozen)
+    scale = run.scale
     if run.federation is not None:
         federation, copies = run.federation, None
     else:
-        data = _own_data(run.config, settings, classes, columns, own_classes)
-        copies = None if columns is None and own_classes is None else _copies(data, settings.data_path)
+        data = _own_data(run, columns, own_classes)
+        copies = None if columns is None and own_classes is None else _copies(data, run.node.data_path)
         if scale is not None and columns is not None:
             data = _seen_as(data, scale)
-        federation = _federation(run, data, classes, scale)
+        federation = _federation(run, data)
     federation = replace(federation, preferences=run.preferences)
     if run.mapped is not None:
         # The client's own examples alone; the server has others.
@@ -173,7 +171,9 @@ def open_client(
     return Client(run.config, federation, run.setup, copies)
 
 
-def _partition(config: Config, settings: NodeSettings) -> tuple[AskedRun, Tensor]:
+def _partition(
+    config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None
+) -> tuple[AskedRun, Tensor]:
     """The run of the client that the simulation of ``config`` has at the partition's place, and its inputs."""
     require(
         config.data.partition is not None,
@@ -187,8 +187,8 @@ def _partition(config: Config, settings: NodeSettings) -> tuple[AskedRun, Tensor
     )
     federation = simulation.federation.take(torch.tensor([partition]))
     federation = replace(federation, clients=_copied(federation.clients), holdout=_copied(federation.holdout))
-    run = AskedRun(decided, simulation.setup, federation.preferences, federation=federation)
-    return run, federation.clients.x
+    asked = (settings, classes, scale, decided, simulation.setup, federation.preferences)
+    return AskedRun(*asked, federation=federation), federation.clients.x
 
 
 def _copied(shards: Shards) -> Shards:
@@ -238,7 +238,7 @@ def _own(
     stream = Stream(config.seed, ("client", settings.name))
     preferences = draw_preferences(1, config.privacy.thresholds, config.privacy.beta, stream)
     probe = torch.linspace(-1, 1, 2 * math.prod(inputs)).reshape(2, *inputs)
-    return AskedRun(replace(config, model=network), setup, preferences), probe
+    return AskedRun(settings, classes, scale, replace(config, model=network), setup, preferences), probe
 
 
 def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
@@ -259,22 +259,17 @@ def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
     )
 
 
-def _own_data(
-    config: Config,
-    settings: NodeSettings,
-    classes: Sequence[str],
-    columns: Columns | None,
-    own_classes: Sequence[str] | None,
-) -> ClientDataset:
+def _own_data(run: AskedRun, columns: Columns | None, own_classes: Sequence[str] | None) -> ClientDataset:
     """The data of the node, which are of one client and have no other classes."""
-    reading = reading_of(config.data) if columns is None else replace(columns, one_hot=True, impute="median")
-    data = load_source(config.data.source, str(settings.data_path), reading=reading)
+    section = run.config.data
+    reading = reading_of(section) if columns is None else replace(columns, one_hot=True, impute="median")
+    data = load_source(section.source, str(run.node.data_path), reading=reading)
     assert isinstance(data, ClientDataset)
     require(
         len(data.client_names) == 1,
         f"{data.name} has the clients {quoted(data.client_names)}; a node's data are of one client",
     )
-    unknown = quoted(sorted({*data.class_names} - {*(classes if own_classes is None else own_classes)}))
+    unknown = quoted(sorted({*data.class_names} - {*(run.classes if own_classes is None else own_classes)}))
     whose = "the server's data have not" if own_classes is None else "the policy's 'classes' do not name"
     require(not unknown, f"{data.name} has the classes {unknown}, which {whose}")
     return data
@@ -316,18 +311,18 @@ def _seen_as(data: ClientDataset, scale: Standardizer) -> ClientDataset:
     return replace(data, x=torch.stack(values, dim=1), inputs=scale.inputs, words=tuple(words))
 
 
-def _federation(run: AskedRun, data: ClientDataset, classes: tuple[str, ...], scale: Standardizer | None) -> Federation:
+def _federation(run: AskedRun, data: ClientDataset) -> Federation:
     """The federation of the one client that has these ``data``, whose classes are numbered as the server's."""
     config, section = run.config, run.config.data
     assert section.split is not None
-    number = torch.tensor([classes.index(label) for label in data.class_names])
+    number = torch.tensor([run.classes.index(label) for label in data.class_names])
     # What is held out for a test or as a shadow set would be lost to the client: the server has these.
     least = 1 / max(2, len(data.labels))
     split = replace(section.split, shadow_fraction=0.0, test_fraction=min(section.split.test_fraction, least))
     # A split may hold out all examples of a class, which the seed of a server would tell how rare it is.
     unlabelled = replace(data, labels=torch.zeros_like(data.labels), class_names=data.class_names[:1])
     indices = draw_split(replace(config, data=replace(section, split=split)), unlabelled)
-    numbered = replace(data, labels=number[data.labels], class_names=classes)
+    numbered = replace(data, labels=number[data.labels], class_names=run.classes)
     # Numbers that overflow by the server's scale are its own affair; a warning may be an error.
     with np.errstate(all="ignore"):
-        return federation_of_clients(numbered, indices, run.preferences, scale)
+        return federation_of_clients(numbered, indices, run.preferences, run.scale)

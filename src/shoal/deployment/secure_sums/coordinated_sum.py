@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.deployment.secure_sums.masks import is_usable, public_of
+from shoal.deployment.secure_sums.masks import public_of
 from shoal.deployment.secure_sums.node_keys import KnownKeys, is_signed
 from shoal.deployment.secure_sums.protocol_messages import (
     COUNTS,
@@ -124,8 +124,8 @@ class CoordinatedSum:
         blocks = dict[int, NDArray]()
         for k in open_clusters:
             row = total[k]
+            given = {holder: held.get(k, {}) for holder, held in shares.items()}
             for name in members:
-                given = {holder: held.get(k, {}) for holder, held in shares.items()}
                 seed = self._secret(cards, name, given, threshold, 1 + k)
                 row -= own_mask(seed, binding, row.shape, row.dtype)
             blocks[k] = row
@@ -141,7 +141,7 @@ class CoordinatedSum:
             others = [(other.name, other.key) for other in cards.values()]
             if card.name != name or not signed or len(card.seeds) != self.clusters + 1:
                 self.reject(name, "a card of keys that is not signed by its node, or of something else")
-            elif not (is_usable(card.letters) and is_usable(card.mask)):
+            elif not card.has_usable_keys:
                 self._accuse(name, "a key of small order, which no other client can use")
             elif fault := known.fault([*others, (name, card.key)]):
                 self.reject(name, fault)
@@ -228,27 +228,26 @@ class CoordinatedSum:
         """A secret of the client ``name``, from shares of which some may be wrong.
 
         Args:
-            cards: of all clients.
+            cards: of all clients, in the order in which they were numbered for shares.
             name: of the client.
             given: the shares that each holder gave, by whose secret they are of.
             threshold: shares that give the secret.
             number: of the seed; None: the mask key.
         """
         card, holders = cards[name], [holder for holder in given if holder not in self.culprits]
-        order = {holder: x for x, holder in enumerate(sorted(cards), start=1)}
-        shares = {order[holder]: given[holder][name] for holder in holders if name in given[holder]}
+        numbered = {x: holder for x, holder in enumerate(cards, start=1) if name in given.get(holder, {})}
+        shares = {x: given[holder][name] for x, holder in numbered.items() if holder not in self.culprits}
         # More clients lack a share than may help the server: the client has sent them none.
         if len(shares) < threshold and len(holders) - len(shares) > len(cards) - threshold:
             self._accuse(name, "no right shares of its secrets for the others")
         self._enough(shares, threshold, f"gave their shares of the secrets of '{name}'")
-        for right in subsets(shares, threshold, _TRIES):
+        for tried, right in enumerate(subsets(shares, threshold, _TRIES)):
             secret = secret_of(right, threshold)
-            fits = public_of(secret) == card.mask if number is None else _hash(secret) == card.seeds[number]
-            if fits and list(right) == sorted(shares)[:threshold]:
-                return secret
-            if fits:
-                for x in wrong_shares(right, shares):
-                    self._accuse(sorted(cards)[x - 1], f"a wrong share of a secret of '{name}'")
+            hashed = hashlib.sha256(secret).digest
+            if public_of(secret) == card.mask if number is None else hashed() == card.seeds[number]:
+                # Who is wrong is worth finding out only where somebody must be.
+                for x in wrong_shares(right, shares) if tried else ():
+                    self._accuse(numbered[x], f"a wrong share of a secret of '{name}'")
                 return secret
         if len(shares) > threshold:
             self._accuse(name, "shares of a secret that do not give it back")
@@ -261,7 +260,3 @@ class CoordinatedSum:
     def _enough(self, answered: Collection[object], least: int, what: str) -> None:
         if len(answered) < least:
             raise RefusedError(f"{len(answered)} clients {what}, and {least} are needed; nothing is opened")
-
-
-def _hash(secret: bytes) -> bytes:
-    return hashlib.sha256(secret).digest()

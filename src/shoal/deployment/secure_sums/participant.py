@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from shoal.deployment.secure_sums.masks import is_usable, opened, public_of, sealed, shared_key
+from shoal.deployment.secure_sums.masks import opened, public_of, sealed, shared_key
 from shoal.deployment.secure_sums.node_keys import KnownKeys, NodeKey, is_signed
 from shoal.deployment.secure_sums.protocol_messages import (
     COUNTS,
@@ -26,6 +26,7 @@ from shoal.deployment.secure_sums.protocol_messages import (
     binding_of,
     counts_part,
     half_of,
+    may_be_compared,
     opened_counts,
     own_mask,
     pair_mask,
@@ -101,8 +102,7 @@ class Participant:
             signed = is_signed(card.key, card.signature, card.signed_part(self.session, self.config))
             refuse_unless(signed, f"the card of '{card.name}' is not signed by its node for this sum")
             refuse_unless(len(card.seeds) == len(self.seeds), f"the card of '{card.name}' is of other clusters")
-            usable = is_usable(card.letters) and is_usable(card.mask)
-            refuse_unless(usable, f"the card of '{card.name}' has a key of small order")
+            refuse_unless(card.has_usable_keys, f"the card of '{card.name}' has a key of small order")
         threshold = threshold_of(len(cards), self.share)
         refuse_unless(threshold >= least, f"a sum that {threshold} clients can open, and at least {least} must")
         split = [shares_of(secret, threshold, len(cards)) for secret in (self.mask_key, *self.seeds)]
@@ -195,11 +195,10 @@ class Participant:
         refuse_unless(self.card.name in members, "a sum that the client is not in, although it sent its numbers")
         refuse_unless(len(members) >= self.threshold, f"{len(members)} members, not {self.threshold}")
         for others in earlier:
-            apart = len({*members} ^ {*others})
             refuse_unless(
-                apart == 0 or apart >= least,
-                f"the members differ by {apart} from those of a sum over the same models, and must differ by at least "
-                f"{least}",
+                may_be_compared(members, others, least),
+                f"the members differ by {len({*members} ^ {*others})} from those of a sum over the same models, and "
+                f"must differ by at least {least}",
             )
         shares = {name: self.held[name][1 if name in members else 0] for name in self.sharers if name in self.held}
         return replace(self, stage=4, members=members), CountShares(shares)

@@ -12,7 +12,7 @@ They travel as JSON, bytes in base64; the masked blocks, which are long, travel 
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from shoal.core.errors import ShoalError
 from shoal.deployment.flower_config import CLIENT_NAME
-from shoal.deployment.secure_sums.masks import derived, mask_of, public_of, shared_key
+from shoal.deployment.secure_sums.masks import derived, is_usable, mask_of, public_of, shared_key
 from shoal.deployment.secure_sums.node_keys import is_signed
 from shoal.metrics.intervals import Ints
 
@@ -89,6 +89,11 @@ class Card:
     seeds: tuple[Key, ...]
     signature: bytes = b""
     __pydantic_config__ = _BASE64
+
+    @property
+    def has_usable_keys(self) -> bool:
+        """Whether other clients can use its keys."""
+        return is_usable(self.letters) and is_usable(self.mask)
 
     def signed_part(self, session: Session, config: str) -> bytes:
         """The bytes that are signed."""
@@ -209,6 +214,11 @@ def threshold_of(clients: int, share: float) -> int:
     [3, 3, 14]
     """
     return min(clients, math.floor(share * clients + 1e-9) + 1)
+
+
+def may_be_compared(members: Iterable[str], others: Iterable[str], least: int) -> bool:
+    """Whether two sums about the same models hide single clients: their members are equal, or ``least`` differ."""
+    return (apart := {*members} ^ {*others}) == set() or len(apart) >= least
 
 
 def _canonical(*parts: object) -> bytes:

@@ -33,7 +33,15 @@ from shoal.deployment.secure_sums.contributions import (
 )
 from shoal.deployment.secure_sums.coordinated_sum import ClusterSums, CoordinatedSum
 from shoal.deployment.secure_sums.node_keys import KnownKeys
-from shoal.deployment.secure_sums.protocol_messages import Answer, Delivery, Kind, Question, RefusedError, Session
+from shoal.deployment.secure_sums.protocol_messages import (
+    Answer,
+    Delivery,
+    Kind,
+    Question,
+    RefusedError,
+    Session,
+    may_be_compared,
+)
 from shoal.deployment.secure_sums.secure_records import pack_question, unpack_answer
 from shoal.deployment.server.server_rounds import NAMES, Progress, Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, RoundPlan, State, Training, summed_round
@@ -283,10 +291,9 @@ def comparable(names: Sequence[str], last: Collection[str], least: int) -> list[
     >>> comparable("abcdef", "abcdef", 3), comparable("abcdefg", "abcdef", 3), comparable("abcde", "abcdef", 3)
     (['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c'])
     """
-    both = [name for name in names if name in last]
-    apart = len({*names} ^ {*last})
-    if not last or apart == 0 or apart >= least:
+    if not last or may_be_compared(names, last, least):
         return list(names)
+    both, apart = [name for name in names if name in last], len({*names} ^ {*last})
     if len(both) == len(last):
         return both
     surplus = set(both[len(both) - least + apart :])
