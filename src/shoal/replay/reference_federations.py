@@ -140,11 +140,6 @@ class AttackedRun:
             InputError: a property attack, whose victim's examples are not the same in every round, no example that
                 can be paired, or several ``queries`` of what is no image.
         """
-        require(
-            queries == 1 or not simulation.model.cache_features,
-            "'queries' above 1 asks for copies of inputs, of which 'cache_features' keeps the features alone; train "
-            "without it, to the same models but for the last bits",
-        )
         queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
             simulation.round_attack is None and simulation.malicious_clients is None,

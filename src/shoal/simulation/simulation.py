@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isnan, prod
+from math import isnan
 from typing import get_args
 
 import torch
@@ -44,7 +44,6 @@ from shoal.engine import (
 from shoal.engine.round_clock import TRAIN
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
-from shoal.models.cached_features import FrozenPrefix, frozen_prefix
 from shoal.models.validation import require_fits
 from shoal.simulation.checks import (
     check_algorithm,
@@ -124,8 +123,7 @@ class Simulation:
         metrics: further measurements of the finished training.
         release: students or averages that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
-            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, or the frozen layers of the model,
-            ``federation`` has features already.
+            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
 
     Raises:
         InputError: settings that cannot be run, or models in ``start`` of another network.
@@ -163,7 +161,7 @@ class Simulation:
     malicious_clients: MaliciousClients | None = None
     attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
     metrics: Sequence[Measurement] = ()
-    features: Features | FeatureMap | FrozenPrefix | None = None
+    features: Features | FeatureMap | None = None
     release: Distillation | None = None
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
@@ -192,7 +190,7 @@ class Simulation:
         self._set("setup", self._setup())
         if self.start is not None:
             require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
-            self._set("start", self.start.fitted(self.setup.model.whole or self.setup.model))
+            self._set("start", self.start.fitted(self.setup.model))
         self._check_canaries()
         if self.release is not None:
             require_instance("release", self.release, Distillation, "such as Distillation()")
@@ -226,22 +224,12 @@ class Simulation:
         object.__setattr__(self, name, value)
 
     def _setup(self) -> TrainingSetup:
-        """How clients train, with the defences, and on features where these are kept."""
-        features = self.features
-        if features is not None:
-            kind = next((kind for kind in (FrozenPrefix, FeatureMap) if isinstance(features, kind)), Features)
-            require_instance("features", features, kind, "such as Features(('scattering', 'pca'), dimension=32)")
-        kind = examples_kind(self.federation.kind, self.model, fixed=isinstance(features, Features | FeatureMap))
-        setup = defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
-        if not self.model.cache_features:
-            return setup
-        require(
-            self.replayable,
-            "'cache_features' is not for property attacks or malicious clients, which train in their own way",
-        )
-        known = isinstance(features, FrozenPrefix)
-        prefix = features if known else frozen_prefix(setup.model, self.federation.clients.x)
-        return replace(setup, model=prefix.rest(setup.model))
+        """How clients train, with the defences."""
+        if self.features is not None and not isinstance(self.features, FeatureMap):
+            how = "such as Features(('scattering', 'pca'), dimension=32)"
+            require_instance("features", self.features, Features, how)
+        kind = self.federation.kind if self.features is None else "features"
+        return defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
 
     def _check_canaries(self) -> None:
         if self.canaries is None:
@@ -348,19 +336,6 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     return replace(simulation, federation=ready)
 
 
-def examples_kind(kind: str, model: Model, *, fixed: bool) -> str:
-    """What a model of examples of a ``kind`` is trained on; ``fixed``: a map before the model.
-
-    Raises:
-        InputError: a fixed map, and features of the model's own frozen layers.
-    """
-    require(
-        not (fixed and model.cache_features),
-        "'cache_features' is of the network's own frozen layers, which come after those of 'features'; leave one out",
-    )
-    return "cached features" if model.cache_features else "features" if fixed else kind
-
-
 def with_features(simulation: Simulation, threads: int | None = 1) -> Simulation:
     """The simulation with the features of all inputs in their place; itself without features, or with them already.
 
@@ -371,18 +346,6 @@ def with_features(simulation: Simulation, threads: int | None = 1) -> Simulation
     """
     features, federation, canaries = simulation.features, simulation.federation, simulation.canaries
     threads = threads or cores()
-    whole = simulation.setup.model.whole
-    if features is None and simulation.model.cache_features and whole is not None:
-        prefix = frozen_prefix(whole, federation.clients.x)
-        inputs = {id(part.x): len(part.x) for part in (federation.clients, federation.holdout, federation.test)}
-        size = 4 * prod(prefix.shape) * (sum(inputs.values()) + len(federation.shadow.x))
-        mapped = partial(prefix.mapped, threads=threads, on_disk=size > 1e6 * whole.cache_megabytes)
-        return replace(
-            simulation,
-            federation=federation.mapped(mapped),
-            canaries=None if canaries is None else replace(canaries, x=mapped(canaries.x)),
-            features=prefix,
-        )
     if not isinstance(features, Features):
         return simulation
     public = federation.shadow.x
