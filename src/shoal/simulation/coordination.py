@@ -8,7 +8,7 @@ from math import inf, isfinite, nan
 
 import torch
 
-from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrapper import choice_noise
 from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.audit.red_team import NEED_HOLDOUT
 from shoal.control import CHANCE, DIRECTIVE_COLUMN, Coordinator, directives_of
@@ -150,12 +150,6 @@ def _views_covered(finished: FinishedTraining) -> Sequence[View]:
     if chosen or (counts and training.coordinator is not None):
         return ()
     return VIEWS[:-1] if counts else VIEWS
-
-
-def choice_noise(algorithm: object) -> float | None:
-    """The noise multiplier of the Gaussian mechanism by which clients' clusters are chosen; None: there is none."""
-    declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
-    return next((noise for noise in declared if noise is not None), None)
 
 
 def changed_directives(rows: Rows) -> dict[str, list[float]]:

@@ -45,6 +45,7 @@ from shoal.engine.round_clock import TRAIN
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.models.validation import require_fits
+from shoal.preflight import Preflight, RecognisedRisks, VisibleMoves, preflight
 from shoal.simulation.checks import (
     check_algorithm,
     check_coordinator,
@@ -57,7 +58,6 @@ from shoal.simulation.coordination import warn_of_impossible_limits
 from shoal.simulation.distillation import Distillation
 from shoal.simulation.final_measurement import measure_models
 from shoal.simulation.outcome import Outcome
-from shoal.simulation.preflight import Preflight, RecognisedRisks, preflight
 from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.warm_start import Start, require_known, started
@@ -260,13 +260,21 @@ class Simulation:
 
     def preflight(self) -> Preflight:
         """Which records each view could recognise, from shapes and gradients of an initial model; trains nothing."""
-        return preflight(with_features(self))
+        seen = with_features(self).visible_moves()
+        return preflight(seen, first_round=self.first_round, steered=self.coordinator is not None)
+
+    def visible_moves(self) -> VisibleMoves:
+        """What each view will see of the training, whose federation has its features already."""
+        start = None if self.start is None else self.start.state.models[0].cpu()
+        return VisibleMoves(
+            self.federation, self.algorithm, self.setup, self.rounds, self.participation, self.seed, start
+        )
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
         coordinator = self.coordinator
         if coordinator is not None and self.widest_view != OUTSIDER:
-            coordinator = replace(coordinator, known_risks=RecognisedRisks(self))
+            coordinator = replace(coordinator, known_risks=RecognisedRisks(self.visible_moves(), self.view))
         return Training(
             federation=self.federation,
             algorithm=self.algorithm,
