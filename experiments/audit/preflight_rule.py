@@ -47,7 +47,8 @@ from shoal.data import load_dataset
 from shoal.defenses import Defense
 from shoal.engine import Engine
 from shoal.preflight import Exposure, layer_shapes
-from shoal.simulation.simulation import Simulation, move_to_engine
+from shoal.simulation.play import move_to_engine
+from shoal.simulation.simulation import Simulation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table

@@ -44,9 +44,9 @@ from shoal.replay.span_scores import (
 )
 from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
+from shoal.simulation.play import initial_state
 from shoal.simulation.round_metrics import Row, round_metrics
-from shoal.simulation.simulation import Simulation, initial_state
-from shoal.simulation.warm_start import Start
+from shoal.simulation.simulation import Simulation, Start
 
 SNAPSHOTS = 8
 """Rounds, at most, after which a trajectory has a score."""
