@@ -196,7 +196,7 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
     if spans:
         known = trace.knowledge(engine)
         exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
-    audit = audit_server(scores, trace.rounds(), trace.preferences, attacks=[*exact, *attacks])
+    audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
     return replace(audit, omitted={**audit.omitted, **omitted})
 
 
