@@ -10,11 +10,12 @@ from shoal.engine.backends.selection import Backend, check_backend, check_exampl
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine, Precision
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD, require_plain_sgd
-from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
     Algorithm,
+    ClientTrainings,
     ClusterRound,
     Coordinator,
+    HasClientTrainings,
     LocalDefense,
     MaliciousClients,
     MaliciousTraining,
@@ -23,9 +24,9 @@ from shoal.engine.protocols import (
     RiskEstimator,
     ScalableDefense,
     UpdateFilter,
+    client_trainings,
 )
 from shoal.engine.rounds.aggregation import Aggregator, averaging_weights
-from shoal.engine.rounds.client_trainings import ClientTrainings, HasClientTrainings, client_trainings
 from shoal.engine.rounds.client_updates import client_updates
 from shoal.engine.rounds.remote import (
     ClientUpdate,
@@ -38,7 +39,7 @@ from shoal.engine.rounds.remote import (
     server_round,
     summed_round,
 )
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, RoundUpdates
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, PersonalModels, RoundReport, RoundUpdates
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan, TrainingPhase
 from shoal.engine.rounds.training import Training
 from shoal.engine.state import RiskEstimate, State, Tensors, unknown_intervals

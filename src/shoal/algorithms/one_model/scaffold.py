@@ -10,7 +10,7 @@ from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import PositiveFloat, settings
-from shoal.engine import Aggregate, ClientVectors, Cohort, LinearTerm, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, ClientVectors, Cohort, LinearTerm, LocalSGD, RoundPlan, State, require_plain_sgd
 
 
 @settings
@@ -52,11 +52,7 @@ class Scaffold(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Local steps must be plain gradient steps."""
-        plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None
-        require(
-            plain and not local.private,
-            "SCAFFOLD needs plain SGD in local training: without momentum, clipping, noise or an optimizer",
-        )
+        require_plain_sgd(local, "SCAFFOLD")
         require(local.share == 1, "SCAFFOLD needs all local steps, of which shorter training takes a share alone")
 
     def begun(self, state: State, layout: Layout) -> State:

@@ -19,7 +19,6 @@ from shoal.data.shards import Shards
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
     Algorithm,
     ClusterRound,
@@ -30,11 +29,11 @@ from shoal.engine.protocols import (
     Release,
     RiskEstimator,
     UpdateFilter,
+    require_counted,
 )
 from shoal.engine.round_clock import RoundClock
-from shoal.engine.rounds.client_trainings import require_counted
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, RoundUpdates
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, PersonalModels, RoundReport, RoundUpdates
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
 from shoal.engine.state import State, Tensors
 
