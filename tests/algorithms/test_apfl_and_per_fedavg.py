@@ -2,21 +2,17 @@
 
 import pytest
 import torch
-from torch import nn
 
 from plain_training import CLOSE, batches, gradient, played
-from shoal.algorithms import APFL, FedAvg, FedProx, LocalOnly, PerFedAvg
-from shoal.core.errors import InputError
+from shoal.algorithms import APFL, FedAvg, LocalOnly, PerFedAvg
 from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping
 from shoal.engine import (
     Engine,
     LocalSGD,
-    TorchOptimizer,
     Training,
     client_updates,
 )
-from shoal.models import Model
 
 # Clients of 5 to 12 examples have 2 or 3 batches a pass, so their numbers of steps are odd and even.
 BATCHES = LocalSGD(epochs=1, batch_size=4, learning_rate=0.2, weight_decay=0.02)
@@ -115,35 +111,3 @@ def test_per_fedavg_steps_by_the_gradient_where_one_step_leads(mlp, build, backe
     clients, owned = federation.clients, map(federation.clients.owned, range(6))
     expected = [w - alpha * gradient(mlp, w, (clients.x[rows], clients.y[rows])) for rows in owned]
     torch.testing.assert_close(deployed.models.tensor(), torch.stack(expected), **CLOSE)
-
-
-def test_per_fedavg_with_hardly_any_adaptation_is_fedavg_with_the_second_batch_of_two(mlp, build):
-    local = LocalSGD(steps=1, batch_size="all", learning_rate=0.2)
-    (*_, tiny), _, _ = trained(mlp, build(), PerFedAvg(1e-9), local)
-    (*_, average), _, _ = trained(mlp, build(), FedAvg("equal"), local)
-    (*_, large), _, _ = trained(mlp, build(), PerFedAvg(0.5), local)
-    torch.testing.assert_close(tiny.models, average.models, **CLOSE)
-    assert not torch.allclose(large.models, average.models, **CLOSE)
-
-
-@pytest.mark.parametrize("algorithm", [APFL(), PerFedAvg()], ids=["apfl", "per-fedavg"])
-@pytest.mark.parametrize(
-    "local",
-    [LocalSGD(momentum=0.5), LocalSGD(clip_norm=1.0), LocalSGD(optimizer=TorchOptimizer("Adam"))],
-    ids=["momentum", "clipping", "optimizer"],
-)
-def test_steps_that_are_no_plain_gradients_are_refused(algorithm, local):
-    with pytest.raises(InputError, match=f"{algorithm.title} needs plain SGD in local training"):
-        algorithm.check(local, 0)
-
-
-@pytest.mark.parametrize("algorithm", [APFL(), PerFedAvg()], ids=["apfl", "per-fedavg"])
-def test_batch_norm_is_refused(algorithm, build):
-    normed = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
-    with pytest.raises(InputError, match=r"the network must have neither batch norm nor frozen layers"):
-        trained(normed, build(), algorithm, rounds=0)
-
-
-def test_a_pull_of_fedprox_is_refused_where_steps_have_a_rule(mlp, build):
-    with pytest.raises(InputError, match=r"a step rule, .*, takes no linear term"):
-        trained(mlp, build(), FedProx(PerFedAvg(), 0.1), rounds=1)

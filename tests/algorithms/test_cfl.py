@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
-from shoal.algorithms import CFL, FedAvg, FedOpt, FedProx, Pooling
+from shoal.algorithms import CFL, FedProx, Pooling
 from shoal.algorithms.clusters.cfl import ParameterTree, bipartition
 from shoal.algorithms.clusters.update_sketch import UpdateSketch
 from shoal.control import Coordinator, Knob, RiskPrediction
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import L2
 from shoal.engine import Engine, State, Training
@@ -28,16 +27,6 @@ SPLITS = CFL(eps1=0.25, eps2=0.4)
 def four() -> list[State]:
     """The rounds of four groups, all of which are found."""
     return trained(relabelled(FOUR), SPLITS, 30)
-
-
-@pytest.mark.parametrize("never", [{"eps1": 0.0}, {"eps2": 1e9}, {"gamma_max": 1.0}, {"warm_up": 9}], ids=str)
-def test_without_a_split_it_is_fedavg_bit_for_bit(play, never):
-    (*_, mine), _ = play(replace(CFL(eps1=1e9, eps2=0.0), **never))
-    (*_, average), _ = play(FedAvg())
-    assert torch.equal(mine.models, average.models)
-    assert torch.equal(mine.assignment, average.assignment)
-    (*_, divided), _ = play(CFL(eps1=1e9, eps2=0.0))
-    assert len(divided.models) > 1
 
 
 @pytest.mark.parametrize(("least", "clusters"), [(1, 2), (2, 1)])
@@ -254,12 +243,6 @@ def test_no_part_has_a_predicted_risk_above_a_bound():
 
     assert torch.equal(models(1.0), trained(federation, SPLITS, 12)[-1].models)
     assert [len(models(risk)) for risk in (1.0, alone + 1e-6, alone - 1e-3)] == [2, 2, 1]
-
-
-@pytest.mark.parametrize("base", [SPLITS, FedProx(SPLITS, 0.1), Pooling(SPLITS)], ids=repr)
-def test_fedopt_is_refused_over_a_number_of_models_that_changes(base):
-    with pytest.raises(InputError, match=r"^FedOpt's 'base' must keep its number of models, which CFL changes [^\n]*$"):
-        FedOpt(base).check(FULL, 0)
 
 
 @pytest.mark.parametrize("wrapped", [FedProx(SPLITS, 0.01), Pooling(SPLITS, 0.1)], ids=repr)

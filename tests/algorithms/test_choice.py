@@ -17,7 +17,6 @@ from shoal.algorithms import (
 )
 from shoal.core.errors import InputError
 from shoal.data import Preferences
-from shoal.engine import LocalSGD
 
 
 def test_least_loss_within_the_limit_and_least_risk_beyond_it(ask):
@@ -30,24 +29,9 @@ def test_least_loss_within_the_limit_and_least_risk_beyond_it(ask):
     assert plan.losses is losses
 
 
-def test_limits_of_1_are_ifca_bit_for_bit(play, build):
-    for ifca in (IFCA(3), IFCA(2, choose_by="batch", weighting="examples")):
-        risks = (0.9, 0.6, 0.7)[: ifca.clusters]
-        free, plain = (
-            play(each, federation=build(threshold=1.0), risks=risks)[0][-1] for each in (IFCAWithinLimit(ifca), ifca)
-        )
-        assert torch.equal(free.models, plain.models)
-        assert torch.equal(free.assignment, plain.assignment)
-
-
 def test_limits_bind_in_training(play, build):
     (*_, last), _ = play(IFCAWithinLimit(IFCA(2)), federation=build(threshold=0.65), risks=(0.9, 0.6))
     assert last.assignment.tolist() == [1] * 6
-
-
-def test_a_choice_within_limits_needs_a_red_team():
-    with pytest.raises(InputError, match=r"^IFCA within limits chooses by risk, so the red team's 'every' must be at "):
-        IFCAWithinLimit().check(LocalSGD(), 0)
 
 
 LOSSES = torch.tensor([[1.0, 1.2], [1.0, 1.05], [1.3, 1.0]] * 2, dtype=torch.float64)
@@ -82,26 +66,6 @@ def test_ifca_mir_weighs_the_price_as_it_weighs_the_loss(ask):
         assert plan.assignment[0] == choice
 
 
-@pytest.mark.parametrize("base", [IFCAMIR(), IFCA(2, choose_by="batch")], ids=repr)
-def test_prices_of_0_are_the_base_bit_for_bit(play, base):
-    plain, reports = play(base, risks=(0.7, 0.6))
-    for algorithm, directives in (
-        (PricedChoice(base), {}),
-        (PricedChoice(base, (0.0, 0.0)), {}),
-        (PricedChoice(base, (0.0, 5.0)), {"price": (0.0, 0.0)}),
-    ):
-        states, own = play(algorithm, risks=(0.7, 0.6), **directives)
-        assert torch.equal(states[-1].models, plain[-1].models)
-        assert all(torch.equal(one.losses, other.losses) for one, other in zip(own, reports, strict=True))
-    # Seen, since a price changes it.
-    assert not torch.equal(play(PricedChoice(base, (0.0, 5.0)), risks=(0.7, 0.6))[0][-1].models, plain[-1].models)
-
-
-def test_prices_change_nothing_where_clients_do_not_choose(play):
-    one, other = (play(each)[0][-1] for each in (PricedChoice(FedAvg(), (3.0,)), FedAvg()))
-    assert torch.equal(one.models, other.models)
-
-
 def test_other_prices_are_one_sentence(play):
     with pytest.raises(InputError, match=r"^'prices' must be one number for each of 2 models, or left out; got 3$"):
         play(PricedChoice(IFCA(2), (0.0, 0.0, 0.1)))
@@ -112,35 +76,6 @@ def test_other_prices_are_one_sentence(play):
 
 RISKS = (0.9, 0.6, 0.7)
 BASES = [IFCA(3), HypCluster(3), HypCluster(3, "farthest-first"), FedSoft(3, 0.5), FedEM(3), FedRC(3), FedAvg()]
-
-
-def same(one, other):
-    return (
-        torch.equal(one.models, other.models)
-        and torch.equal(one.assignment, other.assignment)
-        and all(torch.equal(one.clients[name], other.clients[name]) for name in one.clients)
-    )
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_risk_aware_choice_over_ifca_is_ifca_mir_bit_for_bit(play, build, beta):
-    played = [
-        play(each, federation=build(beta=beta), risks=RISKS) for each in (RiskAwareChoice(IFCA(3)), IFCAMIR(IFCA(3)))
-    ]
-    for (own, report), (other, expected) in zip(*(zip(*each, strict=False) for each in played), strict=True):
-        assert same(own, other)
-        assert torch.equal(report.losses, expected.losses)
-
-
-@pytest.mark.parametrize("base", BASES, ids=repr)
-def test_risk_aware_choice_without_beta_is_its_base_bit_for_bit(play, build, base):
-    risks = RISKS[:1] if base == FedAvg() else RISKS
-    (own, reports), (other, expected) = (
-        play(each, federation=build(beta=0.0), risks=risks) for each in (RiskAwareChoice(base), base)
-    )
-    assert same(own[-1], other[-1])
-    for one, two in zip(reports, expected, strict=True):
-        assert (one.losses is None and two.losses is None) or torch.equal(one.losses, two.losses)
 
 
 @pytest.mark.parametrize("base", [HypCluster(3), FedSoft(3, smoother=0.0)], ids=repr)
@@ -177,12 +112,3 @@ def test_prices_are_of_single_examples_too(ask):
     q = torch.stack([each.example_weights for each in plan.trainings], dim=1)
     torch.testing.assert_close(q, expected.float())
     torch.testing.assert_close(plan.losses, cohort.means(losses))
-
-
-def test_risk_must_be_estimated_and_weighed_once():
-    with pytest.raises(InputError, match="'every' must be at least 1; got 0"):
-        RiskAwareChoice().check(LocalSGD(), 0)
-    for base in (IFCAMIR(), PricedChoice(IFCAMIR()), RiskAwareChoice()):
-        with pytest.raises(InputError, match="weighs risk already, so it cannot be the 'base' of risk-aware choice"):
-            RiskAwareChoice(base).check(LocalSGD(), 1)
-    RiskAwareChoice().check(LocalSGD(), 1)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.algorithms import IFCA, IFCAMIR, ClusterSizeFloor, Ditto, FedAvg, FedProx, IFCAWithinLimit
+from shoal.algorithms import IFCA, IFCAMIR, ClusterSizeFloor, IFCAWithinLimit
 from shoal.algorithms.private.cluster_size_floor import rebalanced
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training, averaging_weights
 
@@ -129,15 +128,3 @@ class FloorMet(IFCA):
 
     def plan(self, state, cohort):
         return self.plan_of(cohort.clients % 2, None, state, cohort)
-
-
-@pytest.mark.parametrize("base", [FedAvg(), FedProx(IFCA()), Ditto(IFCAMIR()), ClusterSizeFloor()], ids=repr)
-def test_other_bases_are_one_sentence(base):
-    with pytest.raises(InputError, match=r"^ClusterSizeFloor's 'base' must be IFCA, IFCA-MIR, [^\n]*; got \w+$"):
-        ClusterSizeFloor(base).check(LocalSGD(), 5)
-
-
-def test_cluster_size_floor_checks_its_base():
-    with pytest.raises(InputError, match="IFCA-MIR chooses by risk"):
-        ClusterSizeFloor(IFCAMIR()).check(LocalSGD(), 0)
-    FedProx(ClusterSizeFloor()).check(LocalSGD(), 0)

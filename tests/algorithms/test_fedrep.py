@@ -8,12 +8,10 @@ from torch import Tensor
 
 from plain_training import CLOSE, batches, played, sgd
 from shoal.algorithms import FedRep
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.models import Model
-from shoal.runs.run import run
 
 LOCAL = LocalSGD(epochs=3, batch_size=4, learning_rate=0.1, momentum=0.5)
 
@@ -90,23 +88,3 @@ def test_fedrep_with_the_first_layer_as_head_shares_the_rest(mlp, build):
     head = ~head_of(mlp)
     assert (deployed.tensor()[:, ~head] == states[-1].models[0, ~head]).all()
     assert len(torch.unique(deployed.tensor()[:, head], dim=0)) == 6
-
-
-@pytest.mark.parametrize(
-    ("local", "sentence"),
-    [
-        (LocalSGD(epochs=1), "'epochs' must be at least 2; got 1"),
-        (LocalSGD(steps=4), "'epochs' must be at least 2; got steps = 4"),
-        (LocalSGD(epochs=2, share=0.5), "FedRep needs all local steps"),
-    ],
-    ids=["one epoch", "steps", "shorter"],
-)
-def test_local_training_without_epochs_for_the_head_is_refused(local, sentence):
-    with pytest.raises(InputError, match=sentence):
-        FedRep().check(local, 0)
-
-
-def test_a_run_without_epochs_for_the_head_is_refused_before_it_begins(toy_config, tmp_path):
-    with pytest.raises(InputError, match=r"FedRep trains the head in all local 'epochs' but the last 1"):
-        run(toy_config(algorithm={"name": "fedrep", "rounds": 1}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

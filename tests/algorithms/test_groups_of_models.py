@@ -4,30 +4,13 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from shoal.algorithms import IFCA, ClusterSizeFloor, GroupPrivacy, HypCluster
+from shoal.algorithms import ClusterSizeFloor, GroupPrivacy, HypCluster
 from shoal.algorithms.private.group_privacy import k_means
 from shoal.core.randomness import Stream
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, LocalSGD, Training
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
-
-
-def test_sgd_with_rate_1_and_equal_clients_is_ifca(play, build):
-    (first, *_, mine), _ = play(HypCluster(3), federation=build((8,) * 6))
-    (*_, ifca), reports = play(IFCA(3), federation=build((8,) * 6))
-    assert len(set(reports[-1].assignment.tolist())) > 1
-    assert torch.equal(mine.assignment, ifca.assignment)
-    torch.testing.assert_close(mine.models, ifca.models, **CLOSE)
-    assert not torch.equal(mine.models, first.models)
-
-
-def test_clients_count_by_their_examples(play):
-    """Which IFCA's equal weights do not."""
-    sizes, equal = (play(each)[0][-1] for each in (IFCA(2, weighting="examples"), IFCA(2)))
-    (*_, mine), _ = play(HypCluster())
-    torch.testing.assert_close(mine.models, sizes.models, **CLOSE)
-    assert (mine.models - equal.models).abs().max() > 1e-4
 
 
 def test_the_server_s_optimizer_steps_by_the_average(play):
@@ -90,18 +73,6 @@ def test_k_means_is_scikit_learn_s():
     one, first = k_means(points, start, 1)
     assert torch.equal(first, torch.cdist(points, start).argmin(dim=1))
     assert not torch.allclose(one, centroids)
-
-
-def test_without_noise_and_with_models_far_apart_it_is_ifca(play):
-    (one, reports), (other, _) = play(GroupPrivacy(2)), play(IFCA(2))
-    assert len(reports[0].assignment.unique()) == 2
-    torch.testing.assert_close(one[-1].models, other[-1].models, rtol=1e-5, atol=1e-6)
-    assert torch.equal(one[-1].assignment, other[-1].assignment)
-    assert torch.equal(one[-1].trained, other[-1].trained)
-
-
-def test_one_cluster_is_the_mean_of_everybody(play):
-    torch.testing.assert_close(play(GroupPrivacy(1))[0][-1].models, play(IFCA(1))[0][-1].models, rtol=1e-5, atol=1e-6)
 
 
 class Distant:

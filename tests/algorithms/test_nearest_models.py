@@ -8,9 +8,7 @@ import torch
 from relabelled import FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import (
     IFCA,
-    RDPCFL,
     Ditto,
-    EarlyStopping,
     FedAvg,
     FedAvgStart,
     FedOpt,
@@ -19,10 +17,8 @@ from shoal.algorithms import (
     OneShotStart,
 )  # fmt: skip
 from shoal.algorithms.wrappers.starts import noisy_copies
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.defenses import DPSGD, TrainingSetup
-from shoal.engine import Engine, LocalSGD, Training, client_updates
+from shoal.engine import Engine, Training, client_updates
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 ALL = torch.arange(len(TWO))
@@ -84,13 +80,6 @@ def test_absent_clients_find_their_clusters():
         assert ari(state, TWO) == 1
 
 
-def test_one_cluster_is_fedavg_to_rounding():
-    federation = relabelled(TWO)
-    average = trained(federation, FedAvg(), 3)[-1]
-    for algorithm in (OneShotClustering(1), FeSEM(1)):
-        torch.testing.assert_close(trained(federation, algorithm, 3)[-1].models, average.models, **CLOSE)
-
-
 def test_a_center_is_the_mean_of_those_that_are_nearest_to_it():
     """Client 1 is put into the other group's cluster, and leaves it when what it trained says so."""
     federation, algorithm = relabelled(TWO), FeSEM()
@@ -147,24 +136,3 @@ def test_a_start_keeps_its_base_s_own_tensors(play, base):
     states, _ = play(OneShotStart(base), rounds=3)
     before, _ = play(base, rounds=1)
     assert {*states[-1].server, *states[-1].clients} >= {*before[0].server, *before[0].clients}
-
-
-@pytest.mark.parametrize("kind", [FeSEM, OneShotClustering])
-def test_there_are_at_most_as_many_clusters_as_clients(mlp, build, kind):
-    with Engine(mlp) as engine, pytest.raises(InputError, match="'clusters' must be at most the federation's 6"):
-        kind(7).init(engine, build(), LocalSGD(steps=1), Stream(0))
-
-
-@pytest.mark.parametrize("kind", [FedAvgStart, OneShotStart])
-def test_a_base_whose_first_round_would_come_later_is_refused(kind):
-    """Its epsilon is counted as if that were the federation's first round."""
-    with pytest.raises(InputError, match=r"^\w+'s 'base' must not have a first round of its own, as RDPCFL has$"):
-        kind(EarlyStopping(RDPCFL(), 3)).check(LocalSGD(), 0)
-
-
-@pytest.mark.parametrize("kind", [OneShotClustering, OneShotStart, FeSEM])
-def test_a_first_round_whose_steps_epsilon_would_not_count_is_refused(mlp, kind):
-    setup = DPSGD(1.0, 1.0).applied(TrainingSetup(mlp, FULL))
-    kind().check(setup.first_local(), 0)
-    with pytest.raises(InputError, match=r"^with DP-SGD a first round cannot have a 'local' of its own, "):
-        kind(local=LocalSGD(epochs=9)).check(setup.first_local(), 0)

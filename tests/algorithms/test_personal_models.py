@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from plain_training import CLOSE, batches, played, sgd
-from shoal.algorithms import MRMTL, Ditto, FedAvg, FedProx, LocalOnly
+from shoal.algorithms import MRMTL, Ditto, FedAvg, LocalOnly
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping
@@ -105,18 +105,6 @@ def test_mr_mtl_is_each_client_s_sgd_with_a_pull_to_the_mean_of_all(model, build
             expected[i] = sgd(model, expected[i], batches(federation, i, local, number), local, pull=pull)
     torch.testing.assert_close(own(states[-1]), torch.stack(expected), **CLOSE)
     torch.testing.assert_close(states[-1].models[0], torch.stack(expected).mean(dim=0), **CLOSE)
-
-
-@pytest.mark.parametrize("local", [FULL, BATCHES], ids=["full", "mini-batches"])
-def test_mr_mtl_without_a_pull_is_local_training_bit_for_bit(model, build, local):
-    pulled, alone, none = (trained(model, build(), each, local)[-1] for each in (MRMTL(0.5), LocalOnly(), MRMTL(0.0)))
-    assert torch.equal(own(none), own(alone))
-    assert not torch.allclose(own(pulled), own(alone), **CLOSE)
-
-
-def test_mr_mtl_s_first_round_is_that_of_fedprox_with_equal_clients(model, build):
-    mtl, prox = (trained(model, build(), each, rounds=1)[-1] for each in (MRMTL(0.7), FedProx(FedAvg("equal"), 0.7)))
-    torch.testing.assert_close(mtl.models, prox.models, **CLOSE)
 
 
 @pytest.mark.parametrize(

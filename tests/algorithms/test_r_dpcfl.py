@@ -133,11 +133,6 @@ def test_late_clients_start_uniform_then_choose_by_loss(play):
     assert torch.equal(states[-1].clients["r-dpcfl.choice"], chosen)
 
 
-def test_too_few_clients_are_one_sentence(play):
-    with pytest.raises(InputError, match=r"^R-DPCFL's first round needs a client for each of 4 clusters; it has 3$"):
-        play(RDPCFL(4), rounds=1, training={"participation": 0.5})
-
-
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_epsilon_counts_the_full_batches_of_the_first_round(build, accountant):
     federation, rule = build((9, 12, 7)), DPSGD(1.0, 1.0, accountant=accountant)

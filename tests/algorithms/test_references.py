@@ -8,11 +8,10 @@ from torch import Tensor
 
 from plain_training import CLOSE, gradient, played
 from shoal.algorithms import IFCA, Ditto, FedAvg, FedOpt, FedProx, Scaffold
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data import Federation
-from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
+from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
 
 LOCAL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
@@ -95,26 +94,11 @@ def test_scaffold_is_its_loop_by_hand(plain, model, build, server_learning_rate,
     torch.testing.assert_close(states[-1].server["scaffold.c"][0], c, rtol=1e-3, atol=1e-5)
 
 
-def test_scaffold_s_first_round_is_equally_weighted_fedavg(model, build):
-    one, other = (trained(model, build(), each, rounds=1)[-1] for each in (Scaffold(), FedAvg("equal")))
-    torch.testing.assert_close(one.models, other.models, **CLOSE)
-
-
 def test_with_everybody_in_every_round_the_control_variates_average_to_the_server_s(model, build):
     last = trained(model, build(), Scaffold())[-1]
     torch.testing.assert_close(
         last.personal["scaffold"].tensor().mean(dim=0), last.server["scaffold.c"][0], rtol=1e-3, atol=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    "local",
-    [LocalSGD(momentum=0.5), LocalSGD(clip_norm=1.0), LocalSGD(optimizer=TorchOptimizer("Adam"))],
-    ids=["momentum", "clipping", "optimizer"],
-)
-def test_scaffold_refuses_steps_that_are_no_plain_gradients(local):
-    with pytest.raises(InputError, match="SCAFFOLD needs plain SGD"):
-        Scaffold().check(local, 0)
 
 
 def test_ditto_is_its_loop_by_hand(plain, model, build):
@@ -146,23 +130,6 @@ def test_a_stronger_pull_keeps_personal_models_closer(model, build):
         return float((last.personal["ditto"].tensor() - last.models[0]).norm(dim=1).mean())
 
     assert distance(0.0) > distance(1.0) > distance(4.0)
-
-
-@pytest.mark.parametrize("base", [FedAvg(), IFCA(2)], ids=repr)
-def test_fedopt_with_sgd_and_rate_1_is_the_base(model, build, base):
-    one, other = (trained(model, build(), each)[-1] for each in (FedOpt(base, "sgd", 1.0, 0.0), base))
-    assert torch.equal(one.models, other.models)
-    assert torch.equal(one.assignment, other.assignment)
-
-
-@pytest.mark.parametrize("base", [FedAvg(), IFCA(2), Scaffold()], ids=repr)
-def test_fedprox_without_a_pull_is_the_base_bit_for_bit(model, build, base):
-    if isinstance(base, Scaffold):
-        with pytest.raises(InputError, match="linear term already"):
-            trained(model, build(), FedProx(base, mu=0.1))
-        return
-    one, other = (trained(model, build(), each)[-1] for each in (FedProx(base, mu=0.0), base))
-    assert torch.equal(one.models, other.models)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])

@@ -1,28 +1,51 @@
-"""Settings outside their range are refused in one sentence, which names the argument, or the key of a configuration."""
+"""Settings, local trainings, bases and data that an algorithm cannot take are refused in one sentence."""
 
 import pytest
+import torch
+from torch import nn
 
 from shoal.algorithms import (
     APFL,
     CFL,
     IFCA,
+    IFCAMIR,
     MRMTL,
     PACFL,
+    RDPCFL,
     ClusterSizeFloor,
+    CoordinateMedian,
+    Ditto,
     EarlyStopping,
+    FedAvg,
     FedAvgStart,
     FedEM,
+    FedOpt,
+    FedProx,
     FedRC,
     FedRep,
     FedSoft,
     FeSEM,
     GroupPrivacy,
     HypCluster,
+    IFCAWithinLimit,
+    MultiKrum,
     OneShotClustering,
+    OneShotStart,
+    PerFedAvg,
     Pooling,
     PricedChoice,
+    RiskAwareChoice,
+    Scaffold,
+    ServerOnly,
+    ServerStart,
+    TrimmedMean,
 )
 from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.defenses import DPSGD, Flooding, Mixup
+from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
+from shoal.models import Model, squared_error
 
 WRONG = [
     (APFL, "alpha", [-0.1, 1.5]),
@@ -55,3 +78,92 @@ def test_a_setting_outside_its_range_is_refused(algorithm, key, value, toy_confi
         algorithm(**{key: value})
     with pytest.raises(InputError, match=rf"'algorithm.{key}' must be [^\n]*; got [^\n]*$"):
         toy_config(algorithm={"name": algorithm.name, "rounds": 1, key: value})
+
+
+NOT_PLAIN = [LocalSGD(momentum=0.5), LocalSGD(clip_norm=1.0), LocalSGD(optimizer=TorchOptimizer("Adam"))]
+PRIVATE = LocalSGD(gradient_privacy=DPSGD(1.0, 1.0))
+WITH_RISKS, LOCAL = 1, LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
+
+CHECKED = [
+    *((each, local, 0, rf"^{each.title} needs plain SGD in local training: ")
+      for each in (Scaffold(), APFL(), PerFedAvg()) for local in NOT_PLAIN),
+    (FedRep(), LocalSGD(epochs=1), 0, "'epochs' must be at least 2; got 1$"),
+    (FedRep(), LocalSGD(steps=4), 0, "'epochs' must be at least 2; got steps = 4$"),
+    (FedRep(), LocalSGD(epochs=2, share=0.5), 0, "^FedRep needs all local steps"),
+    *((each, LOCAL, 0, rf"^{each.title} chooses by risk, so the red team's 'every' must be at least 1; got 0$")
+      for each in (IFCAWithinLimit(), RiskAwareChoice(), IFCAMIR())),
+    (ClusterSizeFloor(IFCAMIR()), LOCAL, 0, "^IFCA-MIR chooses by risk"),
+    *((RiskAwareChoice(base), LOCAL, WITH_RISKS, "weighs risk already, so it cannot be the 'base' of risk-aware choice")
+      for base in (IFCAMIR(), PricedChoice(IFCAMIR()), RiskAwareChoice())),
+    *((ClusterSizeFloor(base), LOCAL, WITH_RISKS,
+       r"^ClusterSizeFloor's 'base' must be IFCA, IFCA-MIR, [^\n]*; got \w+$")
+      for base in (FedAvg(), FedProx(IFCA()), Ditto(IFCAMIR()), ClusterSizeFloor(), FedSoft(), FedEM(), FedRC())),
+    *((FedOpt(base), LOCAL, 0, r"^FedOpt's 'base' must keep its number of models, which CFL changes [^\n]*$")
+      for base in (CFL(), FedProx(CFL(), 0.1), Pooling(CFL()))),
+    *((kind(EarlyStopping(RDPCFL(), 3)), LOCAL, 0,
+       r"^\w+'s 'base' must not have a first round of its own, as RDPCFL has$")
+      for kind in (FedAvgStart, OneShotStart)),
+    *((kind(local=LocalSGD(epochs=9)), PRIVATE, 0, "^with DP-SGD a first round cannot have a 'local' of its own, ")
+      for kind in (OneShotClustering, OneShotStart, FeSEM)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algorithm", "local", "risk_period", "sentence"), CHECKED, ids=str)
+def test_what_an_algorithm_cannot_work_with_is_refused_before_the_run(algorithm, local, risk_period, sentence):
+    with pytest.raises(InputError, match=sentence):
+        algorithm.check(local, risk_period)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "local", "risk_period"),
+    [
+        (FedProx(ClusterSizeFloor()), LOCAL, 0), (RiskAwareChoice(), LOCAL, WITH_RISKS),
+        (FedRep(), LocalSGD(epochs=2), 0), (OneShotClustering(), PRIVATE, 0), (OneShotStart(), PRIVATE, 0),
+        (FeSEM(), PRIVATE, 0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_near_to_it_is_not(algorithm, local, risk_period):
+    algorithm.check(local, risk_period)
+
+
+IN_A_ROUND = [
+    *((FedProx(base, 0.1), {}, sentence) for base, sentence in (
+        (Scaffold(), "linear term already"), (PerFedAvg(), "^a step rule, .*, takes no linear term"))),
+    *((rule(base), {}, f"^{rule.__name__} merges one update of each client into one model")
+      for rule in (CoordinateMedian, TrimmedMean, MultiKrum) for base in (FedSoft(2), FedEM(), CFL(), Scaffold())),
+    *((FedEM(2), {"defenses": (each,)}, "leave") for each in (DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3))),
+    (RDPCFL(4), {"participation": 0.5}, "^R-DPCFL's first round needs a client for each of 4 clusters; it has 3$"),
+    *((kind(7), {}, "'clusters' must be at most the federation's 6") for kind in (FeSEM, OneShotClustering)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algorithm", "options", "sentence"), IN_A_ROUND, ids=str)
+def test_what_an_algorithm_cannot_train_is_refused(play, algorithm, options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        play(algorithm, rounds=1, training=options)
+
+
+IMAGES = (torch.rand(6, 4), torch.arange(6) % 3)
+LINEAR, NORMED = (lambda: nn.Linear(4, 3)), (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "data", "model", "sentence"),
+    [
+        (FedRC(2), (IMAGES[0], torch.rand(6, 1)), Model(lambda: nn.Linear(4, 1), loss=squared_error),
+         "^FedRC needs labels that are classes; a regression has none$"),
+        (PACFL(), (torch.randint(0, 9, (6, 4)), IMAGES[1]), Model(LINEAR),
+         "^PACFL needs inputs that are measured, such as .*; got texts$"),
+        (ServerStart(), IMAGES, Model(LINEAR), "^'server-start' trains on the shadow set; give shadow examples$"),
+        (ServerOnly(), IMAGES, Model(LINEAR), "^'server-only' trains on the shadow set; give shadow examples$"),
+        *((each, IMAGES, Model(NORMED), "the network must have neither batch norm nor frozen layers$")
+          for each in (APFL(), PerFedAvg())),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)  # fmt: skip
+def test_data_and_networks_that_an_algorithm_cannot_take_are_refused(algorithm, data, model, sentence):
+    task = {"classes": 3} if data[1].dim() == 1 else {"task": "regression"}
+    federation = Federation.from_tensors([data] * 2, test=data, **task)
+    with Engine(model, threads=1) as engine, pytest.raises(InputError, match=sentence):
+        Training(federation, algorithm, LOCAL, engine, Stream(0)).start()

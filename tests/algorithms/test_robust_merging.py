@@ -6,7 +6,7 @@ import torch
 from scipy.stats import trim_mean
 
 import shoal
-from shoal.algorithms import CFL, IFCA, CoordinateMedian, FedAvg, FedEM, FedSoft, MultiKrum, Scaffold, TrimmedMean
+from shoal.algorithms import IFCA, CoordinateMedian, FedAvg, MultiKrum, TrimmedMean
 from shoal.core.errors import InputError
 from shoal.engine import LocalSGD
 
@@ -59,18 +59,6 @@ def test_the_model_moves_by_the_statistic_of_its_own_clusters_updates(play, rule
     plain = play(IFCA(2), 1)[0][-1]
     assert not torch.equal(plain.models, after.models)
     assert torch.equal(plain.assignment, after.assignment)
-
-
-def test_a_share_of_nothing_trimmed_is_the_mean_of_clients_that_weigh_alike(play):
-    robust, plain = play(TrimmedMean(IFCA(2), trim=0.0))[0][-1], play(IFCA(2))[0][-1]
-    torch.testing.assert_close(robust.models, plain.models, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("base", [FedSoft(2), FedEM(), CFL(), Scaffold()], ids=lambda base: base.title)
-def test_a_base_that_merges_otherwise_is_refused(play, rule, base):
-    with pytest.raises(InputError, match=f"{rule.__name__} merges one update of each client into one model"):
-        play(rule(base), 1)
 
 
 def test_noise_in_the_sum_is_refused(play):

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 import shoal
-from shoal.core.errors import InputError
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
@@ -86,11 +85,3 @@ def test_it_costs_no_epsilon_and_hides_none_of_its_base():
     spent = [key for key in base if key.startswith("epsilon")]
     assert base["epsilon.choice"] > 0
     assert {key: started[key] for key in spent} == {key: base[key] for key in spent}
-
-
-@pytest.mark.parametrize("algorithm", [shoal.ServerStart(), shoal.ServerOnly()], ids=lambda each: each.name)
-def test_without_a_shadow_set_it_is_refused(algorithm):
-    bare = shoal.Federation.from_tensors([blobs(12, seed=i) for i in range(3)], test=blobs(30, seed=8))
-    sentence = rf"^'{algorithm.name}' trains on the shadow set; give shadow examples$"
-    with pytest.raises(InputError, match=sentence):
-        shoal.simulate(bare, MODEL, algorithm, OWN, rounds=1)

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from plain_training import CLOSE, losses_of, played, sgd
-from shoal.algorithms import IFCA, ClusterSizeFloor, FedAvg, FedEM, FedRC, FedSoft
+from shoal.algorithms import IFCA, FedEM, FedRC, FedSoft
 from shoal.algorithms.clusters.fedem import mixture_outputs
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.defenses import DPSGD, Augmentation, Flooding, Mixup
+from shoal.defenses import Augmentation
 from shoal.engine import ClusterRound, Engine, LocalSGD, Training, client_updates
-from shoal.models import Model, squared_error
 
 LOCAL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
 ROUNDS = 3
@@ -140,17 +138,6 @@ def test_a_cluster_that_wins_no_example_of_fedsoft_counts_as_the_smoother(mlp, b
 # --- FedEM and FedRC -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "local", [LOCAL, LocalSGD(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)], ids=["full", "mini-batches"]
-)
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_fedem_of_one_component_is_fedavg_bit_for_bit(mlp, build, local, backend):
-    options = {"local": local, "backend": backend, "participation": 0.5}
-    one, average = (played(mlp, build(), algorithm, **options)[0][-1] for algorithm in (FedEM(1), FedAvg()))
-    assert torch.equal(one.models, average.models)
-    assert one.clients["fedem.weights"].tolist() == [[1.0]] * 6
-
-
 @pytest.mark.parametrize("name", ["fedem", "fedrc"])
 def test_a_mixture_is_each_client_s_weighted_sgd(model, build, name):
     """The E step by Bayes' rule with plain probabilities, one example after another."""
@@ -248,12 +235,6 @@ def test_defences_that_cannot_weigh_examples_are_refused_before_the_run(name, de
         build(toy_config(algorithm={"name": name, "rounds": 1}, defenses=defense))
 
 
-@pytest.mark.parametrize("defense", [DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3)], ids=repr)
-def test_defences_that_cannot_weigh_examples_are_refused_in_a_round(mlp, build, defense):
-    with pytest.raises(InputError, match="leave"):
-        trained(mlp, build(), FedEM(2), rounds=1, defenses=(defense,))
-
-
 def test_augmentation_and_weights_of_examples_go_together(cnn, build):
     plain, turned = (trained(cnn, build(), FedEM(2), defenses=each)[-1] for each in ((), (Augmentation(20.0, 1.0),)))
     assert torch.isfinite(turned.models).all()
@@ -266,19 +247,3 @@ def test_the_mixture_of_probabilities_is_what_a_client_predicts():
     expected = sum(weight * each.softmax(dim=1) for weight, each in zip(pi, outputs, strict=True))
     torch.testing.assert_close(mixture_outputs(outputs, pi).exp(), expected)
     assert torch.equal(mixture_outputs(outputs, torch.tensor([0.0, 1.0, 0.0])), outputs[1].log_softmax(dim=1))
-
-
-@pytest.mark.parametrize("base", [FedSoft(), FedEM(), FedRC()], ids=repr)
-def test_cluster_size_floor_refuses_algorithms_in_which_no_assignment_decides_who_trains_what(base):
-    with pytest.raises(InputError, match="ClusterSizeFloor's 'base' must be"):
-        ClusterSizeFloor(base).check(LOCAL, 0)
-
-
-def test_fedrc_needs_classes():
-    data = [(torch.rand(4, 3), torch.rand(4, 1)) for _ in range(2)]
-    federation = Federation.from_tensors(data, test=data[0], task="regression")
-    with (
-        Engine(Model(lambda: nn.Linear(3, 1), loss=squared_error), threads=1) as engine,
-        pytest.raises(InputError, match="FedRC needs labels that are classes; a regression has none"),
-    ):
-        FedRC(2).init(engine, federation, LOCAL, Stream(8))

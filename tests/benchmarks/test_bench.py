@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import bench
 from comparisons import ROWS, Goal, Row, Side
 from systems.work import WORKS, load
-from tables import Measured, cell, number, pool, table, verdict
+from tables import Measured, pool, table, verdict
 
 BENCHMARKS = Path(bench.__file__).resolve().parent
 TINY = ("--random-data", "--rounds", "1", "--clients", "10", "--examples", "6")
@@ -89,15 +89,6 @@ def test_each_group_of_the_official_setting_holds_the_same_images_turned() -> No
             assert sum(same) == 1
 
 
-def test_repeats_are_pooled_and_failures_kept() -> None:
-    one = pool([printed([1.0, 2.0], parts={"train": 1.0}), "no memory", printed([9.0], peak_mib=400.0)])
-    assert one.seconds == (1.0, 2.0, 9.0)
-    assert one.median == 2.0
-    assert one.peak_mib == 400.0
-    assert one.parts == {"train": 1.0}
-    assert one.failures == ("no memory",)
-
-
 def test_disturbed_repeats_count_only_where_there_are_no_others() -> None:
     quiet, disturbed = printed([1.0]), printed([50.0], others_cores=0.9)
     assert pool([disturbed, quiet]).seconds == (1.0,)
@@ -165,26 +156,12 @@ def test_every_goal_names_sides_of_its_row() -> None:
         assert all((BENCHMARKS / "systems" / f"{side.script}.py").exists() for side in row.sides)
 
 
-def test_numbers_and_cells_are_short() -> None:
-    assert [number(value) for value in (0.0, 0.0123456, 12.3456, 1234.5)] == ["0", "0.0123", "12.3", "1,234"]
-    assert cell("a\n  b | c") == "a b / c"
-    assert len(cell("x" * 500)) == 160
-
-
 def test_a_side_that_ends_badly_is_told_in_its_last_words() -> None:
     assert bench.outcome_of(0, 'noise\n{"side": "pfl"}\nmore noise\n', "") == {"side": "pfl"}
     assert bench.outcome_of(1, '{"side": "pfl"}', "Traceback\nMemoryError: no room\n\n") == (
         "exit code 1: MemoryError: no room"
     )
     assert bench.outcome_of(0, "", "") == "exit code 0: no word why"
-
-
-def test_a_side_without_its_interpreter_fails_in_words(tmp_path: Path) -> None:
-    options = bench.arguments_of(["--tiny", "--pfl-python", str(tmp_path / "python")])
-    row = next(row for row in ROWS if row.name == "small-mlp")
-    outcome = bench.run_quietly(row, row.sides[-1], options)
-    assert isinstance(outcome, str)
-    assert "No such file" in outcome
 
 
 def test_the_command_line_chooses_rows_sides_and_rounds(tmp_path: Path) -> None:
