@@ -1,14 +1,15 @@
 """The parts of a run's seconds add up to its total: by a clock that only moves where the test moves it."""
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import shoal
 from full_simulation import simulate_with
 from shoal.engine.round_clock import RoundClock
-from shoal.simulation import simulation
+from shoal.simulation import measure, play
 from shoal.simulation.play import PARTS, SimulationState
+from shoal.simulation.simulation import Simulation
 
 ROUNDS = 3
 
@@ -18,18 +19,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """A clock that evaluating a round moves by 10 and the last measurement by 1,000."""
     now = {"time": 0.0}
 
-    def moving(name: str, by: float) -> None:
-        function = getattr(simulation, name)
+    def moving(module: ModuleType, name: str, by: float) -> None:
+        function = getattr(module, name)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now["time"]))
 
         def moved(*given: object, **named: object) -> object:
             now["time"] += by
             return function(*given, **named)
 
-        monkeypatch.setattr(simulation, name, moved)
+        monkeypatch.setattr(module, name, moved)
 
-    monkeypatch.setattr(simulation, "time", SimpleNamespace(perf_counter=lambda: now["time"]))
-    moving("round_metrics", 10.0)
-    moving("measure_models", 1000.0)
+    moving(play, "round_metrics", 10.0)
+    moving(measure, "measure_models", 1000.0)
     return now
 
 
@@ -109,12 +110,12 @@ def test_what_threads_do_side_by_side_is_scaled_to_the_wall_time(monkeypatch) ->
 
 def test_a_checkpoint_of_an_earlier_version_lacks_parts(build, mlp, clock) -> None:
     local = shoal.LocalSGD(epochs=1, batch_size=6)
-    given = simulation.Simulation(build(), mlp, shoal.IFCA(clusters=2), local, rounds=2)
+    given = Simulation(build(), mlp, shoal.IFCA(clusters=2), local, rounds=2)
     with shoal.Engine(mlp, threads=1) as engine:
-        ready = simulation.move_to_engine(given, engine)
-        first = simulation.initial_state(ready, engine)
+        ready = play.move_to_engine(given, engine)
+        first = play.initial_state(ready, engine)
         earlier = SimulationState(first.state, seconds=dict.fromkeys(("choose", "train", "red_team", "total"), 5.0))
-        *_, (last, _) = simulation.run_rounds(ready, engine, earlier)
+        *_, (last, _) = play.run_rounds(ready, engine, earlier)
     assert last.seconds["evaluation"] == 20.0
     assert last.seconds["total"] == 25.0
     assert set(PARTS) - set(last.seconds) <= {"measurement"}
