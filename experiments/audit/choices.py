@@ -22,7 +22,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.metrics import mean_interval
-from shoal.simulation.simulation import move_to_engine
+from shoal.simulation.play import move_to_engine
 from shoal.sweeps import read_sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

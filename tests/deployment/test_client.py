@@ -30,7 +30,7 @@ from shoal.deployment.flower_records import pack_offer, pack_reply
 from shoal.deployment.messages import FROZEN, REFUSED, NotAllowedError, Offer
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
-from shoal.simulation.coordination import accountable_trainings
+from shoal.simulation.privacy_budget import accountable_trainings
 
 TABLE = {
     "seed": 2,

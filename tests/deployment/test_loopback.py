@@ -26,8 +26,8 @@ from shoal.config.schema import read_config
 from shoal.defenses import accounting
 from shoal.deployment.client.ledger import Ledger
 from shoal.engine import Engine, State
+from shoal.simulation.play import move_to_engine
 from shoal.simulation.round_metrics import group_accuracies
-from shoal.simulation.simulation import move_to_engine
 
 SECONDS = 240
 """What any one step may take on a machine that others use too."""

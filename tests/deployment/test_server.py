@@ -50,7 +50,7 @@ from shoal.engine import Engine
 from shoal.models import Features
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import locked
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 TABLE = {
     "seed": 2,

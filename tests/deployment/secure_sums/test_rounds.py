@@ -22,7 +22,7 @@ from shoal.deployment.secure_sums.contributions import numbers_of, summed_update
 from shoal.deployment.secure_sums.protocol_messages import RefusedError
 from shoal.deployment.secure_sums.secure_client import require_plain
 from shoal.engine import ClientUpdate, Engine
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from sums_in_process import TABLE, Nodes, rows_of, served
 
 

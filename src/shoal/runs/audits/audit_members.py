@@ -25,7 +25,8 @@ from shoal.replay.trace_attacks import attacks_on_rounds
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
-from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
+from shoal.simulation.play import SimulationState, move_to_engine
+from shoal.simulation.simulation import Simulation
 
 Attack = ReferenceAttack | UpdateAttack
 """A user's own attack in an audit."""

@@ -7,9 +7,9 @@ from torch.nn import functional
 import shoal
 from shoal.attacks.span.dense_layers import dense_layers, layer_inputs
 from shoal.attacks.span.matched_filter import Clutter
-from shoal.audit.preflight import initial_gradients
-from shoal.audit.preflight.filter_rule import MIN_EXAMPLES
 from shoal.core.randomness import Stream
+from shoal.preflight import initial_gradients
+from shoal.preflight.filter_rule import MIN_EXAMPLES
 
 MODEL = shoal.create_model("mlp", shoal.VectorShape(inputs=30, classes=4), hidden=20)
 ROW = MODEL.init(Stream(0))

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.simulation.preflight import COLUMNS
-from shoal.simulation.preflight.visible_moves import VisibleMoves
+from shoal.preflight import COLUMNS
 
 
 def federation_of(sizes=(6, 6, 6, 6), inputs=40, groups=None, test=90):
@@ -155,7 +154,7 @@ def test_the_advice_holds():
     report = simulation_of().preflight()
     (sums,) = [line for line in report.changes["all, to the server"] if line.startswith("Clients of a secure sum")]
     partly, hidden = (int(amount.split(" ")[0].replace(",", "")) for amount in sums.split("at least ")[1:])
-    seen = VisibleMoves(simulation_of())
+    seen = simulation_of().visible_moves()
     verdict = [seen.most(replace(seen.moves("server", 6, 1), examples=6 * n)).verdict for n in (partly, hidden)]
     assert verdict == ["between", "hidden"]
     assert seen.most(replace(seen.moves("server", 6, 1), examples=6)).verdict == "recognised"
