@@ -72,8 +72,6 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     )
     for name, function in functions:
         table[SIMULATION] |= {} if function is None else {name: _written(function)}
-    if model.cache_features:
-        table[SIMULATION]["cache_features"] = True
     if canaries is not None:
         tensors = (canaries.x, canaries.y, canaries.client, canaries.record, canaries.member)
         table[SIMULATION]["canaries"] = fingerprint(tuple(tensors))
