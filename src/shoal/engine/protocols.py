@@ -1,4 +1,4 @@
-"""The protocols that algorithms, attacks, defences and coordinators implement, and the trainings that privacy counts."""
+"""Protocols of algorithms, attacks, defences and coordinators, and the local trainings that privacy counts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
