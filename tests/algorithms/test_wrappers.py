@@ -114,20 +114,42 @@ def trained_clients(monkeypatch):
     return seen
 
 
-def test_a_stopped_cluster_is_chosen_but_not_trained(play, trained_clients):
-    plain, chosen = play(IFCA(2), rounds=1)
-    assignment = chosen[0].assignment
+class Counting(IFCA):
+    """IFCA that counts how often each client took part."""
+
+    def init(self, engine, federation, local, stream):
+        state = super().init(engine, federation, local, stream)
+        return replace(state, clients={"count": torch.zeros(len(federation), dtype=torch.int64)})
+
+    def server_update(self, state, cohort, plan, aggregate):
+        after = super().server_update(state, cohort, plan, aggregate)
+        assert len(cohort) == len(plan.assignment) == len(plan.losses) == len(cohort.losses(state.models))
+        count = state.clients["count"].index_add(0, cohort.clients, torch.ones_like(cohort.sizes))
+        return replace(after, clients={"count": count})
+
+
+def test_clients_of_a_stopped_cluster_choose_it_and_sit_the_round_out(play, trained_clients, mlp, build):
+    (_, plain), (chosen,) = play(IFCA(2), rounds=1, training={"record_every": 1})
     trained_clients.clear()
-    (first, after), (report,) = play(EarlyStopping(IFCA(2)), rounds=1, stop=(0.0, 1.0))
-    assert torch.equal(report.assignment, assignment)
-    assert 0 < int((assignment == 1).sum()) < 6
+    algorithm, recorded = EarlyStopping(Counting(2)), {"record_every": 1}
+    (first, after), (report,) = play(algorithm, rounds=1, stop=(0.0, 1.0), training=recorded)
+    trains = report.assignment == 0
+    assert torch.equal(report.assignment, chosen.assignment)
+    assert 0 < int(trains.sum()) < 6
     assert torch.equal(after.models[1], first.models[1])
-    assert torch.equal(after.models[0], plain[1].models[0])
-    assert trained_clients == [int((assignment == 0).sum())]
+    assert torch.equal(after.models[0], plain.models[0])
+    assert trained_clients == [int(trains.sum())]
     (training,) = report.plan.trainings
-    assert float(training.weights[:, assignment == 1].abs().sum()) == 0.0
-    assert after.trained[:, 1].tolist() == [0] * 6
-    assert torch.equal(after.trained[:, 0], (assignment == 0).long())
+    assert float(training.weights[:, ~trains].abs().sum()) == 0.0
+    assert torch.equal(after.trained, torch.stack([trains, torch.zeros_like(trains)], dim=1).long())
+    assert after.clients["count"].tolist() == trains.long().tolist(), "its base is told of others"
+    # The server receives nothing of them, and none of their updates can be computed again.
+    assert report.updates.clients.tolist() == report.cohort[trains].tolist()
+    assert torch.equal(report.updates.updates, chosen.updates.updates[trains])
+    with Engine(mlp) as engine:
+        again = Training(build(), algorithm, LocalSGD(steps=1, batch_size=4), engine, Stream(5))
+        found = [len(list(client_updates(again, first, report, client))) for client in range(6)]
+    assert found == trains.long().tolist()
 
 
 def test_members_of_a_stopped_model_are_those_who_trained_it_before(play):
@@ -166,47 +188,10 @@ def test_personal_models_of_a_stopped_cluster_stay_and_others_move_as_ever(play)
     assert not torch.equal(free[stopped], began[stopped])
 
 
-class Counting(IFCA):
-    """IFCA that counts how often each client took part."""
-
-    def init(self, engine, federation, local, stream):
-        state = super().init(engine, federation, local, stream)
-        return replace(state, clients={"count": torch.zeros(len(federation), dtype=torch.int64)})
-
-    def server_update(self, state, cohort, plan, aggregate):
-        after = super().server_update(state, cohort, plan, aggregate)
-        assert len(cohort) == len(plan.assignment) == len(plan.losses) == len(cohort.losses(state.models))
-        count = state.clients["count"].index_add(0, cohort.clients, torch.ones_like(cohort.sizes))
-        return replace(after, clients={"count": count})
-
-
-def test_the_base_of_early_stopping_is_told_only_of_clients_that_trained(play):
-    (_, after), (report,) = play(EarlyStopping(Counting(2)), rounds=1, stop=(0.0, 1.0))
-    assert after.clients["count"].tolist() == (report.assignment == 0).long().tolist()
-
-
 def test_a_stopped_model_stays_where_its_base_would_pool_it(play):
     (first, after), _ = play(EarlyStopping(Pooling(IFCA(2), 1.0)), rounds=1, stop=(0.0, 1.0))
     assert torch.equal(after.models[1], first.models[1])
     assert not torch.equal(after.models[0], first.models[0])
-
-
-def test_the_server_receives_nothing_of_those_who_sit_out(play):
-    _, (report,) = play(EarlyStopping(IFCA(2)), rounds=1, stop=(0.0, 1.0), training={"record_every": 1})
-    _, (whole,) = play(EarlyStopping(IFCA(2)), rounds=1, stop=(0.0, 0.0), training={"record_every": 1})
-    sent = report.assignment == 0
-    assert report.updates.clients.tolist() == report.cohort[sent].tolist()
-    assert torch.equal(report.updates.updates, whole.updates.updates[sent])
-    assert len(whole.updates) == 6
-
-
-def test_an_update_of_who_sits_out_cannot_be_computed_once_more(mlp, build):
-    with Engine(mlp) as engine:
-        training = Training(build(), EarlyStopping(IFCA(2)), LocalSGD(steps=1, batch_size=4), engine, Stream(5))
-        state = replace(training.start(), directives={"stop": torch.tensor([0.0, 1.0], dtype=torch.float64)})
-        _, report = training.round(state)
-        found = [len(list(client_updates(training, state, report, client))) for client in range(6)]
-    assert found == (report.assignment == 0).long().tolist()
 
 
 def test_less_than_1_does_not_stop_and_rounds_do_not_either_where_the_server_says(play):

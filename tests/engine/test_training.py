@@ -152,23 +152,6 @@ def test_owners_may_start_from_mixtures(model, build):
             torch.testing.assert_close(one, other, **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"name": "Adamm"}, "torch.optim has no optimizer 'Adamm'; did you mean 'Adam'?"),
-        ({"name": "LBFGS"}, "torch.optim has no optimizer 'LBFGS'"),
-        ({"name": "Adam", "options": {"lr": 0.1}}, "'options' must not have 'lr'"),
-        ({"name": "Adam", "options": {"mu": 0.1}}, "torch.optim.Adam cannot be made"),
-        ({"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam cannot be made: Invalid beta"),
-    ],
-)
-def test_invalid_optimizers_are_refused_in_one_sentence(given, sentence):
-    with pytest.raises(InputError) as error:
-        TorchOptimizer(**given)
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_adamw_without_weight_decay_is_adam():
     """AdamW decays unless it is told not to; without, it is Adam."""
     for decay, same in ((0.0, True), (0.01, False)):
@@ -179,11 +162,6 @@ def test_adamw_without_weight_decay_is_adam():
             each.step()
         one, other = (each.param_groups[0]["params"][0] for each in (adam, adamw))
         assert torch.equal(one, other) == same
-
-
-def test_momentum_beside_an_optimizer_is_refused():
-    with pytest.raises(InputError, match="'momentum' is SGD's"):
-        LocalSGD(momentum=0.9, optimizer=TorchOptimizer("Adam"))
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -361,23 +339,45 @@ def test_closing_gives_pytorch_its_threads_back(mlp):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"epochs": 1, "steps": 1}, "either epochs or steps"),
-        ({"momentum": 1.0}, "'momentum'"),
-        ({"clip_norm": 0.0}, "'clip_norm'"),
-        ({"epochs": 0}, "'epochs"),
-        ({"epochs": 1, "batch_size": 0}, "'batch_size"),
-        ({"epochs": 1, "learning_rate": 0.0}, "'learning_rate"),
-        ({"epochs": 1, "learning_rate": float("nan")}, "'learning_rate"),
-        ({"epochs": 1, "decay": 1.5}, "'decay"),
-        ({"epochs": 1, "weight_decay": -1.0}, "'weight_decay"),
-    ],
-)
-def test_bad_local_training_is_refused(settings, words):
-    with pytest.raises(InputError, match=words):
-        LocalSGD(**settings)
+ADAM = TorchOptimizer("Adam")
+WRONG = [
+    (LocalSGD, {"epochs": 1, "steps": 1}, "either epochs or steps"),
+    (LocalSGD, {"epochs": 0}, "'epochs"),
+    (LocalSGD, {"batch_size": 0}, "'batch_size"),
+    (LocalSGD, {"momentum": 0.9, "optimizer": ADAM}, "'momentum' is SGD's"),
+    *((LocalSGD, {name: value}, f"'{name}'") for name, values in (
+        ("learning_rate", (0.0, float("nan"))), ("decay", (1.5,)), ("weight_decay", (-1.0,)), ("momentum", (1.0,)),
+        ("clip_norm", (0.0,))) for value in (*values, "0.5", True)),
+    *((LocalSGD, {"share": share}, "'share'") for share in (0.0, -0.5, 1.5)),
+    (TorchOptimizer, {"name": "Adamm"}, "torch.optim has no optimizer 'Adamm'; did you mean 'Adam'?"),
+    (TorchOptimizer, {"name": "LBFGS"}, "torch.optim has no optimizer 'LBFGS'"),
+    (TorchOptimizer, {"name": "Adam", "options": {"lr": 0.1}}, "'options' must not have 'lr'"),
+    (TorchOptimizer, {"name": "Adam", "options": {"mu": 0.1}}, "torch.optim.Adam cannot be made"),
+    (TorchOptimizer, {"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam cannot be made: Invalid"),
+    (Engine, {"model": Model(lambda: nn.Linear(4, 2)), "threads": 0}, "'threads'"),
+    *((partial(require_plain_sgd, what="it"), {"local": LocalSGD(**more)}, "it needs plain SGD in local training")
+      for more in ({"momentum": 0.5}, {"clip_norm": 1.0}, {"optimizer": ADAM}, {"tensors": frozenset({"output.bias"})},
+                   {"gradient_privacy": DPSGD(1.0, 1.0)})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "settings", "words"), WRONG, ids=str)
+def test_wrong_settings_are_refused_in_one_sentence(made, settings, words):
+    with pytest.raises(InputError) as error:
+        made(**settings)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_plain_sgd_and_its_numbers_are_taken():
+    require_plain_sgd(LocalSGD(weight_decay=0.1, decay=0.5), "it")
+    assert LocalSGD(learning_rate=0.5, clip_norm=0.5).clip_norm == 0.5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_missing_gpu_is_named(mlp):
+    with pytest.raises(InputError, match="no CUDA device"):
+        Engine(mlp, device="cuda")
 
 
 def test_local_training_is_one_epoch_by_default():
@@ -389,42 +389,6 @@ def test_local_trainings_that_differ_in_their_round_alone_are_equal():
     first, later = (LocalSGD(learning_rate=rate, decay=0.5).at_round(number) for rate, number in ((0.1, 1), (0.4, 3)))
     assert first == later == LocalSGD(learning_rate=0.1)
     assert first != LocalSGD(learning_rate=0.4, decay=0.5).at_round(2)
-
-
-@pytest.mark.parametrize("name", ["learning_rate", "decay", "weight_decay", "momentum", "clip_norm"])
-def test_a_number_of_local_training_is_no_text_and_no_truth_value(name):
-    assert getattr(LocalSGD(**{name: 0.5}), name) == 0.5
-    for wrong in ("0.5", True):
-        with pytest.raises(InputError, match=f"'{name}'"):
-            LocalSGD(**{name: wrong})
-    for share in (0.0, -0.5, 1.5):
-        with pytest.raises(InputError, match="'share'"):
-            LocalSGD(share=share)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"momentum": 0.5},
-        {"clip_norm": 1.0},
-        {"optimizer": TorchOptimizer("SGD", {"momentum": 0.5})},
-        {"tensors": frozenset({"output.bias"})},
-        {"gradient_privacy": DPSGD(1.0, 1.0)},
-    ],
-    ids=lambda more: next(iter(more)),
-)
-def test_plain_sgd_has_no_momentum_clipping_optimizer_subset_or_noise(more):
-    require_plain_sgd(LocalSGD(weight_decay=0.1, decay=0.5), "it")
-    with pytest.raises(InputError, match=r"^it needs plain SGD in local training"):
-        require_plain_sgd(LocalSGD(**more), "it")
-
-
-def test_bad_engines_are_refused(mlp):
-    with pytest.raises(InputError, match=r"'threads'.*got 0"):
-        Engine(mlp, threads=0)
-    if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="no CUDA device"):
-            Engine(mlp, device="cuda")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
