@@ -142,6 +142,8 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
     Two owners are tried, one with three examples and one with two that are padded to three: vmap must give the loop's
     gradients, and leave buffers alone, which padded examples would change.
     """
+    if dense_network(model) is not None:  # It is not trained by vmap, and loading torch.func's takes a second.
+        return None
     # The last example twice; the padding of the second owner is the first example.
     full, padded = torch.tensor([0, 1, 1]) % len(x), torch.tensor([0, 1, 0]) % len(x)
     stored = to_channels_last(x)
