@@ -11,16 +11,15 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from machine import commit, processor
 
 from shoal import Engine, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
-from shoal.algorithms import Algorithms
+from shoal.algorithms import ALGORITHMS as NAMED_ALGORITHMS
 from shoal.engine import Algorithm
 
-ALGORITHMS: tuple[Algorithm, ...] = tuple(kind() for kind in get_args(Algorithms))
+ALGORITHMS: tuple[Algorithm, ...] = tuple(kind() for kind in NAMED_ALGORITHMS.values())
 """Every algorithm of the house with its defaults."""
 
 LOCAL = LocalSGD(epochs=2, batch_size=20, learning_rate=0.01)
