@@ -68,38 +68,37 @@ def check_algorithm(
         >>> from shoal.testing import check_algorithm
         >>> check_algorithm(shoal.IFCA(clusters=2))
     """
-    federation, model, local = (
-        given or toy for given, toy in zip((federation, model, local), noisy_groups(), strict=True)
-    )
+    toy_federation, toy_model, toy_local = noisy_groups()
+    everybody, trained_by = federation or toy_federation, local or toy_local
     _check_value(algorithm, Algorithm)
     stored = pickle.dumps(algorithm)
-    with Engine(model) as engine:
+    with Engine(model or toy_model) as engine:
         for share in (1.0, participation):
 
             def training(clients: Federation, fraction: float = share) -> Training:
                 given = {"participation": fraction, "risk_estimator": risk_estimator}
-                return Training(engine.prepare(clients), pickle.loads(stored), local, engine, Stream(0), **given)  # noqa: S301
+                return Training(engine.prepare(clients), pickle.loads(stored), trained_by, engine, Stream(0), **given)  # noqa: S301
 
-            straight = training(federation)
+            straight = training(everybody)
             first = straight.start()
-            assert same_state(first, training(federation).start()), "the first state depends on more than the seed"
-            _check_first(first, len(federation))
-            _check_plan(algorithm, first, straight.cohort_of(first, torch.arange(len(federation))))
+            assert same_state(first, training(everybody).start()), "the first state depends on more than the seed"
+            _check_first(first, len(everybody))
+            _check_plan(algorithm, first, straight.cohort_of(first, torch.arange(len(everybody))))
             state = first
             for _ in range(rounds):
                 before = pickle.dumps(state)
                 after, _report = straight.round(state)
                 restored = pickle.loads(before)  # noqa: S301
                 assert same_state(state, restored), "a round changes the state that it is given; return another one"
-                resumed, _report = training(federation).round(restored)
+                resumed, _report = training(everybody).round(restored)
                 assert same_state(after, resumed), "a round depends on more than the seed and the state"
                 state = after
             _check_deployed(straight, state)
-            order = torch.arange(len(federation)).roll(1).flip(0)
-            other = training(federation.take(order))
+            order = torch.arange(len(everybody)).roll(1).flip(0)
+            other = training(everybody.take(order))
             *_, (permuted, _report) = other.rounds(other.start(), rounds)
             _check_permuted(state, permuted, order)
-        idle, _report = training(federation, 0.0).round(first)
+        idle, _report = training(everybody, 0.0).round(first)
         assert torch.equal(idle.models, first.models), "a round without clients moves a model"
         assert bool((idle.assignment == -1).all()), "a round without clients assigns some"
 
@@ -214,7 +213,9 @@ def check_defense(defense: Defense, federation: Federation | None = None, model:
     assert vars(setup) == given, "'applied' changes the setup that it is given; return another one"
 
     def trained(clients: Federation) -> State:
-        return simulate(clients, model, FedAvg(), local, rounds=2, defenses=[defense]).state
+        state = simulate(clients, model, FedAvg(), local, rounds=2, defenses=[defense]).state
+        assert state is not None
+        return state
 
     state, order = trained(federation), torch.arange(len(federation)).flip(0)
     assert same_state(state, trained(federation)), "training depends on more than the seed"

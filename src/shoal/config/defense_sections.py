@@ -10,6 +10,7 @@ from shoal.core.errors import require
 from shoal.core.settings import Fraction, Inline, PositiveFloat, settings
 from shoal.defenses import (
     CCL,
+    DEFENSES,
     DPSGD,
     L2,
     Augmentation,
@@ -85,9 +86,7 @@ class DefensesSection(SteerableDefenses):
 
     def all(self) -> tuple[Defense, ...]:
         """The defences, in the order in which they are applied."""
-        losses = (self.mixup, self.flooding, self.relaxloss, self.ccl)
-        local = (self.l2, self.shorter_training, self.dp_sgd, self.augmentation, *losses)
-        shipped = (self.dropout, *local, self.laplace_noise, self.norm_clipping)
+        shipped = [getattr(self, name) for name in DEFENSES]
         return (*(defense for defense in shipped if defense is not None), *(self.custom or {}).values())
 
 
