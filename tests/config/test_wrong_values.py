@@ -121,6 +121,12 @@ WRONG = [
     ("local.optimizer={}", "the key 'local.optimizer.name' is missing"),
     ("local.optimizer=Adam", "'local.optimizer' must be a table; got 'Adam'"),
     ("algorithm.name=5", "'algorithm.name' must be 'apfl',"),
+    # what an algorithm cannot do
+    ("algorithm.name=fedrep; algorithm.head=outputs", "[algorithm]: 'head' must be 'last' or a layer of the network, "),
+    ("algorithm.name=fedopt; algorithm.base.name=shared-body; model.name=logistic", "[algorithm]: a shared body needs"),
+    ("algorithm.name=priced-choice; algorithm.prices=[0.1]", "'prices' must be one number for each of 2 models"),
+    ("algorithm.name=cluster-size-floor; algorithm.base.name=fedavg", "ClusterSizeFloor's 'base' must be IFCA, "),
+    ("algorithm.name=ifca-within-limit; red_team.every=0", "[algorithm]: IFCA within limits chooses by risk"),
     # the coordinator
     ("coordinator.target=0.2", "[coordinator]: a coordinator needs something to steer, such as"),
     ("coordinator.mixup=0.3; coordinator.flooding=0.2", "of mixup and flooding a coordinator can steer one only;"),
