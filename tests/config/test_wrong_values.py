@@ -80,6 +80,7 @@ WRONG = [
     ("red_team.estimator=federated", '"federated" needs \'data.holdout_examples\' to be at least 1; got 0'),
     ("red_team.estimator=histogram", '"histogram" needs \'data.holdout_examples\' to be at least 1; got 0'),
     ("red_team.histogram_epsilon=0", "'red_team.histogram_epsilon' must be above 0; got 0"),
+    ("red_team.shadow_models=0", "'red_team.shadow_models' must be at least 1; got 0"),
     ("red_team.refits=0", "'red_team.refits' must be at least 1; got 0"),
     ("red_team.shadow_training=warm", "'red_team.shadow_training' must be 'pooled' or 'federated'; got 'warm'"),
     ("red_team.every=0", "[algorithm]: IFCA-MIR chooses by risk, so the red team's 'every' must be at least 1; got 0"),
