@@ -101,7 +101,7 @@ def test_pictures_decide_size_and_channels(tmp_path):
         ({"label": None}, "the key 'data.label' is missing"),
         ({"client": None, "label": None, "group": None}, "the key 'data.client' is missing"),
         ({"source": "digits"}, "the key 'data.client' is of other sources than 'digits'; did you mean 'clients'?"),
-        ({"source": "tabel"}, "the key 'data.client' is of other sources than 'tabel'"),
+        ({"source": "tabel"}, "unknown data source 'tabel'; did you mean 'table'?"),
         ({"path": None}, "[data]: data source 'table' needs 'path', that of a CSV or Parquet file"),
         ({"path": "/nowhere.csv"}, "[data]: data source 'table' has the path '/nowhere.csv', which does not exist"),
         ({"path": "no.csv"}, f"the path 'no.csv', which does not exist in the folder '{Path.cwd()}'"),

@@ -15,11 +15,13 @@ from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, made, name_of, own_source, require_data
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
+from shoal.core.entry_points import installed
 from shoal.core.errors import located, nearest, require, require_instance
 from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import View
+from shoal.data.sources.catalog import SOURCES
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
 from shoal.simulation.distillation import Distillation
@@ -84,6 +86,8 @@ class DataSection:
         source = table.get("source")
         if not isinstance(source, str):
             return
+        names = [*SOURCES, *installed("shoal.sources", SOURCES)]
+        require(source in names or ":" in source, f"unknown data source '{source}'; {nearest(source, names)}")
         kinds = _kinds_of(source)
         allowed = {name for cls in kinds for name in names_of(cls)}
         for name in (name for cls in _KINDS for name in names_of(cls)):
