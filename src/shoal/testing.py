@@ -15,7 +15,7 @@ from shoal.attacks import MembershipAttack, Query, Records, ReferenceModels
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import Defense, TrainingSetup
-from shoal.engine import Algorithm, ClientVectors, Cohort, Engine, LocalSGD, RiskEstimator, State, Training
+from shoal.engine import Algorithm, Cohort, Engine, LocalSGD, RiskEstimator, State, Training
 from shoal.metrics.intervals import Floats
 from shoal.models import Model
 from shoal.runs.run import simulate
@@ -23,18 +23,13 @@ from shoal.toy import noisy_groups
 
 
 def same_state(one: State, other: State) -> bool:
-    """Return whether two states are equal, bit for bit."""
-    return all(_equal(value, getattr(other, name)) for name, value in vars(one).items())
-
-
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
-    if isinstance(one, ClientVectors) and isinstance(other, ClientVectors):
-        return torch.equal(one.tensor(), other.tensor())
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one.nan_to_num(nan=torch.pi), other.nan_to_num(nan=torch.pi))
-    return one == other
+    """Return whether two states are equal, bit for bit, NaN to NaN."""
+    tables = [vars(state) | {"personal": {k: v.tensor() for k, v in state.personal.items()}} for state in (one, other)]
+    try:
+        torch.testing.assert_close(*tables, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 def check_algorithm(
