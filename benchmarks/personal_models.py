@@ -24,13 +24,13 @@ import torch
 from machine import commit, processor
 
 from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Simulation, create_model
-from shoal.algorithms import ALGORITHMS
+from shoal.algorithms import ALGORITHMS as NAMED_ALGORITHMS
 from shoal.engine import ClientVectors
 from shoal.runs.checkpoint import save_checkpoint
 from shoal.simulation.measure import measure_models
 from shoal.simulation.play import SimulationState
 
-NAMED = {name: kind() for name, kind in ALGORITHMS.items()}
+NAMED = {kind().name: kind() for kind in NAMED_ALGORITHMS.values()}
 SHAPE = Shape(1, 8, 8, 10)
 MIB = 1024**2
 

@@ -75,7 +75,7 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
         if get_origin(inside) is dict and is_dataclass(get_args(inside)[1]):
             name = f"{table}.{key.name}.NAME"
             yield from _section(get_args(inside)[1], name, f"[{name}]", level + 1, named=True)
-        elif is_dataclass(inside) and inside not in _TOP:
+        elif isinstance(inside, type) and is_dataclass(inside) and inside not in _TOP:
             yield from _section(inside, f"{table}.{key.name}", f"[{table}.{key.name}]", level + 1)
         elif kind is not None and key.inline:
             for algorithm in kind.shipped.values():

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.algorithms import ALGORITHMS
+from shoal.attacks import MEMBERSHIP_ATTACKS
 from shoal.config.schema import Config
+from shoal.defenses import DEFENSES
 
 HEAVY = ("matplotlib", "jinja2", "fairlearn", "opacus", "sklearn", "scipy.stats", "datasets", "PIL", "ray")
 
@@ -57,6 +60,8 @@ def test_neither_all_public_names_nor_a_run_load_what_they_may_not_need(
 def test_every_public_name_is_there_and_an_unknown_one_is_not():
     assert [name for name in shoal.__all__ if not hasattr(shoal, name)] == []
     assert not hasattr(shoal, "Unknown")
+    named = {**ALGORITHMS, **MEMBERSHIP_ATTACKS, **DEFENSES}.values()
+    assert [cls for cls in named if getattr(shoal, cls.__name__, None) is not cls] == [], "missing in __init__.pyi"
 
 
 def test_no_file_imports_another_of_the_package_late_to_hide_a_circle():

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import shoal
+from every_algorithm import ALGORITHMS
+from shoal.algorithms import ALGORITHMS as NAMED_ALGORITHMS
 from shoal.core.layout import Layout
 from shoal.data import GroupedExamples
 from shoal.engine import Aggregate, Cohort, Deployed, LocalTraining, RoundPlan, RoundReport, State
@@ -103,47 +105,11 @@ VALUES = {
     "Population": population,
     "ReferenceScores": scores,
     "Result": result,
-    "IFCA": lambda: shoal.IFCA(clusters=9, averaging="gradient", redraw=shoal.Redraw(share=0.1)),
-    "IFCAMIR": lambda: shoal.IFCAMIR(shoal.IFCA(clusters=9)),
-    "FedOpt": lambda: shoal.FedOpt(shoal.FedProx(shoal.IFCAMIR(shoal.IFCA(clusters=9))), "yogi", 0.123, 0.8, 0.9, 0.1),
-    "Ditto": lambda: shoal.Ditto(shoal.IFCA(clusters=9), 0.3, LOCAL),
-    "Pooling": lambda: shoal.Pooling(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 0.123),
-    "PricedChoice": lambda: shoal.PricedChoice(shoal.IFCA(clusters=9), (0.123,) * 9),
-    "IFCAWithinLimit": lambda: shoal.IFCAWithinLimit(shoal.IFCA(clusters=9)),
-    "ClusterSizeFloor": lambda: shoal.ClusterSizeFloor(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
-    "HypCluster": lambda: shoal.HypCluster(9, "farthest-first", 12, "yogi", 0.123, 0.8, 0.9, 0.1),
-    "FedSoft": lambda: shoal.FedSoft(9, 0.123, 0.01, 12, "clusters"),
-    "FedEM": lambda: shoal.FedEM(9),
-    "FedRC": lambda: shoal.FedRC(9),
-    "RiskAwareChoice": lambda: shoal.RiskAwareChoice(shoal.FedSoft(9, 0.123, 0.01, 12, "clusters")),
-    "CFL": lambda: shoal.CFL(0.123, 1.234, 0.5, "complete", 12, 3, 40, 1024),
-    "PACFL": lambda: shoal.PACFL(12.3, 12, "sum", "complete"),
-    "FeSEM": lambda: shoal.FeSEM(9, LOCAL),
-    "OneShotClustering": lambda: shoal.OneShotClustering(9, LOCAL),
-    "OneShotStart": lambda: shoal.OneShotStart(shoal.IFCA(clusters=9), LOCAL),
-    "ServerStart": lambda: shoal.ServerStart(shoal.IFCA(clusters=9), LOCAL),
-    "FedAvgStart": lambda: shoal.FedAvgStart(shoal.IFCA(clusters=9), 12, 0.123),
-    "CoordinateMedian": lambda: shoal.CoordinateMedian(shoal.IFCA(clusters=9)),
-    "TrimmedMean": lambda: shoal.TrimmedMean(shoal.IFCA(clusters=9), 0.123),
-    "MultiKrum": lambda: shoal.MultiKrum(shoal.IFCA(clusters=9), 3, 9),
-    "SharedBody": lambda: shoal.SharedBody(shoal.IFCA(clusters=9), "output"),
-    "EarlyStopping": lambda: shoal.EarlyStopping(shoal.IFCA(clusters=9), 12),
-    "GroupPrivacy": lambda: shoal.GroupPrivacy(9, 12),
-    "ServerOnly": lambda: shoal.ServerOnly(epochs=123),
-    "PrivateMeans": lambda: shoal.PrivateMeans(9, 1.23, 0.456),
     "Distillation": lambda: shoal.Distillation(steps=1234),
     "Features": lambda: shoal.Features(("pca",), dimension=12),
-    "RDPCFL": lambda: shoal.RDPCFL(9, 120, 12),
     "LaplaceNoise": lambda: shoal.LaplaceNoise(noise_multiplier=0.123),
     "Knob": lambda: shoal.Knob(shoal.Augmentation(12.5, 1.5), 0.123, 0.0456),
     "Coordinator": lambda: shoal.Coordinator({"augmentation": shoal.Knob(shoal.Augmentation())}, target=0.123),
-    "LocalOnly": shoal.LocalOnly,
-    "MRMTL": lambda: shoal.MRMTL(0.123),
-    "APFL": lambda: shoal.APFL(0.123, True, "examples"),
-    "PerFedAvg": lambda: shoal.PerFedAvg(0.123, "equal"),
-    "FedBN": lambda: shoal.FedBN("output", "equal"),
-    "FedRep": lambda: shoal.FedRep("equal", "output", 12),
-    "FineTuning": lambda: shoal.FineTuning(shoal.IFCA(clusters=9), LOCAL),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),
@@ -214,14 +180,19 @@ WITHIN = {
 def public_classes():
     classes = [name for name in shoal.__all__ if inspect.isclass(getattr(shoal, name))]
     without = ("Defense", "InputError", "ShoalError")  # A protocol, of which there are no values, and exceptions.
-    return [name for name in classes if name not in without] + list(WITHIN)
+    algorithms = [cls.__name__ for cls in NAMED_ALGORITHMS.values()]
+    return [name for name in classes if name not in (*without, *algorithms)] + list(WITHIN)
 
 
-@pytest.mark.parametrize("name", public_classes())
-def test_a_value_is_shown_on_one_line(name):
-    make = {**VALUES, **WITHIN}.get(name) or getattr(shoal, name)
-    shown = repr(make())
-    assert shown.startswith(f"{name}(")
+DEEP = shoal.FedOpt(shoal.FedProx(shoal.IFCAMIR(shoal.IFCA(clusters=9))), "yogi", 0.123, 0.8, 0.9, 0.1)
+MADE = [{**VALUES, **WITHIN}.get(name) or getattr(shoal, name) for name in public_classes()]
+
+
+@pytest.mark.parametrize("make", [*MADE, *((lambda value=value: value) for value in (DEEP, *ALGORITHMS))])
+def test_a_value_is_shown_on_one_line(make):
+    value = make()
+    shown = repr(value)
+    assert shown.startswith(f"{type(value).__name__}(")
     assert shown.endswith(")")
     assert len(shown) < 200
     assert "\n" not in shown

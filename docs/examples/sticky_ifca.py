@@ -30,7 +30,8 @@ class StickyIFCA:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K random models, and for each client its last choice and the number of changes."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
-        return replace(state, clients={"last": state.assignment, "changes": torch.zeros_like(state.assignment)})
+        last = state.assignment.clone()
+        return replace(state, clients={"last": last, "changes": torch.zeros_like(last)})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Each client trains its own choice, and the server averages by cluster."""

@@ -1,5 +1,9 @@
 """Small federations, on which the examples of docstrings run."""
 
+import torch
+from torch import Tensor
+
+from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.engine import LocalSGD
 from shoal.models import Model, VectorShape, create_model
@@ -32,6 +36,27 @@ def one_group() -> tuple[Federation, Model, LocalSGD]:
     """
     federation = Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
     return federation, _logistic(), LocalSGD(steps=20, learning_rate=0.5)
+
+
+def noisy_groups() -> tuple[Federation, Model, LocalSGD]:
+    """Six clients with 7 to 12 noisy examples, the labels of the last three swapped; a small network; two passes.
+
+    No two examples are the same, so it suits tests of algorithms and attacks (`shoal.testing`).
+
+    >>> federation, model, local = noisy_groups()
+    >>> federation.clients.x.shape, federation.clients.sizes.tolist()
+    (torch.Size([57, 2]), [7, 8, 9, 10, 11, 12])
+    """
+    draw = Stream(0)("toy").generator()
+
+    def examples(count: int, swapped: bool = False) -> tuple[Tensor, Tensor]:
+        x = torch.randn(count, 2, generator=draw)
+        return x, ((x[:, 0] > 0) != swapped).long()
+
+    clients = [examples(7 + i, swapped=i > 2) for i in range(6)]
+    federation = Federation.from_tensors(clients, test=examples(20), shadow=examples(20))
+    model = create_model("mlp", VectorShape(inputs=2, classes=2), hidden=4)
+    return federation, model, LocalSGD(epochs=2, batch_size=5, learning_rate=0.2)
 
 
 def _logistic() -> Model:

@@ -1,6 +1,7 @@
 """Attacks on made-up records, whose right answers are known."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from shoal.attacks.membership_attack import losses
 from shoal.core.randomness import Stream
 from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics
 from shoal.models import cross_entropy, squared_error
+from shoal.testing import check_attack
 
 SHOKRIS = [
     *(ShadowModelAttack("logistic", each, ordered) for each in (True, False) for ordered in (True, False)),
@@ -86,19 +88,9 @@ def test_finds_nothing_where_there_is_nothing(attack):
     assert abs(metrics.accuracy - 0.5) < 0.05
 
 
-def test_gives_the_same_scores_again(attack, fitted):
-    seen = records(300, 3.0, 1)
-    scores = [each.score(query(seen)) for each in (fitted, attack.fit(records(300, 3.0, 0), Stream(4)))]
-    assert np.array_equal(*scores)
-    assert scores[0].shape == (300,)
-
-
-def test_a_score_depends_on_its_example_alone(fitted):
-    seen = records(50, 3.0, 1)
-    scores, some = fitted.score(query(seen)), torch.arange(49, -1, -7)
-    np.testing.assert_allclose(
-        fitted.score(Query(seen.outputs[some], seen.labels[some])), scores[some.numpy()], rtol=1e-9
-    )
+def test_every_attack_keeps_the_laws(attack):
+    check_attack(attack)
+    assert hash(attack) == hash(replace(attack))
 
 
 def test_every_attack_says_what_it_needs_and_is_called():

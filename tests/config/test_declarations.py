@@ -1,6 +1,5 @@
 """The declarations are the schema: each is read, written and documented, and a user's own class as a shipped one."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,12 +18,12 @@ from shoal.control import Coordinator, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.defenses import (
     CCL,
+    DEFENSES,
     DPSGD,
     L2,
     Augmentation,
     Dropout,
     Flooding,
-    LaplaceNoise,
     Mixup,
     NormClipping,
     RelaxLoss,
@@ -44,84 +43,10 @@ BASE = {
     "local": {"steps": 1, "batch_size": 10},
     "red_team": {"every": 0, "attack": "gap"},
 }
-MODULE = '''
-from typing import ClassVar
-
-import torch
-from shoal import ImageDataset, L2, FedAvg
-from shoal.attacks import Gap
-from shoal.core.settings import Positive, settings
-from shoal.engine import Algorithm
-
-@settings
-class Mine(FedAvg):
-    """FedAvg."""
-    strength: Positive = 1
-
-@settings
-class Titled(FedAvg):
-    title: ClassVar[str] = "Averages of mine"
-
-@settings
-class Wrapper(FedAvg):
-    base: Algorithm = FedAvg()
-
-@settings
-class Guess(Gap):
-    pass
-
-@settings
-class Weak(L2):
-    pass
-
-def plain():
-    return FedAvg()
-
-class Unsettled:
-    pass
-
-@settings
-class Idle:
-    pass
-
-class Net(torch.nn.Module):
-    def __init__(self, shape):
-        super().__init__()
-        self.output = torch.nn.Linear(shape.inputs, shape.classes)
-
-    def forward(self, x):
-        return self.output(x.flatten(1))
-
-def random_images(path, task):
-    draw = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (400, 1, 6, 6), generator=draw, dtype=torch.uint8)
-    return ImageDataset("mine", pixels, 255, torch.arange(400) % 3, 400, 3)
-
-def nothing(path, task):
-    return path, task
-
-def failing(path, task):
-    return {"x": 1}["y"]
-'''
 
 
 def config_of(**tables: Any) -> Config:
     return parse_config(BASE | tables, "test")
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    """A folder with a user's module ``own``, which is the current directory."""
-    (tmp_path / "own.py").write_text(MODULE)
-    (tmp_path / "broken.py").write_text("import torch\nnonsense(")
-    (tmp_path / "raising.py").write_text("one = 1\none / 0\n")
-    (tmp_path / "needing.py").write_text("import nowhere\n")
-    (tmp_path / "elsewhere.py").write_text("from own import Mine\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    for name in ("own", "broken", "elsewhere"):
-        sys.modules.pop(name, None)
 
 
 # --- every declaration ---------------------------------------------------------------------------------------------
@@ -172,17 +97,7 @@ DECLARED = [
         RedTeam,
         LocalSGD,
         TorchOptimizer,
-        DPSGD,
-        Dropout,
-        L2,
-        NormClipping,
-        LaplaceNoise,
-        Augmentation,
-        Mixup,
-        Flooding,
-        RelaxLoss,
-        CCL,
-        ShorterTraining,
+        *DEFENSES.values(),
         Coordinator,
         RiskPrediction,
     )
@@ -237,42 +152,9 @@ def test_an_algorithm_s_base_is_any_other_s_table(cls, tmp_path):
         build(config)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"algorithm": {"name": "shared-body", "head": "outputs"}},
-            "[algorithm]: 'head' must be 'last' or a layer of the network, ",
-        ),
-        (
-            {"algorithm": {"name": "fedrep", "head": "outputs"}, "local": {"epochs": 3}},
-            "[algorithm]: 'head' must be 'last' or a layer of the network, ",
-        ),
-        (
-            {"algorithm": {"name": "fedopt", "base": {"name": "shared-body"}}, "model": {"name": "logistic"}},
-            "[algorithm]: a shared body needs a network of several layers with parameters",
-        ),
-        (
-            {"algorithm": {"name": "priced-choice", "prices": [0.1], "base": {"name": "ifca-mir", "clusters": 3}}},
-            "[algorithm]: 'prices' must be one number for each of 3 models, or left out; got 1",
-        ),
-        (
-            {"algorithm": {"name": "cluster-size-floor", "base": {"name": "fedavg"}}},
-            "[algorithm]: ClusterSizeFloor's 'base' must be IFCA, ",
-        ),
-        (
-            {"algorithm": {"name": "ifca-within-limit"}},
-            "[algorithm]: IFCA within limits chooses by risk, so the red team's 'every' must be at least 1; got 0",
-        ),
-    ],
-    ids=str,
-)
-def test_what_an_algorithm_cannot_do_is_told_before_anything_is_written(changes, sentence, tmp_path):
-    algorithm = {"rounds": 2} | changes["algorithm"]
-    with pytest.raises(InputError) as refused:
-        run(config_of(**changes | {"algorithm": algorithm}), tmp_path / "run")
-    assert sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_what_an_algorithm_cannot_do_is_told_before_anything_is_written(tmp_path):
+    with pytest.raises(InputError, match="'head' must be 'last' or a layer of the network"):
+        run(config_of(algorithm={"name": "shared-body", "head": "outputs", "rounds": 2}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -325,39 +207,6 @@ def test_keys_of_other_algorithms_and_attacks_are_left_out():
     }
     assert "per_class" not in table_of(config.red_team)
     assert config_of(algorithm={"name": "ifca"} | keys).algorithm.value.clusters == 3
-
-
-@pytest.mark.parametrize(
-    ("tables", "sentence"),
-    [
-        (
-            {"algorithm": {"name": "fedavg", "rounds": 2, "cluster": 3}},
-            "unknown key 'algorithm.cluster'; did you mean 'clusters'?",
-        ),
-        (
-            {"red_team": {"attack": "gap", "per_clas": True}},
-            "unknown key 'red_team.per_clas'; did you mean 'per_class'?",
-        ),
-        ({"local": {"gradient_privacy": 1}}, "unknown key 'local.gradient_privacy'; "),
-        ({"local": {"dropout": 0.1}}, "unknown key 'local.dropout'; "),
-        (
-            {"algorithm": {"name": "ditto", "rounds": 2, "local": {"dropout": 0.1}}},
-            "unknown key 'algorithm.local.dropout'; ",
-        ),
-        ({"local": {"optimizer": {"name": "Adam", "option": {}}}}, "'local.optimizer.option'; did you mean 'options'?"),
-        ({"local": {"optimizer": {"name": "Adamm"}}}, "test: [local.optimizer]: torch.optim has no optimizer 'Adamm'"),
-        ({"local": {"optimizer": {}}}, "the key 'local.optimizer.name' is missing"),
-        ({"local": {"optimizer": "Adam"}}, "'local.optimizer' must be a table; got 'Adam'"),
-        ({"algorithm": {"rounds": 2}}, "the key 'algorithm.name' is missing"),
-        ({"algorithm": {"name": 5, "rounds": 2}}, "'algorithm.name' must be 'apfl', "),
-    ],
-    ids=str,
-)
-def test_other_keys_are_one_sentence(tables, sentence):
-    with pytest.raises(InputError) as refused:
-        config_of(**tables)
-    assert f"test: {sentence}" in str(refused.value) or sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 # --- a user's own --------------------------------------------------------------------------------------------------
@@ -417,76 +266,6 @@ def test_a_wrapper_s_base_is_a_table_of_any_algorithm(own):
         with pytest.raises(InputError) as refused:
             config_of(algorithm=algorithm | {"base": base})
         assert sentence in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("nowhere:Mine", "'algorithm.name' = 'nowhere:Mine': cannot import 'nowhere': there is no 'nowhere' in "),
-        ("broken:Mine", "cannot import 'broken': SyntaxError: "),
-        ("raising:Mine", "cannot import 'raising': ZeroDivisionError: division by zero ("),
-        ("raising:Mine", "raising.py, line 2)"),
-        ("needing:Mine", "cannot import 'needing': ModuleNotFoundError: No module named 'nowhere' ("),
-        (":Mine", "cannot import ''"),
-        ("own:Mien", "the module has no class or function 'Mien'; did you mean 'Mine'?"),
-        (
-            "own:__name__",
-            "the module has no class or function '__name__'; known: Guess, Idle, Mine, Net, Titled, Unsettled, Weak, "
-            "Wrapper, failing, nothing, plain, random_images",
-        ),
-        ("own:plain", "'algorithm.name' = 'own:plain' must be a class with the decorator @settings"),
-        ("own:Unsettled", "must be a class with the decorator @settings"),
-        ("own:Idle", "'algorithm.name' = 'own:Idle' is not an algorithm: it has no '"),
-        ("own:Weak", "'algorithm.name' = 'own:Weak' is not an algorithm: it has no '"),
-        ("elsewhere:Mine", "'algorithm.name' = 'elsewhere:Mine' is defined elsewhere; call it 'own:Mine'"),
-    ],
-)
-def test_a_name_that_leads_nowhere_is_one_sentence(own, name, sentence):
-    with pytest.raises(InputError) as refused:
-        config_of(algorithm={"name": name, "rounds": 2})
-    assert sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("tables", "sentence"),
-    [
-        ({"red_team": {"attack": "own:Mine"}}, "'red_team.attack' = 'own:Mine' is not a membership-inference attack"),
-        (
-            {"defenses": {"custom": {"a": {"name": "own:Mine"}}}},
-            "'defenses.custom.a.name' = 'own:Mine' is not a defence",
-        ),
-        (
-            {"defenses": {"custom": {"a": {"name": "weak"}}}},
-            "'defenses.custom.a.name' must be 'module:Name'; got 'weak'",
-        ),
-        ({"defenses": {"custom": {"a": {"l2": 1.0}}}}, "the key 'defenses.custom.a.name' is missing"),
-        (
-            {"data": DATA | {"source": "own:nothing"}},
-            "[data]: the inputs of 'own:nothing' must be numbers; got None",
-        ),
-        (
-            {"data": DATA | {"source": "threadpoolctl:threadpool_info"}},
-            "[data]: 'source' = 'threadpoolctl:threadpool_info' failed with TypeError: threadpool_info() takes ",
-        ),
-        ({"data": DATA | {"source": "own:failing"}}, "[data]: 'source' = 'own:failing' failed with KeyError: 'y' ("),
-        ({"data": DATA | {"source": "own:failing"}}, "own.py, line "),
-        (
-            {"evaluation": {"attacks": ["own:Net"]}},
-            "'evaluation.attacks' = 'own:Net' must be a class that is made without",
-        ),
-        ({"evaluation": {"attacks": ["own:Unsettled"]}}, "[evaluation]: 'attacks' must hold attacks on scores"),
-        ({"evaluation": {"metrics": ["own:Unsettled"]}}, "'evaluation.metrics' must be a Measurement, values with"),
-        ({"data": DATA | {"source": "own:none"}}, "[data]: 'source' = 'own:none': the module has no class or function"),
-        ({"model": {"name": "own:Nets"}}, "[model]: 'name' = 'own:Nets': the module has no class or function 'Nets'"),
-    ],
-    ids=str,
-)
-def test_names_of_the_wrong_kind_are_one_sentence(own, tables, sentence):
-    with pytest.raises(InputError) as refused:
-        build(config_of(**tables))
-    assert sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_names_are_those_of_files():

@@ -7,7 +7,6 @@ import tomli_w
 
 from conftest import toy_table
 from shoal.algorithms import IFCA, IFCAMIR, Pooling, PricedChoice
-from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.config.defense_sections import PRIOR_EFFECTS
 from shoal.config.schema import parse_config, read_config
@@ -120,99 +119,6 @@ def test_a_sweep_refuses_a_coordinator_that_cannot_steer_before_any_run_is_start
     sweep = read_sweep(toy_sweep(tmp_path, text, algorithm__name="ifca", coordinator={"l2": 0.1}))
     with pytest.raises(InputError, match=r"red_team.every = 0, seed 0: \[coordinator\]: a coordinator steers by"):
         plan_runs(sweep)
-
-
-# --- wrong values ---------------------------------------------------------------------------------------------------
-
-AUGMENTED = {"augmentation": {}}
-WRONG = {
-    "nothing to steer": (
-        {"coordinator": {"target": 0.2}},
-        "[coordinator]: a coordinator needs something to steer, such as [coordinator.augmentation]; it can steer "
-        "augmentation, pooling, l2, relaxloss, flooding, shorter_training, mixup, ccl, dp_sgd",
-    ),
-    "two losses": (
-        {"coordinator": {"mixup": 0.3, "flooding": 0.2}},
-        "[coordinator]: of mixup and flooding a coordinator can steer one only; leave the others out",
-    ),
-    "a loss beside noise": (
-        {"coordinator": {"mixup": 0.3, "dp_sgd": {"noise_multiplier": 0.5}}},
-        "[coordinator]: of mixup and dp_sgd a coordinator can steer one only; leave the others out",
-    ),
-    "a loss beside a fixed one": (
-        {"coordinator": {"mixup": 0.3}, "defenses": {"flooding": 0.2}},
-        "[coordinator]: Flooding and Mixup each replace what a local step minimises",
-    ),
-    "a belief about what is not steered": (
-        {"coordinator": AUGMENTED | {"relief": {"mixup": 0.1}}},
-        "[coordinator]: 'relief' names 'mixup', which is not steered; steer it or leave it out",
-    ),
-    "a belief of nothing": (
-        {"coordinator": AUGMENTED | {"cost": {"augmentation": 0}}},
-        "'coordinator.cost' must be above 0; got 0",
-    ),
-    "no estimates": (
-        {"coordinator": AUGMENTED, "red_team__every": 0, "algorithm__name": "ifca"},
-        "[coordinator]: a coordinator steers by the red team's estimates, so 'every' of the red team must be",
-    ),
-    "augmentation of texts": (
-        {
-            "coordinator": AUGMENTED,
-            "data__source": "numbered_texts:source",
-            "data__groups": None,
-            "model": {"name": "gru"},
-        },
-        "[coordinator]: augmentation transforms images (channels, height, width), which these texts are not",
-    ),
-    "a sensor without hold-outs": (
-        {"coordinator": AUGMENTED, "red_team__estimator": "histogram"},
-        "'red_team.estimator' = \"histogram\" needs 'data.holdout_examples' to be at least 1; got 0",
-    ),
-    "two names of weight decay": (
-        {"coordinator": {"l2": 0.1}, "local__weight_decay": 0.01},
-        "[coordinator]: an L2 penalty of 0.1 and a weight decay of 0.01 are the same thing; give one",
-    ),
-    "fewer steps than SCAFFOLD divides by": (
-        {"coordinator": {"share_of_steps": 0.5}, "algorithm__name": "scaffold"},
-        "[coordinator]: SCAFFOLD needs all local steps, of which shorter training takes a share alone",
-    ),
-    "fewer steps below a wrapper": (
-        {
-            "coordinator": {"share_of_steps": 0.5},
-            "algorithm": {"name": "fedopt", "rounds": 2, "base": {"name": "scaffold"}},
-        },
-        "[coordinator]: SCAFFOLD needs all local steps, of which shorter training takes a share alone",
-    ),
-    "somebody's own defence that has no strength": (
-        {"coordinator": {"custom": {"own": {"name": "shoal.defenses.regularization:Dropout", "dropout": 0.1}}}},
-        "[coordinator]: 'custom.own' cannot be steered: Dropout has no method 'scaled'",
-    ),
-    "somebody's own defence under a shipped one's name": (
-        {"coordinator": {"custom": {"l2": {"name": "shoal.defenses.regularization:L2", "l2": 0.1}}}},
-        "[coordinator]: 'custom.l2' has the name of a shipped defence; call it otherwise",
-    ),
-    "a share above all": (
-        {"coordinator": AUGMENTED | {"target": 1.5}},
-        "'coordinator.target' must be at most 1; got 1.5",
-    ),
-    "a key of nothing": ({"coordinator": {"augmentaton": {}}}, "unknown key 'coordinator.augmentaton'; did you mean"),
-    "a key of no knob": (
-        {"coordinator": {"augmentation": {"rotations": 5}}},
-        "unknown key 'coordinator.augmentation.rotations'; did you mean 'rotation'?",
-    ),
-    "no table": ({"coordinator": True}, "'coordinator' must be a table; got True"),
-    "a knob that is no number": ({"coordinator": {"pooling": "much"}}, "'coordinator.pooling' must be"),
-}
-
-
-@pytest.mark.parametrize(("changes", "sentence"), WRONG.values(), ids=list(WRONG))
-def test_a_wrong_value_is_one_sentence_and_exit_code_2(tmp_path, capsys, changes, sentence):
-    path, out = written(tmp_path, **changes), tmp_path / "out"
-    assert main(["run", str(path), "--out", str(out)]) == 2
-    said = capsys.readouterr().err.strip()
-    assert sentence in said
-    assert len(said.splitlines()) == 1
-    assert not out.exists()
 
 
 def test_noise_beside_batch_norm_is_one_sentence(toy_config, tmp_path, monkeypatch):

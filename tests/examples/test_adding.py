@@ -20,10 +20,11 @@ from shoal.audit import Measurement
 from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.config.schema import RecordSection, parse_config, read_config
-from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
+from shoal.engine import ClusterRound, LocalDefense, LocalSGD, ScalableDefense
 from shoal.runs.audits.audit_members import audit_trace
 from shoal.runs.result import report_of
 from shoal.runs.run import run
+from shoal.testing import check_algorithm, check_attack, check_defense
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = DOCS / "examples"
@@ -245,13 +246,20 @@ def test_one_s_own_loss_is_minimised_and_at_strength_0_is_the_plain_one(examples
 
 
 def test_the_examples_are_what_the_protocols_ask_for(examples):
+    from entropy_attack import EntropyAttack  # noqa: PLC0415
+    from half_steps import test_half_steps_keep_the_laws  # noqa: PLC0415
+    from label_smoothing import LabelSmoothing  # noqa: PLC0415
     from lower_rate import LowerRate  # noqa: PLC0415
     from risk_decay import RiskDecay  # noqa: PLC0415
     from sticky_ifca import StickyIFCA  # noqa: PLC0415
 
-    assert isinstance(StickyIFCA(), Algorithm)
     assert isinstance(RiskDecay(), LocalDefense)
     assert isinstance(LowerRate(), ScalableDefense)
+    test_half_steps_keep_the_laws()
+    check_algorithm(StickyIFCA())
+    check_attack(EntropyAttack())
+    for defense in (RiskDecay(), LowerRate(), LabelSmoothing()):
+        check_defense(defense)
 
 
 @pytest.mark.processes

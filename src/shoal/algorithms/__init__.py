@@ -51,5 +51,5 @@ __all__ = [
     "SharedBody", "TrimmedMean", "Wrapper",
 ]  # fmt: skip
 
-ALGORITHMS: Mapping[str, Any] = {cls.name: cls for cls in map(vars().get, __all__) if hasattr(cls, "name")}
+ALGORITHMS: Mapping[str, Any] = {cls.name: cls for cls in map(vars().get, __all__) if cls and hasattr(cls, "name")}
 """The classes above that have a name, by which the key 'algorithm.name' of a configuration chooses one."""

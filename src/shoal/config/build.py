@@ -21,8 +21,7 @@ from shoal.config.client_files import (
 from shoal.config.kinds import failure, load, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
-from shoal.core.entry_points import installed
-from shoal.core.errors import InputError, nearest, quoted, require
+from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
@@ -42,7 +41,6 @@ from shoal.data import (
     partition_dataset,
 )
 from shoal.data.partition import PartitionIndices
-from shoal.data.sources.catalog import SOURCES
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
@@ -211,8 +209,6 @@ def load_source(
         if code is None and reading is not None:
             return load_client_data(source, where, task, reading)
         if code is None:
-            names = [*SOURCES, *installed("shoal.sources", SOURCES)]
-            require(source in SOURCES, f"unknown data source '{source}'; {nearest(source, names)}")
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         function = load(code, "source")
         try:

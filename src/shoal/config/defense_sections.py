@@ -1,8 +1,7 @@
 """The tables [defenses] and [coordinator]: the defences that are applied, and those that a coordinator steers."""
 
-from collections.abc import Iterator
 from dataclasses import field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from shoal.algorithms import Pooling, PricedChoice
 from shoal.control import Coordinator, Knob
@@ -10,6 +9,7 @@ from shoal.core.errors import require
 from shoal.core.settings import Fraction, Inline, PositiveFloat, settings
 from shoal.defenses import (
     CCL,
+    DEFENSES,
     DPSGD,
     L2,
     Augmentation,
@@ -85,9 +85,7 @@ class DefensesSection(SteerableDefenses):
 
     def all(self) -> tuple[Defense, ...]:
         """The defences, in the order in which they are applied."""
-        losses = (self.mixup, self.flooding, self.relaxloss, self.ccl)
-        local = (self.l2, self.shorter_training, self.dp_sgd, self.augmentation, *losses)
-        shipped = (self.dropout, *local, self.laplace_noise, self.norm_clipping)
+        shipped = [getattr(self, name) for name in DEFENSES]
         return (*(defense for defense in shipped if defense is not None), *(self.custom or {}).values())
 
 
@@ -116,7 +114,7 @@ class CoordinatorSection(SteerableDefenses):
             require(name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; call it otherwise")
             scalable = isinstance(defense, ScalableDefense)
             require(scalable, f"'custom.{name}' cannot be steered: {type(defense).__name__} has no method 'scaled'")
-        steered = [name for name, _ in self._defenses()] + ["pooling"] * (self.pooling is not None)
+        steered = self._steered()
         require(
             bool(steered) or self.law.min_clients > 0,
             "a coordinator needs something to steer, such as [coordinator.augmentation]; it can steer "
@@ -130,9 +128,10 @@ class CoordinatorSection(SteerableDefenses):
 
     def coordinator(self) -> Coordinator:
         """The coordinator with its knobs."""
-        knobs = {name: self._knob(name, defense) for name, defense in self._defenses()}
-        if self.pooling is not None:
-            knobs["pooling"] = self._knob("pooling", None)
+        knobs = {}
+        for name, defense in self._steered().items():
+            reduction, cost = PRIOR_EFFECTS.get(name, (Knob.risk_reduction, Knob.accuracy_cost))
+            knobs[name] = Knob(defense, self.relief.get(name, reduction), self.cost.get(name, cost))
         return replace(self.law, knobs=knobs)
 
     def with_server_knobs(self, algorithm: Algorithm) -> Algorithm:
@@ -141,15 +140,8 @@ class CoordinatorSection(SteerableDefenses):
             algorithm = Pooling(algorithm, self.pooling)
         return PricedChoice(algorithm) if self.law.min_clients else algorithm
 
-    def _knob(self, name: str, defense: ScalableDefense | None) -> Knob:
-        reduction, cost = PRIOR_EFFECTS.get(name, (Knob.risk_reduction, Knob.accuracy_cost))
-        return Knob(defense, self.relief.get(name, reduction), self.cost.get(name, cost))
-
-    def _defenses(self) -> Iterator[tuple[str, ScalableDefense]]:
-        for name in PRIOR_EFFECTS:
-            value = getattr(self, name)
-            if value is not None and name != "pooling":
-                yield name, value
-        for name, defense in (self.custom or {}).items():
-            assert isinstance(defense, ScalableDefense)
-            yield name, defense
+    def _steered(self) -> dict[str, Any]:
+        """The defences that are steered, by name; pooling, which is the server's own, has none."""
+        shipped = {name: getattr(self, name) for name in PRIOR_EFFECTS if name != "pooling"}
+        given = {name: defense for name, defense in shipped.items() if defense is not None}
+        return given | (self.custom or {}) | ({} if self.pooling is None else {"pooling": None})

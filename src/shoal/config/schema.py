@@ -15,11 +15,13 @@ from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, made, name_of, own_source, require_data
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
-from shoal.core.errors import InputError, located, nearest, quoted, require, require_instance
+from shoal.core.entry_points import installed
+from shoal.core.errors import located, nearest, require, require_instance
 from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import View
+from shoal.data.sources.catalog import SOURCES
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
 from shoal.simulation.distillation import Distillation
@@ -78,32 +80,20 @@ class DataSection:
     pictures: Annotated[PictureFormat | None, Inline()] = None
     columns: Annotated[Columns | None, Inline()] = None
 
-    def __post_init__(self) -> None:
-        kinds = _kinds_of(self.source)
-        for cls, value in zip(_KINDS, (self.partition, self.split, self.pictures, self.columns), strict=True):
-            needed = cls in (Partition, Columns) and cls in kinds and not own_source(self.source)
-            require(value is not None or not needed, f"source '{self.source}' needs a {cls.__name__}")
-            require(value is None or cls in kinds, f"source '{self.source}' takes no {cls.__name__}")
-
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
         """Raise `InputError` where the table of a file has keys of another source, or lacks the first of its own."""
         source = table.get("source")
         if not isinstance(source, str):
             return
+        names = [*SOURCES, *installed("shoal.sources", SOURCES)]
+        require(source in names or ":" in source, f"unknown data source '{source}'; {nearest(source, names)}")
         kinds = _kinds_of(source)
         allowed = {name for cls in kinds for name in names_of(cls)}
-        for cls in _KINDS:
-            for name in [key for key in names_of(cls) if key in table and key not in allowed]:
-                sources = [name for name, kinds in _OF_CLIENTS.items() if cls in kinds]
-                of = (
-                    f"of source {quoted(sources)} alone" if sources else f"not of '{source}', which has clients already"
-                )
-                hint = nearest(name, allowed) if sources else ""
-                then = hint if hint.startswith("did you mean") else "leave it out"
-                if name == "clients" and "client" in allowed and isinstance(table[name], str):
-                    then = "the column with their names is 'client'"
-                raise InputError(f"the key 'data.{name}' is {of}; {then}")
+        for name in (name for cls in _KINDS for name in names_of(cls)):
+            hint = nearest(name, allowed)
+            known = name in allowed or name not in table
+            require(known, f"the key 'data.{name}' is of other sources than '{source}'; {hint}")
         for cls in set(kinds) & {Partition, Columns} if not own_source(source) else ():
             first = names_of(cls)[0]
             require(bool(set(names_of(cls)) & set(table)), f"the key 'data.{first}' is missing")

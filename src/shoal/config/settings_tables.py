@@ -38,27 +38,24 @@ def keys_of(cls: type) -> tuple[Key, ...]:
     """The keys that describe settings, in order."""
     hints, keys = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):
-        hint, marks = unmarked(hints[field.name])
-        optional = NoneType in get_args(hint)
-        inside = [member for member in get_args(hint) if member is not NoneType]
-        if optional and len(inside) == 1:
-            hint, more = unmarked(inside[0])
-            marks += more
-        by_kind = {type(mark): mark for mark in marks}
+        info = FieldInfo.from_annotation(hints[field.name])
+        marks = {type(mark): mark for mark in info.metadata}
+        members = [member for member in get_args(info.annotation) if member is not NoneType]
+        optional = NoneType in get_args(info.annotation)
+        hint = unmarked(members[0])[0] if optional and len(members) == 1 else info.annotation
         # A word by which a file chooses the class is no key of the class.
-        if Internal in by_kind or (field.name == "name" and get_origin(hint) is Literal and len(get_args(hint)) == 1):
+        word = field.name == "name" and get_origin(hint) is Literal and len(members) == 1
+        if Internal in marks or word:
             continue
-        alias = next((mark.alias for mark in marks if isinstance(mark, FieldInfo) and mark.alias is not None), None)
-        inline = by_kind.get(Inline)
         default = field.default if field.default_factory is MISSING else field.default_factory()
         keys.append(
             Key(
                 field=field.name,
-                name=alias or (inline and inline.key) or field.name,
+                name=info.alias or getattr(marks.get(Inline), "key", None) or field.name,
                 hint=hint,
-                inline=inline is not None,
+                inline=Inline in marks,
                 optional=optional,
-                default=MISSING if Explicit in by_kind else default,
+                default=MISSING if Explicit in marks else default,
             )
         )
     return tuple(keys)
