@@ -290,8 +290,7 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
     layers = [layer for layer, _ in shapes]
     # The errors of softmax add up to 0 over the classes.
     if shapes and model.loss is cross_entropy and shapes[-1][1] == outputs.shape[-1] > 1:
-        last = layers[-1]
-        layers[-1] = LayerShape(last.name, last.inputs, last.outputs - 1, last.positions, last.reads_data)
+        layers[-1] = replace(layers[-1], outputs=layers[-1].outputs - 1)
     return tuple({layer.name: layer for layer in layers}.values())
 
 
