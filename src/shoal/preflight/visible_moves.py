@@ -269,7 +269,7 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.preflight import layer_shapes
+        >>> from shoal.preflight.visible_moves import layer_shapes
         >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=6, classes=3), hidden=4)
         >>> for layer in layer_shapes(model, torch.randn(20, 6)):
         ...     print(layer.name, layer.inputs, layer.outputs, layer.reads_data)
