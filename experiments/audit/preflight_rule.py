@@ -46,7 +46,8 @@ from shoal.core.atomic_files import write_text
 from shoal.data import load_dataset
 from shoal.defenses import Defense
 from shoal.engine import Engine
-from shoal.preflight import Exposure, layer_shapes
+from shoal.preflight.exposure_rule import Exposure
+from shoal.preflight.visible_moves import layer_shapes
 from shoal.simulation.play import move_to_engine
 from shoal.simulation.simulation import Simulation
 

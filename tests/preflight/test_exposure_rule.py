@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from shoal.preflight import LayerShape, Moves, exposure_rule, most_exposed
+from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule, most_exposed
 
 ORDER = ("recognised", "between", "hidden")
 LAYERS = [LayerShape("layer", inputs, outputs) for inputs, outputs in itertools.product((16, 64, 784), (1, 9, 60, 300))]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.preflight import COLUMNS
+from shoal.preflight.preflight_report import COLUMNS
 
 
 def federation_of(sizes=(6, 6, 6, 6), inputs=40, groups=None, test=90):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.config.build import build
-from shoal.config.schema import parse_config, read_config
+from shoal.config.schema import parse_config
 from shoal.engine import Engine
 from shoal.metrics.summary import parse_summary
 from shoal.runs.comparison import compare
@@ -174,17 +174,6 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
         for text in (page, report_of(without).read_text())
     )
     assert figures_after == figures_before
-
-
-def test_guessing_is_the_share_of_the_most_frequent_training_class_among_a_group_s_test_images(without):
-    federation = build(read_config(without / "config.toml"))[1].federation
-    clients = federation.clients
-    for g, name in enumerate(federation.groups):
-        labels = federation.test.y[federation.test.group == g].tolist()
-        own = torch.nonzero(federation.group == g).flatten().tolist()
-        trained = [y for i in own for y in clients.y[clients.owned(i)].tolist()]
-        share = labels.count(max(range(federation.classes), key=trained.count)) / len(labels)
-        assert figures(without)[f"most_frequent_class.{name}"] == pytest.approx(share)
 
 
 def test_runs_with_and_without_it_compare(outsiders, without):

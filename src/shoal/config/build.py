@@ -239,10 +239,8 @@ def resolve(config: Config, data: SourceData) -> Resolved:
             _partition(config).check(data, [*config.data.groups.values()])
     with in_table("model"):
         model = _model(network, data, indices)
-    with in_table("defenses"):
-        kind = data.kind if network.features is None else "features"
-        setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     _check_tables(config, data, indices)
+    setup = checked_setup(config, model, data.kind)
     if config.property_attack is not None:
         assert isinstance(data, LabelledDataset)
         with in_table("property_attack"):
@@ -251,12 +249,6 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     tried = _first_examples(data) if ":" in network.name and network.features is None else None
     with in_table("engine"):
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
-    with in_table("algorithm"):
-        check_algorithm(config.algorithm.value, setup, config.red_team.every)
-    if config.coordinator is not None:
-        with in_table("coordinator"):
-            steered = config.coordinator.with_server_knobs(config.algorithm.value)
-            check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
         privacy, drawn = config.privacy, stream("preferences")
         count = _clients(config, data)
@@ -326,6 +318,25 @@ def _model(network: Network, data: SourceData, indices: PartitionIndices | None)
     return fitted(network, shape)
 
 
+def checked_setup(config: Config, model: Model, kind: str) -> TrainingSetup:
+    """How clients with examples of a ``kind`` train, as the algorithm and the coordinator of a configuration allow it.
+
+    Raises:
+        InputError: a defence, the algorithm or the coordinator does not go together with the others.
+    """
+    algorithm, every = config.algorithm.value, config.red_team.every
+    kind = kind if config.model.features is None else "features"
+    with in_table("defenses"):
+        setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
+    with in_table("algorithm"):
+        check_algorithm(algorithm, setup, every)
+    if config.coordinator is not None:
+        with in_table("coordinator"):
+            steered = config.coordinator.with_server_knobs(algorithm)
+            check_coordinator(config.coordinator.coordinator(), setup, steered, every)
+    return setup
+
+
 def fitted(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
     """The model of a network of Shoal's or of a user's own, fitted to ``shape``."""
     own = ":" in network.name
@@ -369,7 +380,6 @@ def _first_examples(data: SourceData) -> tuple[Tensor, Tensor]:
 
 def _partition(config: Config) -> Partition:
     """The partition of a set."""
-    require(config.data.partition is not None, f"data source '{config.data.source}' has clients of its own")
     assert config.data.partition is not None
     return config.data.partition
 

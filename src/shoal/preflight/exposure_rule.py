@@ -151,7 +151,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
         terms: what examples add to the layer's first move; None: it is not known, and nothing is said of the filter.
 
     Example:
-        >>> from shoal.preflight import LayerShape, Moves, exposure_rule
+        >>> from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule
         >>> hidden = LayerShape("hidden", inputs=784, outputs=200)
         >>> exposure_rule(hidden, Moves(examples=25)).verdict
         'recognised'

@@ -45,7 +45,7 @@ class Preflight:
     It says nothing of other attacks, such as those that query the released models.
 
     Args:
-        views: one row per view and group, with `COLUMNS`. "verdict": as `shoal.preflight.Exposure`, of the client
+        views: one row per view and group, with `COLUMNS`. "verdict": as `exposure_rule.Exposure`, of the client
             or sum that shows most; "recognised": the share of the group's records that are; "clients" and "examples":
             behind a move; "rounds": from which on; the layer that gives most away, and its numbers; "auc.low" and
             "auc.high": what the verdict allows for the AUC of the span attacks; "auc.expected": what is predicted, NaN

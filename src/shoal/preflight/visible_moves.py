@@ -269,7 +269,7 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.preflight import layer_shapes
+        >>> from shoal.preflight.visible_moves import layer_shapes
         >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=6, classes=3), hidden=4)
         >>> for layer in layer_shapes(model, torch.randn(20, 6)):
         ...     print(layer.name, layer.inputs, layer.outputs, layer.reads_data)
@@ -290,8 +290,7 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
     layers = [layer for layer, _ in shapes]
     # The errors of softmax add up to 0 over the classes.
     if shapes and model.loss is cross_entropy and shapes[-1][1] == outputs.shape[-1] > 1:
-        last = layers[-1]
-        layers[-1] = LayerShape(last.name, last.inputs, last.outputs - 1, last.positions, last.reads_data)
+        layers[-1] = replace(layers[-1], outputs=layers[-1].outputs - 1)
     return tuple({layer.name: layer for layer in layers}.values())
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 from pydantic import Field
 
 from shoal.config.schema import Config
-from shoal.core.errors import InputError, require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, Fraction, Inline, OpenFraction, PositiveFloat, settings
 from shoal.data import Federation, LabelledDataset, Preferences
@@ -111,8 +111,7 @@ class PropertyAttackSection:
 
     def _partition(self, config: Config) -> PropertyPartition:
         partition = config.data.partition
-        if partition is None:
-            raise InputError(f"data source '{config.data.source}' has clients of its own")
+        assert partition is not None
         least = config.local.batch(partition.examples_per_client)
         return PropertyPartition(partition, self.attacker_share, self.period, least, self.victim_labels)
 

@@ -28,7 +28,8 @@ from shoal.data.preferences import VIEWS, View
 from shoal.defenses import Defense, TrainingSetup, accounting, defended
 from shoal.engine import Algorithm, Engine, LocalSGD, MaliciousClients, State, Training, client_trainings
 from shoal.models import FeatureMap, Features, Model
-from shoal.preflight import Preflight, RecognisedRisks, VisibleMoves, preflight
+from shoal.preflight.preflight_report import Preflight, preflight
+from shoal.preflight.visible_moves import RecognisedRisks, VisibleMoves
 from shoal.simulation.checks import (
     check_algorithm,
     check_coordinator,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.config.build import build, fitted, load_source
+from shoal.config.build import build, checked_setup, fitted, load_source
 from shoal.config.client_files import draw_split, reading_of
 from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
@@ -32,9 +32,8 @@ from shoal.data import (
 )
 from shoal.data.content import most_copies
 from shoal.data.memory_format import gather
-from shoal.defenses import TrainingSetup, defended
+from shoal.defenses import TrainingSetup
 from shoal.models import Shape, VectorShape
-from shoal.simulation.checks import check_coordinator
 from shoal_flower.client.kept_features import kept_features, kept_frozen
 from shoal_flower.flower_config import NodeSettings
 
@@ -221,13 +220,8 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
     if network.features is not None:
         shape = VectorShape(network.features.width(inputs), network.classes)
     model = fitted(network, shape)
-    kind = "features" if network.features is not None else "images" if columns is None else "rows"
-    setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
-    algorithm, every = config.algorithm.value, config.red_team.every
-    algorithm.check(setup.first_local(), every)
-    if config.coordinator is not None:
-        check_coordinator(config.coordinator.coordinator(), setup, algorithm, every)
+    setup = checked_setup(config, model, "images" if columns is None else "rows")
     stream = Stream(config.seed, ("client", settings.name))
     preferences = draw_preferences(1, config.privacy.thresholds, config.privacy.beta, stream)
     return AskedRun(settings, classes, scale, replace(config, model=network), setup, preferences)
