@@ -20,7 +20,7 @@ from shoal.audit import Measurement
 from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.config.schema import RecordSection, parse_config, read_config
-from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
+from shoal.engine import ClusterRound, LocalSGD, ScalableDefense
 from shoal.runs.audits.audit_members import audit_trace
 from shoal.runs.result import report_of
 from shoal.runs.run import run
@@ -244,16 +244,6 @@ def test_one_s_own_loss_is_minimised_and_at_strength_0_is_the_plain_one(examples
     assert isinstance(LabelSmoothing(), ScalableDefense)
 
 
-def test_the_examples_are_what_the_protocols_ask_for(examples):
-    from lower_rate import LowerRate  # noqa: PLC0415
-    from risk_decay import RiskDecay  # noqa: PLC0415
-    from sticky_ifca import StickyIFCA  # noqa: PLC0415
-
-    assert isinstance(StickyIFCA(), Algorithm)
-    assert isinstance(RiskDecay(), LocalDefense)
-    assert isinstance(LowerRate(), ScalableDefense)
-
-
 @pytest.mark.processes
 def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
     done = subprocess.run(
@@ -275,8 +265,3 @@ def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "Sticky IFCA has" in done.stdout
-
-
-def test_an_object_that_is_no_algorithm_is_one_sentence(build, mlp):
-    with pytest.raises(shoal.InputError, match="LocalSGD is no algorithm: it has no method check, init, plan"):
-        shoal.simulate(build(), mlp, LocalSGD(), LocalSGD(), rounds=1)
