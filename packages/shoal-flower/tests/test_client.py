@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+import wire_federation
 from shoal.attacks.queries.loss_histograms import own_risks
 from shoal.config.build import build
 from shoal.config.schema import parse_config
@@ -25,23 +26,17 @@ from shoal.models import Model
 from shoal.simulation.coordination import accountable_trainings
 from shoal_flower.client import client_round
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
-from shoal_flower.client.kept_features import keep_features
 from shoal_flower.client.ledger import Ledger
-from shoal_flower.client.node_data import asked_run, open_client, run_config
+from shoal_flower.client.node_data import asked_run, keep_features, open_client, run_config
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.flower_records import pack_offer, pack_reply
 from shoal_flower.messages import FROZEN, REFUSED, NotAllowedError, Offer
 
 TABLE = {
-    "seed": 2,
-    "data": {
-        "source": "digits", "clients": 3, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 20,
-        "test_examples": 20,
-    },
-    "model": {"name": "logistic"},
+    **wire_federation.TABLE,
     "algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3},
-    "local": {"epochs": 1, "batch_size": 10},
-}  # fmt: skip
+    "red_team": {"every": 5},
+}
 
 
 def an_offer(number: int = 1, **tables: object) -> Offer:
@@ -238,29 +233,6 @@ def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp
         personal_models.append(personal)
     torch.testing.assert_close(*personal_models, atol=1e-4, rtol=0)
     assert personal_models[0].std() > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({}, "give either 'data-path' or 'partition-id'"),
-        ({"partition-id": 0, "data-path": "x"}, "give either 'data-path' or 'partition-id'"),
-        ({"partition-id": -1}, "at least 0"),
-        ({"partition-id": 0, "partion-id": 1}, "unknown key 'partion-id'; did you mean 'partition-id'"),
-        ({"partition-id": 0, "alpha": 0.5, "beta": 0.6}, "must sum to 1"),
-        ({"partition-id": 0, "threshold": 0.4}, "'threshold' must be at least 0.5"),
-        ({"partition-id": 0, "risk": "mine"}, "'server' or 'client'"),
-        ({"partition-id": 0, "noise": "x"}, "'secret' or 'seed'"),
-        ({"partition-id": 0, "client": "../etc"}, "'client' must be of letters"),
-        ({"data-path": "x"}, "needs a name"),
-        ({"partition-id": 0, "threads": 0}, "'threads' must be at least 1"),
-        ({"partition-id": 0, "noise": "seed", "epsilon-budget": 1.0}, "needs 'noise' to be 'secret'"),
-        ({"partition-id": 0, "epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
-    ],
-)
-def test_a_node_that_is_set_wrong_says_so(config, words):
-    with pytest.raises(InputError, match=words):
-        NodeSettings.read(config)
 
 
 def test_a_node_runs_no_code_that_the_server_names():
