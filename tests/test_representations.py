@@ -14,7 +14,7 @@ from shoal.data import GroupedExamples
 from shoal.engine import Aggregate, Cohort, Deployed, LocalTraining, RoundPlan, RoundReport, State
 from shoal.metrics.summary import Summary
 from shoal.reports.run.description import RunDescription
-from shoal.simulation.simulation import SimulationState
+from shoal.simulation.play import SimulationState
 
 LONG = [f"group number {i}\nof many" for i in range(100)]
 PLAIN = [name.replace("\n", " ") for name in LONG]

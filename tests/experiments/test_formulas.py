@@ -17,8 +17,8 @@ from shoal.core.randomness import Stream
 from shoal.defenses import accounting
 from shoal.engine import Engine, State
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.simulation.outcome import CLIENT_COLUMNS
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.measure import CLIENT_COLUMNS
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 # --- control ---------------------------------------------------------------------------------------------------------
 

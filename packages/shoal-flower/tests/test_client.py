@@ -23,7 +23,7 @@ from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
-from shoal.simulation.coordination import accountable_trainings
+from shoal.simulation.privacy_budget import accountable_trainings
 from shoal_flower.client import client_round
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal_flower.client.ledger import Ledger

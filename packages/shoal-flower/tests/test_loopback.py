@@ -22,8 +22,8 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.defenses import accounting
 from shoal.engine import Engine, State
+from shoal.simulation.play import move_to_engine
 from shoal.simulation.round_metrics import group_accuracies
-from shoal.simulation.simulation import move_to_engine
 from shoal_flower.client.ledger import Ledger
 
 SECONDS = 240

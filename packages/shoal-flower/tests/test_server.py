@@ -24,7 +24,7 @@ from shoal.engine import Engine
 from shoal.models import Features
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import locked
-from shoal.simulation.simulation import initial_state, move_to_engine
+from shoal.simulation.play import initial_state, move_to_engine
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.node_data import asked_run, keep_features, kept_features, open_client

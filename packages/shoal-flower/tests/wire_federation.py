@@ -14,7 +14,7 @@ from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.engine import Engine, State
 from shoal.runs.checkpoint import load_checkpoint
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal_flower.client.client_round import histograms_reply, training_reply
 from shoal_flower.flower_config import NodeSettings, RunSettings
 from shoal_flower.flower_records import pack_histograms, pack_identity, pack_reply, unpack_offer

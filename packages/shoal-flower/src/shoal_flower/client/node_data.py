@@ -39,10 +39,8 @@ from shoal.data.content import most_copies
 from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup, defended
 from shoal.models import FeatureMap, Shape, VectorShape
-from shoal.models.cached_features import frozen_prefix
 from shoal.models.model import hash_of
 from shoal.simulation.checks import check_coordinator
-from shoal.simulation.simulation import examples_kind
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import FROZEN, NO_FEATURES, NO_FROZEN, NotAllowedError
 
@@ -132,18 +130,15 @@ def asked_run(
     )
     mapped = kept_features(settings.folder, features).mapped if features else None
     own = settings.data_path is not None
-    run, inputs = (_own if own else _partition)(config, settings, classes, scale)
+    run = (_own if own else _partition)(config, settings, classes, scale)
     threshold, beta = run.preferences.threshold, run.preferences.beta
     preferences = Preferences(
         threshold if settings.threshold is None else torch.full_like(threshold, settings.threshold),
         beta if settings.risk_weight is None else torch.full_like(beta, settings.risk_weight),
     )
-    model = run.setup.model.whole or run.setup.model
+    model = run.setup.model
     if frozen not in (None, model.frozen_hash):
         model = model.with_frozen(kept_frozen(settings.folder, frozen))
-    if model.cache_features:
-        prefix = frozen_prefix(model, inputs)
-        model, mapped = prefix.rest(model), prefix.mapped
     return replace(run, setup=replace(run.setup, model=model), preferences=preferences, mapped=mapped)
 
 
@@ -179,8 +174,8 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
 
 def _partition(
     config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None
-) -> tuple[AskedRun, Tensor]:
-    """The run of the client that the simulation of ``config`` has at the partition's place, and its inputs."""
+) -> AskedRun:
+    """The run of the client that the simulation of ``config`` has at the partition's place."""
     require(
         config.data.partition is not None,
         f"'partition-id' is of a set that is partitioned, and '{config.data.source}' has clients; give 'data-path'",
@@ -194,7 +189,7 @@ def _partition(
     federation = simulation.federation.take(torch.tensor([partition]))
     federation = replace(federation, clients=_copied(federation.clients), holdout=_copied(federation.holdout))
     asked = (settings, classes, scale, decided, simulation.setup, federation.preferences)
-    return AskedRun(*asked, federation=federation), federation.clients.x
+    return AskedRun(*asked, federation=federation)
 
 
 def _copied(shards: Shards) -> Shards:
@@ -202,10 +197,8 @@ def _copied(shards: Shards) -> Shards:
     return Shards.from_contiguous(gather(shards.x, shards.indices), shards.y[shards.indices], shards.sizes)
 
 
-def _own(
-    config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None
-) -> tuple[AskedRun, Tensor]:
-    """The run of a client with a folder or table, and inputs (2, ...) of the shape that the server says."""
+def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None) -> AskedRun:
+    """The run of a client with a folder or table, of the shape that the server says."""
     section, columns, pictures = config.data, config.data.columns, config.data.pictures
     require(
         reading_of(section) is not None and section.split is not None,
@@ -234,7 +227,7 @@ def _own(
     if network.features is not None:
         shape = VectorShape(network.features.width(inputs), network.classes)
     model = fitted(network, shape)
-    kind = examples_kind("images" if columns is None else "rows", model, fixed=network.features is not None)
+    kind = "features" if network.features is not None else "images" if columns is None else "rows"
     setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
     algorithm, every = config.algorithm.value, config.red_team.every
@@ -243,8 +236,7 @@ def _own(
         check_coordinator(config.coordinator.coordinator(), setup, algorithm, every)
     stream = Stream(config.seed, ("client", settings.name))
     preferences = draw_preferences(1, config.privacy.thresholds, config.privacy.beta, stream)
-    probe = torch.linspace(-1, 1, 2 * math.prod(inputs)).reshape(2, *inputs)
-    return AskedRun(settings, classes, scale, replace(config, model=network), setup, preferences), probe
+    return AskedRun(settings, classes, scale, replace(config, model=network), setup, preferences)
 
 
 def _require_usable(scale: Standardizer | None, columns: Columns) -> None:

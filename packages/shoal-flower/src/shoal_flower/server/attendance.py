@@ -266,7 +266,7 @@ class SentFile:
         """The file of a model's frozen tensors: clients build their own, which may be others."""
 
         def content() -> bytes:
-            return serialize({name: tensor.contiguous() for name, tensor in (model.whole or model).frozen.items()})
+            return serialize({name: tensor.contiguous() for name, tensor in model.frozen.items()})
 
         return SentFile(model.frozen_hash, content, built=True, mark=FROZEN)
 

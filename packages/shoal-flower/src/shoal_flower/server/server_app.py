@@ -27,7 +27,8 @@ from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.directory import is_begun, is_finished, logged, opened
 from shoal.runs.hashes import differences
 from shoal.runs.result import FEATURES, named_models, write_models
-from shoal.simulation.simulation import Simulation, SimulationState, with_features
+from shoal.simulation.play import SimulationState
+from shoal.simulation.simulation import Simulation, with_features
 from shoal_flower.flower_config import RunSettings
 from shoal_flower.messages import parts_of
 from shoal_flower.secure_sums.contributions import check_summable

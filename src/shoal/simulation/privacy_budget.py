@@ -1,42 +1,24 @@
-"""Checks of a coordinator before the first round, and metrics of it afterwards."""
+"""The guarantee of differential privacy that the clients of a finished training have."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from math import inf, isfinite, nan
 
 import torch
 
-from shoal.algorithms.wrapper import with_bases
-from shoal.audit.measurement import FinishedTraining, measurement
+from shoal.algorithms.wrapper import choice_noise
+from shoal.audit.measurement import FinishedTraining
 from shoal.audit.red_team import NEED_HOLDOUT
-from shoal.control import CHANCE, DIRECTIVE_COLUMN, Coordinator, directives_of
+from shoal.control import Coordinator
 from shoal.data.content import most_copies
-from shoal.data.preferences import VIEWS, Preferences, View
+from shoal.data.preferences import VIEWS, View
 from shoal.defenses import accounting
 from shoal.engine import ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
 from shoal.metrics.attack_bounds import AttackBound
 from shoal.metrics.summary import Summary
 
 LOG = logging.getLogger(__name__)
-
-Rows = Sequence[Mapping[str, float]]
-"""Rows of `rounds.csv`: one per round and cluster, in order."""
-
-SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
-"""Columns of a coordinator's memory that `summary.json` has."""
-
-
-def warn_of_impossible_limits(preferences: Preferences) -> None:
-    """Say how many clients have a limit that no training can keep."""
-    impossible = int((preferences.threshold <= CHANCE).sum())
-    if impossible:
-        LOG.warning(
-            "the limit of %d clients is at most %g, the accuracy at chance, which no training can keep",
-            impossible,
-            CHANCE,
-        )
 
 
 def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
@@ -64,23 +46,6 @@ def accountable_trainings(training: Training, state: State) -> ClientTrainings |
 def _spending(local: LocalSGD) -> tuple[object, ...]:
     """The settings that, with a client's examples, decide the privacy that a round spends."""
     return (local.gradient_privacy if local.private else None), local.batch_size, local.epochs, local.steps
-
-
-@measurement("directive", "Coordination")
-def coordination(finished: FinishedTraining) -> Summary:
-    """Measure each cluster's last directives and its members' limits; nothing without a coordinator."""
-    state = finished.state
-    columns = {name: state.control[name] for name in SUMMARY_COLUMNS if name in state.control}
-    columns |= {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
-    # Where an algorithm changed the number of models since, these are of others.
-    columns = {name: values for name, values in columns.items() if len(values) == len(state.models)}
-    return Summary(
-        by_cluster={
-            k: {name: int(values[k]) if name == "limit_unmet" else float(values[k]) for name, values in columns.items()}
-            for k in range(len(state.models))
-            if columns
-        }
-    )
 
 
 @dataclass(frozen=True)
@@ -150,33 +115,3 @@ def _views_covered(finished: FinishedTraining) -> Sequence[View]:
     if chosen or (counts and training.coordinator is not None):
         return ()
     return VIEWS[:-1] if counts else VIEWS
-
-
-def choice_noise(algorithm: object) -> float | None:
-    """The noise multiplier of the Gaussian mechanism by which clients' clusters are chosen; None: there is none."""
-    declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
-    return next((noise for noise in declared if noise is not None), None)
-
-
-def changed_directives(rows: Rows) -> dict[str, list[float]]:
-    """The directives (K,) that clusters were given after the last round, by name, where they are not those of before.
-
-    >>> changed_directives([{"round": r, "cluster": 0, "directive.l2": s} for r, s in ((1, 0.0), (2, 0.5))])
-    {'l2': [0.5]}
-    """
-    now, before = (directives_of(rows) for rows in _last_two_rounds(rows))
-    return {name: values for name, values in now.items() if values != before.get(name, [0.0] * len(values))}
-
-
-def became_unmet(rows: Rows) -> list[int]:
-    """The clusters that cannot be brought within their members' limits since the last round, and could before."""
-    now, before = ({row["cluster"] for row in rows if row.get("limit_unmet")} for rows in _last_two_rounds(rows))
-    return sorted(int(k) for k in now - before)
-
-
-def _last_two_rounds(rows: Rows) -> tuple[Rows, Rows]:
-    """The rows of the last round, and of the one before."""
-    last = rows[-1]["round"] if rows else 0
-    recent = list(takewhile(lambda row: row["round"] >= last - 1, reversed(rows)))[::-1]
-    now, before = ([row for row in recent if row["round"] == number] for number in (last, last - 1))
-    return now, before

@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 
 from shoal.algorithms import LocalOnly
+from shoal.algorithms.wrapper import choice_noise
 from shoal.audit.records import CLIENT, OUTSIDER, SERVER
 from shoal.core.formats import count, decimal, number
 from shoal.core.representation import one_line
@@ -17,13 +17,8 @@ from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
 from shoal.metrics.attack_bounds import AttackBound
-from shoal.simulation.coordination import choice_noise
-from shoal.simulation.preflight.group_exposure import GroupExposure, group_exposure
-from shoal.simulation.preflight.protection_advice import protection_advice
-from shoal.simulation.preflight.visible_moves import VisibleMoves
-
-if TYPE_CHECKING:
-    from shoal.simulation.simulation import Simulation
+from shoal.preflight.group_exposure import GroupExposure, group_exposure, protection_advice
+from shoal.preflight.visible_moves import VisibleMoves
 
 VIEWS = (SERVER, CLIENT, OUTSIDER)
 
@@ -50,7 +45,7 @@ class Preflight:
     It says nothing of other attacks, such as those that query the released models.
 
     Args:
-        views: one row per view and group, with `COLUMNS`. "verdict": as `shoal.audit.preflight.Exposure`, of the client
+        views: one row per view and group, with `COLUMNS`. "verdict": as `shoal.preflight.Exposure`, of the client
             or sum that shows most; "recognised": the share of the group's records that are; "clients" and "examples":
             behind a move; "rounds": from which on; the layer that gives most away, and its numbers; "auc.low" and
             "auc.high": what the verdict allows for the AUC of the span attacks; "auc.expected": what is predicted, NaN
@@ -115,8 +110,13 @@ class Preflight:
         )
 
 
-def preflight(simulation: "Simulation") -> Preflight:
-    """The rule of exposure on every view and group of a simulation.
+def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False) -> Preflight:
+    """The rule of exposure on every view and group.
+
+    Args:
+        seen: what each view will see.
+        first_round: the number of the first round.
+        steered: whether a coordinator steers defences.
 
     Example:
         >>> import torch, shoal
@@ -128,7 +128,7 @@ def preflight(simulation: "Simulation") -> Preflight:
         >>> report.views[["view", "verdict", "rounds", "capacity", "distinct"]].to_numpy().tolist()
         [['server', 'recognised', 1, 16, 4], ['client', 'recognised', 2, 32, 20], ['outsider', 'between', 1, 16, 20]]
     """
-    seen, groups = VisibleMoves(simulation), simulation.federation.groups_with_clients
+    groups = seen.federation.groups_with_clients
     rows, answers, said, changes = [], dict[str, str](), dict[str, list[str]](), dict[str, list[str]]()
     for view in VIEWS:
         if not seen.layers:
@@ -141,9 +141,10 @@ def preflight(simulation: "Simulation") -> Preflight:
         if view != OUTSIDER:
             worst = max(found, key=lambda one: (one.exposure.auc, one.exposure.expected))
             changes[f"{worst.group}, to {_VIEW_NAMES[view]}"] = [*protection_advice(seen, worst)]
-    views, choice = pd.DataFrame(rows, columns=[*COLUMNS]), choice_noise(simulation.algorithm)
-    epsilons, delta, bounds = _promise(seen, choice)
-    return Preflight(views, answers, said, changes, _assumptions(seen), epsilons, delta, bounds, choice is not None)
+    views, choice = pd.DataFrame(rows, columns=[*COLUMNS]), choice_noise(seen.algorithm)
+    epsilons, delta, bounds = _promise(seen, choice, first_round)
+    assumptions = _assumptions(seen, steered)
+    return Preflight(views, answers, said, changes, assumptions, epsilons, delta, bounds, choice is not None)
 
 
 def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], str]) -> list[str]:
@@ -156,38 +157,40 @@ def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], st
     return [f"{', '.join(named)}: {sentence}" for sentence, named in groups.items()]
 
 
-def _promise(seen: VisibleMoves, choice: float | None) -> tuple[dict[str, float], float, Mapping[str, AttackBound]]:
+def _promise(
+    seen: VisibleMoves, choice: float | None, first_round: int
+) -> tuple[dict[str, float], float, Mapping[str, AttackBound]]:
     """The epsilons of a record, the largest of all clients, their delta, and what they limit; none without DP-SGD."""
-    simulation, rule = seen.simulation, accounting.private_rule(seen.local)
+    rule = accounting.private_rule(seen.local)
     if rule is None:
         return {}, 0.0, {}
-    rounds = max(1, round(seen.participation * simulation.rounds))
+    rounds = max(1, round(seen.share_of_clients * seen.rounds))
     everybody = torch.arange(len(seen.federation))
     if rule.noise == "sum":
         attended, copies = torch.full_like(everybody, rounds), most_copies(seen.federation.clients)
         by_view = accounting.epsilons_by_view(rule, attended, choice, copies=copies)
         largest = {view: float(epsilons.max()) for view, epsilons in by_view.items()}
         return largest, rule.delta, {**accounting.bounds_by_view(rule, attended, choice, copies=copies)}
-    local = client_trainings(simulation.algorithm, simulation.setup.local)
-    local = local.changed(lambda local: replace(simulation.setup, local=local).first_local())
-    count = seen.federation, [everybody] * rounds, local, rule, simulation.first_round
+    local = client_trainings(seen.algorithm, seen.setup.local)
+    local = local.changed(lambda local: replace(seen.setup, local=local).first_local())
+    count = seen.federation, [everybody] * rounds, local, rule, first_round
     epsilon = float(accounting.federation_epsilons(*count, choice).max())
     return {"": epsilon}, rule.delta, {"": accounting.federation_bound(*count, choice)}
 
 
-def _assumptions(seen: VisibleMoves) -> list[str]:
-    """What the rule takes for granted of this simulation."""
+def _assumptions(seen: VisibleMoves, steered: bool) -> list[str]:
+    """What the rule takes for granted."""
     federation = seen.federation
     named = {federation.groups[group]: seen.clusters(group) for group in federation.groups_with_clients}
     sums = ", ".join(f"{count(clients)} of {group}" for group, clients in named.items())
     lines = []
     if not seen.has(LocalOnly):
         lines.append(f"Clients that train one model, where clusters find the groups: {sums}.")
-    if seen.participation < 1:
+    if seen.share_of_clients < 1:
         lines.append("Clients take part by chance, so examples behind a move and rounds are means.")
     if seen.copies == inf:
         lines.append("The attacker knows the family of transforms, and searches it for each record.")
-    if seen.simulation.coordinator is not None:
+    if steered:
         lines.append("Defences that a coordinator steers are left out.")
     lines.append("The attacker knows the learning rate and subtracts weight decay, momentum and control variates.")
     lines.append("An AUC is predicted for an attacker who knows a record's label, by gradients of an initial model.")

@@ -32,8 +32,7 @@ from math import ceil, inf, isnan, nan, sqrt
 from statistics import NormalDist
 from typing import Literal
 
-from shoal.audit.preflight.filter_rule import ExampleTerms
-from shoal.core.errors import require
+from shoal.preflight.filter_rule import ExampleTerms
 
 Verdict = Literal["recognised", "between", "hidden"]
 
@@ -70,10 +69,6 @@ class LayerShape:
     positions: int = 1
     reads_data: bool = True
 
-    def __post_init__(self) -> None:
-        for name in ("inputs", "outputs", "positions"):
-            require(getattr(self, name) >= 1, f"'{name}' must be at least 1; got {getattr(self, name)}")
-
 
 @dataclass(frozen=True)
 class Moves:
@@ -95,9 +90,6 @@ class Moves:
         gradient_noise: the same in units of gradients, as `filter_rule.ExampleTerms` are.
         exact: whether moves are sums of (error x input) up to what the attacker can undo, and what noise there is. They
             are not where every number is scaled by itself (Adam) or has noise of unknown size.
-
-    Raises:
-        InputError: a value outside its range.
     """
 
     examples: int
@@ -110,12 +102,6 @@ class Moves:
     noise: float = 0.0
     gradient_noise: float = 0.0
     exact: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("examples", "rounds", "passes", "merged", "copies"):
-            require(getattr(self, name) >= 1, f"'{name}' must be at least 1; got {getattr(self, name)}")
-        require(0 < self.share <= 1, f"'share' must be in (0, 1]; got {self.share}")
-        require(self.noise >= 0, f"'noise' must be at least 0; got {self.noise}")
 
     def examples_seen(self, rounds: int) -> int:
         """The distinct examples behind ``rounds`` moves; with a ``share`` on average, rounded up."""
@@ -165,7 +151,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
         terms: what examples add to the layer's first move; None: it is not known, and nothing is said of the filter.
 
     Example:
-        >>> from shoal.audit.preflight import LayerShape, Moves, exposure_rule
+        >>> from shoal.preflight import LayerShape, Moves, exposure_rule
         >>> hidden = LayerShape("hidden", inputs=784, outputs=200)
         >>> exposure_rule(hidden, Moves(examples=25)).verdict
         'recognised'

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.simulation.preflight import COLUMNS
-from shoal.simulation.preflight.visible_moves import VisibleMoves
+from shoal.preflight import COLUMNS
 
 
 def federation_of(sizes=(6, 6, 6, 6), inputs=40, groups=None, test=90):
@@ -25,10 +24,6 @@ def simulation_of(federation=None, *, hidden=16, rounds=4, **changes):
     model = shoal.create_model("mlp", shoal.VectorShape(inputs=40, classes=3), hidden=hidden)
     settings = {"algorithm": shoal.FedAvg(), "local": shoal.LocalSGD(epochs=2, batch_size=3), **changes}
     return shoal.Simulation(federation or federation_of(), model, rounds=rounds, **settings)
-
-
-def report_model():
-    return shoal.create_model("mlp", shoal.VectorShape(inputs=40, classes=3), hidden=16)
 
 
 def verdicts(report):
@@ -106,10 +101,10 @@ def test_noise_and_optimizers_end_the_exact_attack():
 def test_noise_in_the_sum_hides_more_from_clients_than_from_the_server():
     rule = shoal.DPSGD(noise_multiplier=8.0, noise="sum", min_clients=4)
     local = shoal.LocalSGD(steps=1, batch_size="all")
-    report = simulation_of(local=local, defenses=[rule], rounds=1).preflight()
-    flat = report.flat()
+    simulation = simulation_of(local=local, defenses=[rule], rounds=1)
+    flat = simulation.preflight().flat()
     assert flat["epsilon.outsider"] < flat["epsilon.client"] < flat["epsilon.server"]
-    result = shoal.simulate(federation_of(), report_model(), shoal.FedAvg(), local, rounds=1, defenses=[rule])
+    result = shoal.Run(simulation).train()
     for view in ("outsider", "client", "server"):
         assert result.summary.overall[f"epsilon.{view}"] == pytest.approx(flat[f"epsilon.{view}"])
     # Four shares of noise 4 are a noise of 8 in the sum.
@@ -155,7 +150,7 @@ def test_the_advice_holds():
     report = simulation_of().preflight()
     (sums,) = [line for line in report.changes["all, to the server"] if line.startswith("Clients of a secure sum")]
     partly, hidden = (int(amount.split(" ")[0].replace(",", "")) for amount in sums.split("at least ")[1:])
-    seen = VisibleMoves(simulation_of())
+    seen = simulation_of().visible_moves()
     verdict = [seen.most(replace(seen.moves("server", 6, 1), examples=6 * n)).verdict for n in (partly, hidden)]
     assert verdict == ["between", "hidden"]
     assert seen.most(replace(seen.moves("server", 6, 1), examples=6)).verdict == "recognised"
