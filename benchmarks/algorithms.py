@@ -11,17 +11,16 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from machine import commit, processor
 
-from shoal import Engine, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
-from shoal.algorithms import Algorithms
+from shoal import Engine, FedAvg, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
+from shoal.algorithms import ALGORITHMS as CLASSES
 from shoal.engine import Algorithm
 
-ALGORITHMS: tuple[Algorithm, ...] = tuple(kind() for kind in get_args(Algorithms))
-"""Every algorithm of the house with its defaults."""
+ALGORITHMS: tuple[Algorithm, ...] = (FedAvg(), *(cls() for cls in CLASSES.values() if cls is not FedAvg))
+"""Every algorithm of the house with its defaults, FedAvg first."""
 
 LOCAL = LocalSGD(epochs=2, batch_size=20, learning_rate=0.01)
 """Two epochs, since FedRep needs one for the head and one for the body."""

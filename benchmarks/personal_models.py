@@ -18,19 +18,19 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from machine import commit, processor
 
 from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Simulation, create_model
-from shoal.algorithms import Algorithms
+from shoal.algorithms import ALGORITHMS
 from shoal.engine import ClientVectors
 from shoal.runs.checkpoint import save_checkpoint
 from shoal.simulation.measure import measure_models
 from shoal.simulation.play import SimulationState
 
-NAMED = {kind().name: kind() for kind in get_args(Algorithms)}
+NAMED = {name: cls() for name, cls in ALGORITHMS.items()}
 SHAPE = Shape(1, 8, 8, 10)
 MIB = 1024**2
 
