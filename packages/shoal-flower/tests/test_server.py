@@ -191,6 +191,12 @@ CHANGES = {
     **{algorithm["name"]: {"algorithm": {**algorithm, "rounds": 3}} for algorithm in ALGORITHMS},
 }
 CHANGES["multi-krum"]["data"] = {**TABLE["data"], "clients": 5}
+# Choices that only the risk decides.
+for chooser in ("ifca-mir", "risk-aware-choice", "ifca-within-limit"):
+    CHANGES[chooser] |= {
+        "privacy": {"thresholds": [0.5, 0.55], "beta": 1.0},
+        "red_team": {"every": 1, "shadow_models": 2},
+    }
 
 
 @pytest.mark.usefixtures("_unrendered_figures")
