@@ -107,7 +107,7 @@ def main() -> None:
         json.dump(measure(), sys.stdout)
         return
     import torch  # noqa: PLC0415
-    from machine import processor, product  # noqa: PLC0415
+    from machine import processor, product_rate  # noqa: PLC0415
 
     times: dict[tuple[str, str, str], list[float]] = {}
     limits = []
@@ -118,7 +118,7 @@ def main() -> None:
             done = subprocess.run(
                 [sys.executable, __file__, "--measure"], env=environment, capture_output=True, text=True, check=True
             )
-            limits.append(product(torch.float32))
+            limits.append(product_rate(torch.float32))
             for work, sides in json.loads(done.stdout).items():
                 for side, seconds in sides.items():
                     times.setdefault((name_of(checkout), work, side), []).extend(seconds)

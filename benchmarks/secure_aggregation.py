@@ -20,8 +20,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.core.atomic_files import write_text
+from shoal_flower.secure_sums.contributions import FixedPoint
 from shoal_flower.secure_sums.coordinated_sum import CoordinatedSum
-from shoal_flower.secure_sums.fixed_point import FixedPoint
 from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey
 from shoal_flower.secure_sums.participant import Participant
 from shoal_flower.secure_sums.protocol_messages import (
@@ -33,10 +33,11 @@ from shoal_flower.secure_sums.protocol_messages import (
     Roster,
     Session,
     Transcript,
+    pack_answer,
     read_question,
+    unpack_answer,
     written,
 )
-from shoal_flower.secure_sums.secure_records import pack_answer, unpack_answer
 
 LEAST, BOUND, SHARE, CONFIG, OFFER = 3, 10.0, 2 / 3, "seed = 0", bytes(32)
 

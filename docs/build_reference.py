@@ -154,14 +154,17 @@ def _or(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def on_read(app, docname, source) -> None:  # noqa: ANN001, ARG001 (Sphinx's hook)
-    """Fills the page of the configuration."""
-    if docname == PAGE.stem:
-        source[0] = update(source[0])
-
-
 def setup(app) -> None:  # noqa: ANN001 (Sphinx's hook)
-    """Has Sphinx call `on_read`."""
+    """Has Sphinx read the filled page of the configuration.
+
+    It is filled before any page is read, since `drop_checks` of conf.py changes the annotations that it is made of.
+    """
+    filled = update(PAGE.read_text(encoding="utf-8"))
+
+    def on_read(_, docname, source) -> None:  # noqa: ANN001 (Sphinx's hook)
+        if docname == PAGE.stem:
+            source[0] = filled
+
     app.connect("source-read", on_read)
 
 

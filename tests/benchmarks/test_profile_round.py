@@ -8,7 +8,6 @@ import pytest
 
 from shoal import IFCA, FedAvg, Gap, LocalSGD, NormClipping, RedTeam, Simulation
 from shoal.engine import Engine
-from shoal.engine.steps import TorchOptimizer
 from shoal.simulation.engine_settings import EngineSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -60,20 +59,6 @@ def test_hints_are_of_the_largest_parts_and_of_options_that_there_are(build, mlp
         found = profile_round.hints(simulation, settings, parts | shares, engine)
     assert len(found) == len(expected)
     assert all(key in hint for hint, key in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("network", "backend", "local", "said"),
-    [
-        ("mlp", "vmap", LocalSGD(), "many clients at a time, for at most 500,000"),
-        ("cnn", "vmap", LocalSGD(), "many clients at a time, as it was asked for"),
-        ("cnn", "loop", LocalSGD(), "since vmap is faster only for networks of at most"),
-        ("mlp", "loop", LocalSGD(), "as it was asked for, or since vmap cannot train this network"),
-        ("mlp", "vmap", LocalSGD(optimizer=TorchOptimizer("Adam")), "since vmap trains by SGD alone"),
-    ],
-)
-def test_why_a_backend_trains(request, network, backend, local, said):
-    assert said in profile_round.backend_reason(backend, request.getfixturevalue(network), local)
 
 
 def test_the_script_prints_a_table_or_a_document_and_writes_nothing(toy_config, tmp_path, monkeypatch, capsys):

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 import shoal.attacks
 from experiment_scripts import experiment_script
 from shoal.algorithms import ALGORITHMS
@@ -47,12 +45,6 @@ def test_each_attack_has_one_row_with_its_title_and_its_attacker():
 
 def test_each_defence_of_a_configuration_has_one_row():
     assert sorted(names("defenses")) == sorted({*names_of(DefensesSection)} - {"custom"})
-
-
-@pytest.mark.parametrize("page", ["algorithms", "attacks", "defenses"])
-def test_every_row_ends_with_what_was_measured(page):
-    for row in rows(page):
-        assert len(row[-1].split()) >= 2, row[0]
 
 
 def test_every_folder_of_measured_files_is_linked_from_a_page():

@@ -82,12 +82,6 @@ def described(folder: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_public_names_of_every_kind_are_checked():
-    assert ("shoal", "IFCA") in CALLABLE
-    assert ("shoal.engine", "State") in CALLABLE
-    assert ("shoal.engine", "Precision") in OTHERS
-
-
 @cache
 def shown() -> frozenset[str]:
     """The names in the examples of public names, and in what public functions and methods return."""

@@ -283,8 +283,3 @@ def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "Sticky IFCA has" in done.stdout
-
-
-def test_an_object_that_is_no_algorithm_is_one_sentence(build, mlp):
-    with pytest.raises(shoal.InputError, match="LocalSGD is no algorithm: it has no method check, init, plan"):
-        shoal.simulate(build(), mlp, LocalSGD(), LocalSGD(), rounds=1)

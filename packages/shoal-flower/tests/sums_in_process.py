@@ -18,8 +18,8 @@ from shoal_flower.client.secure_client import secure_reply
 from shoal_flower.flower_config import NodeSettings, RunSettings
 from shoal_flower.flower_records import pack_identity, pack_reply
 from shoal_flower.messages import Refusal
+from shoal_flower.secure_sums.contributions import FixedPoint
 from shoal_flower.secure_sums.coordinated_sum import CoordinatedSum
-from shoal_flower.secure_sums.fixed_point import FixedPoint
 from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey
 from shoal_flower.secure_sums.participant import Participant
 from shoal_flower.secure_sums.protocol_messages import (
@@ -33,9 +33,9 @@ from shoal_flower.secure_sums.protocol_messages import (
     Session,
     Transcript,
     read_question,
+    unpack_question,
     written,
 )
-from shoal_flower.secure_sums.secure_records import unpack_question
 from shoal_flower.server.exchange import Answer as NodeAnswer, Registration
 from shoal_flower.server.server_app import serve
 

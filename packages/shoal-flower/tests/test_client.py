@@ -13,35 +13,27 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from shoal.attacks.queries.loss_histograms import own_risks
+import wire_federation
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
-from shoal.engine import ClientUpdate, Engine
-from shoal.models import Model
+from shoal.engine import Engine
 from shoal.simulation.privacy_budget import accountable_trainings
 from shoal_flower.client import client_round
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
-from shoal_flower.client.kept_features import keep_features
 from shoal_flower.client.ledger import Ledger
-from shoal_flower.client.node_data import asked_run, open_client, run_config
+from shoal_flower.client.node_data import asked_run, keep_features, open_client, run_config
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.flower_records import pack_offer, pack_reply
-from shoal_flower.messages import FROZEN, REFUSED, NotAllowedError, Offer
+from shoal_flower.messages import FROZEN, NotAllowedError, Offer
 
 TABLE = {
-    "seed": 2,
-    "data": {
-        "source": "digits", "clients": 3, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 20,
-        "test_examples": 20,
-    },
-    "model": {"name": "logistic"},
+    **wire_federation.TABLE,
     "algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3},
-    "local": {"epochs": 1, "batch_size": 10},
-}  # fmt: skip
+    "red_team": {"every": 5},
+}
 
 
 def an_offer(number: int = 1, **tables: object) -> Offer:
@@ -69,15 +61,6 @@ def test_the_partition_is_the_simulators_client_with_the_nodes_own_preferences(t
     assert len(own.x) == 20, "a node keeps nobody else's examples"
     assert client.federation.preferences.beta.tolist() == [0.25]
     assert client.federation.preferences.threshold.tolist() == [0.6]
-
-
-def test_a_client_replies_with_its_model_its_cluster_and_its_examples(tmp_path):
-    offer = an_offer()
-    update = training_reply(offer, settings(tmp_path, beta=0.0))
-    assert isinstance(update, ClientUpdate)
-    assert update.examples == 20
-    assert update.best is None
-    assert not torch.equal(update.end, offer.models[update.cluster])
 
 
 @pytest.mark.parametrize(("risks", "cluster"), [([0.9, 0.5], 1), ([0.5, 0.9], 0)])
@@ -118,22 +101,6 @@ def test_two_rounds_at_once_are_both_in_the_ledger(tmp_path, monkeypatch):
     assert load(tmp_path / "ledger.json").rounds == 2
 
 
-def test_own_estimates_find_a_model_that_remembers_its_members():
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(80, 60, generator=generator), torch.randint(0, 2, (80,), generator=generator)
-    federation = Federation.from_tensors([(x[:40], y[:40])], test=(x[40:], y[40:]), holdout=[(x[40:], y[40:])])
-    model = Model(lambda: torch.nn.Linear(60, 2))
-    with Engine(model, threads=1) as engine:
-        weights = torch.linalg.lstsq(x[:40].double(), 8.0 * (2 * y[:40].double() - 1)).solution.float()
-        remembers = model.layout.pack({"weight": torch.stack([-weights, weights]), "bias": torch.zeros(2)})
-        both = torch.stack([remembers, torch.zeros_like(remembers)])
-        risks = own_risks(both, federation.clients, federation.holdout, engine)
-        with pytest.raises(InputError, match="at least 2 training and 2 hold-out"):
-            own_risks(remembers[None], federation.clients, federation.holdout.take(torch.zeros(0).long()), engine)
-    assert float(risks[0]) > 0.6
-    assert float(risks[1]) == 0.5
-
-
 @pytest.mark.parametrize("defense", ["dp_sgd", "laplace_noise"])
 def test_noise_is_the_clients_secret_and_new_for_an_offer_that_is_made_twice(tmp_path, defense):
     """Of noise that follows from the run's seed the server knows every number."""
@@ -157,20 +124,6 @@ def test_noise_of_histograms_and_answers_is_the_clients_secret(tmp_path):
     assert not np.array_equal(histograms_reply(one, secret), histograms_reply(one, secret))
     assert len({vote_reply(one, seeded) for _ in range(50)}) == 1
     assert len({vote_reply(one, secret) for _ in range(50)}) == 2, "equal with a probability of 2^-49"
-
-
-def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
-    offer, policy = an_offer(defenses={"dp_sgd": {"noise_multiplier": 1.0}}), "choice_epsilon = 0.5"
-    assert isinstance(training_reply(offer, settings(tmp_path, policy)), ClientUpdate)
-    spent = Ledger.load(tmp_path / "ledger.json")
-    assert 0 < spent.epsilon(1e-5) < float("inf")
-    budget = settings(tmp_path, policy, **{"epsilon-budget": spent.epsilon(1e-5) * 1.01})
-    with pytest.raises(NotAllowedError, match=r"the privacy budget is spent: .* after round 2") as refused:
-        training_reply(replace(offer, round=2), budget)
-    assert refused.value.reason == REFUSED, "that it is spent is the client's own"
-    assert Ledger.load(tmp_path / "ledger.json") == spent
-    assert isinstance(training_reply(replace(offer, round=2), settings(tmp_path, policy)), ClientUpdate)
-    assert Ledger.load(tmp_path / "ledger.json").rounds == 2
 
 
 @pytest.mark.parametrize("local", [{}, {"epochs": 2, "batch_size": 20}], ids=["as shared", "own"])
@@ -238,29 +191,6 @@ def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp
         personal_models.append(personal)
     torch.testing.assert_close(*personal_models, atol=1e-4, rtol=0)
     assert personal_models[0].std() > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({}, "give either 'data-path' or 'partition-id'"),
-        ({"partition-id": 0, "data-path": "x"}, "give either 'data-path' or 'partition-id'"),
-        ({"partition-id": -1}, "at least 0"),
-        ({"partition-id": 0, "partion-id": 1}, "unknown key 'partion-id'; did you mean 'partition-id'"),
-        ({"partition-id": 0, "alpha": 0.5, "beta": 0.6}, "must sum to 1"),
-        ({"partition-id": 0, "threshold": 0.4}, "'threshold' must be at least 0.5"),
-        ({"partition-id": 0, "risk": "mine"}, "'server' or 'client'"),
-        ({"partition-id": 0, "noise": "x"}, "'secret' or 'seed'"),
-        ({"partition-id": 0, "client": "../etc"}, "'client' must be of letters"),
-        ({"data-path": "x"}, "needs a name"),
-        ({"partition-id": 0, "threads": 0}, "'threads' must be at least 1"),
-        ({"partition-id": 0, "noise": "seed", "epsilon-budget": 1.0}, "needs 'noise' to be 'secret'"),
-        ({"partition-id": 0, "epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
-    ],
-)
-def test_a_node_that_is_set_wrong_says_so(config, words):
-    with pytest.raises(InputError, match=words):
-        NodeSettings.read(config)
 
 
 def test_a_node_runs_no_code_that_the_server_names():

@@ -92,6 +92,7 @@ def test_the_commands_make_a_federation_whose_budget_is_enough(tmp_path, monkeyp
     (tmp_path / "front.conf").write_text(front.replace("listen 8443", f"listen 127.0.0.1:{ports['front']}"))
     places = {
         KEEPER: f"{ROOT}/{KEEPER}",
+        "deploy/task_worker.py": f"{ROOT}/deploy/task_worker.py",
         "cp deploy/nginx.conf": f"cp {tmp_path}/front.conf",
         "-e error.log": "-e error.log" + " -g 'user root;'" * (os.geteuid() == 0),
         "/home/me/federation": f"{tmp_path}/federation",

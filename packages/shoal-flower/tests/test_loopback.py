@@ -15,9 +15,9 @@ import pytest
 import torch
 from certificates import make_certificates
 from on_loopback import models_in, simulated
-from processes import APP, KEEP_RUNNING, Loopback, descendants, wait_until
+from processes import APP, KEEP_RUNNING, TASK_WORKER, Loopback, descendants, wait_until
 
-from forked_programs import TASK_WORKER, ForkedPrograms
+from forked_programs import ForkedPrograms
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.defenses import accounting
@@ -198,7 +198,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
 
         def start(i: int) -> None:
             address = loopback.start_node(f"node-{i}", nodes[i], apps="none")
-            programs.start(f"node-{i}-worker", [*TASK_WORKER, address, str(faulty)])
+            programs.start(f"node-{i}-worker", ["python", str(TASK_WORKER), address, str(faulty)])
 
         def wait_for(number: int) -> None:
             wait_until(lambda: rounds_done(out) >= number, SECONDS, f"round {number}")

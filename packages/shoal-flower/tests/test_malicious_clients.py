@@ -26,11 +26,8 @@ from shoal_flower.flower_config import RunSettings
 from shoal_flower.flower_records import pack_histograms, pack_identity, pack_reply, unpack_reply
 from shoal_flower.messages import Limits, RejectedReplyError, check_histograms, plain, too_long, with_bounded_shares
 from shoal_flower.server.attendance import Attendance
-from shoal_flower.server.events import Events
-from shoal_flower.server.exchange import Exchange
-from shoal_flower.server.ledger_stamps import LedgerStamps
-from shoal_flower.server.replies import Reply, content_of
-from shoal_flower.server.roster import Roster
+from shoal_flower.server.exchange import Exchange, Reply, content_of
+from shoal_flower.server.roster import Events, LedgerStamps, Roster
 from wire_federation import Federation, Objects, made
 
 

@@ -174,9 +174,3 @@ def test_a_client_says_its_name_and_no_path():
     for name in ("../escape", "", "a b", "x" * 101):
         with pytest.raises(RejectedReplyError, match="no name of a client"):
             unpack_identity(pack_identity(name, None))
-
-
-@pytest.mark.parametrize("limits", [{"max_examples": 0}, {"max_update_norm": 0.0}])
-def test_limits_that_would_refuse_everything_are_an_error(limits):
-    with pytest.raises(InputError, match="must be"):
-        Limits(**limits)

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,17 +24,8 @@ from shoal_flower.client.node_data import asked_run, open_client
 from shoal_flower.client.policy import Policy
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import REFUSED, NotAllowedError, Offer
+from wire_federation import TABLE
 
-TABLE: dict[str, Any] = {
-    "seed": 2,
-    "data": {
-        "source": "digits", "clients": 3, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 20,
-        "test_examples": 20,
-    },
-    "model": {"name": "logistic"},
-    "algorithm": {"name": "fedavg", "rounds": 3},
-    "local": {"epochs": 1, "batch_size": 10},
-}  # fmt: skip
 PRIVATE = {"defenses": {"dp_sgd": {"noise_multiplier": 1.0}}}
 CLUSTERS = {"algorithm": {"name": "ifca", "clusters": 2, "rounds": 3}}
 HISTOGRAM = {"red_team": {"every": 1, "estimator": "histogram", "attack": "loss-threshold", "histogram_epsilon": 1.0}}
@@ -88,8 +78,6 @@ def test_a_policy_with_a_mistake_stops_the_node(tmp_path):
         training_reply(an_offer(), node(tmp_path, "round = 3"))
     with pytest.raises(InputError, match=r"'delta' must be at most 0\.01"):
         training_reply(an_offer(), node(tmp_path, "delta = 0.9"))
-    with pytest.raises(InputError, match=r"missing.toml: cannot be read"):
-        training_reply(an_offer(), replace(node(tmp_path), policy=tmp_path / "missing.toml"))
 
 
 def test_the_gradient_of_one_example_is_refused_without_any_policy(tmp_path):

@@ -6,7 +6,6 @@ import re
 import signal
 import stat
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -16,10 +15,6 @@ from processes import (
     KEEP_RUNNING,
     Programs,
     descendants,
-    environment,
-    free_port,
-    listens,
-    node_config,
     wait_until,
 )
 
@@ -48,24 +43,6 @@ def test_children_of_programs_end_with_them_also_in_a_group_of_their_own(tmp_pat
             wait_until(lambda: not alive(child), 30, "the child goes on")
     wait_until(lambda: not alive(child), 30, "the child goes on")
     assert not alive(parent)
-
-
-def test_no_program_sends_telemetry_or_looks_for_updates_or_installs(tmp_path):
-    expected = {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_HOME": str(tmp_path),
-    }
-    assert expected.items() <= environment(tmp_path).items()
-
-
-@pytest.mark.processes
-def test_files_that_a_program_saves_are_in_its_folder(tmp_path):
-    with Programs(tmp_path) as programs:
-        programs.start("saves", [sys.executable, "-c", "open('final_model.pt', 'w')"])
-        programs.running["saves"].wait(60)
-    assert (tmp_path / "final_model.pt").exists()
 
 
 FAILS_TWICE = """
@@ -117,13 +94,6 @@ def test_a_program_that_fails_says_so(tmp_path):
             programs.call([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, seconds=0.1)
 
 
-def test_what_never_holds_is_not_waited_for_forever():
-    began = time.monotonic()
-    with pytest.raises(ShoalError, match="a miracle: not within 0 seconds"):
-        wait_until(lambda: False, 0, "a miracle", poll=0.01)
-    assert time.monotonic() - began < 30
-
-
 def test_the_app_has_the_settings_of_a_run_and_nothing_to_install():
     app = tomllib.loads((APP / "pyproject.toml").read_text())
     config = app["tool"]["flwr"]["app"]["config"]
@@ -132,12 +102,6 @@ def test_the_app_has_the_settings_of_a_run_and_nothing_to_install():
     assert set(config) == {*fields, "state-dir"}
     assert all(value == fields[key] for key, value in config.items() if isinstance(value, int | float))
     assert app["project"]["dependencies"] == []
-
-
-def test_a_node_config_is_as_flower_reads_it():
-    config = node_config({"partition-id": 1, "state-dir": Path("/s"), "beta": 0.5})
-    assert config == 'partition-id=1 state-dir="/s" beta=0.5'
-    assert not listens(free_port())
 
 
 def test_certificates_are_of_the_authority_and_keys_are_their_owners_alone(tmp_path):

@@ -12,7 +12,7 @@ from in_process import InProcessSuperLink
 from shoal_flower.flower_records import pack_identity, pack_models
 from shoal_flower.server import server_rounds
 from shoal_flower.server.exchange import Exchange
-from shoal_flower.server.update_file import UpdateFile
+from shoal_flower.server.server_rounds import UpdateFile
 from wire_federation import Federation
 
 

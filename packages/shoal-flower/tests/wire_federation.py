@@ -2,7 +2,7 @@
 
 import csv
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,8 +10,11 @@ import torch
 from flwr.app import RecordDict
 from in_process import InProcessSuperLink
 
+from shoal.config.build import build
 from shoal.config.schema import parse_config
+from shoal.engine import Engine, State
 from shoal.runs.checkpoint import load_checkpoint
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal_flower.client.client_round import histograms_reply, training_reply
 from shoal_flower.flower_config import NodeSettings, RunSettings
 from shoal_flower.flower_records import pack_histograms, pack_identity, pack_reply, unpack_offer
@@ -32,6 +35,15 @@ TABLE = {
 }  # fmt: skip
 
 Objects = dict[str, bytes]
+
+
+def simulated(table: Mapping[str, object]) -> State:
+    """The state after the same run in the simulator."""
+    _, simulation = build(parse_config(table, "test"))
+    with Engine(simulation.setup.model, threads=1, backend="loop") as engine:
+        simulation = move_to_engine(simulation, engine)
+        (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
+    return now.state
 
 
 def made(objects: Objects, kind: str, body: bytes, children: tuple[str, ...] = ()) -> str:

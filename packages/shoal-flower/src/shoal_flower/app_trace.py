@@ -104,26 +104,6 @@ def app_trace(
     Raises:
         InputError: the folder has no trace, or one of several runs; or a client without members, or examples that the
             network cannot take.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> from types import SimpleNamespace
-        >>> import torch
-        >>> from shoal_flower import AppRecorder, app_trace
-        >>> def message(*numbers):  # as Flower's
-        ...     arrays = {"model": {"w": torch.tensor(numbers)}}
-        ...     about = SimpleNamespace(message_type="train", group_id="1")
-        ...     content = SimpleNamespace(array_records=arrays, config_records={})
-        ...     return SimpleNamespace(content=content, metadata=about, has_content=lambda: True)
-        >>> node = SimpleNamespace(node_config={"partition-id": 0}, node_id=7, run_id=1)
-        >>> one = ([[0.5, 1.0]], [1])
-        >>> with TemporaryDirectory() as folder:
-        ...     _ = AppRecorder(folder)(message(0.0, 0.0, 0.0, 0.0), node, lambda *_: message(0.5, 0.0, 1.0, 0.0))
-        ...     trace = app_trace(folder, torch.nn.Linear(2, 2, bias=False), [one], others=one)
-        ...     [updates.updates.tolist() for updates in trace.rounds()]
-        ...
-        [[[0.5, 0.0, 1.0, 0.0]]]
     """
     folder = path_of("folder", folder)
     if isinstance(model, nn.Module):

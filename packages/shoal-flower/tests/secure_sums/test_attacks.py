@@ -36,8 +36,9 @@ from shoal_flower.secure_sums.protocol_messages import (
     Question,
     RefusedError,
     Session,
+    pack_question,
+    unpack_answer,
 )
-from shoal_flower.secure_sums.secure_records import pack_question, unpack_answer
 from sums_in_process import TABLE, Nodes, People, rows_of, served
 
 ONE = {**TABLE, "algorithm": {"name": "fedavg", "rounds": 3}, "red_team": {"every": 0}}
@@ -272,7 +273,7 @@ def test_a_run_goes_on_without_a_client_that_makes_its_sums_fail(tmp_path):
                 text = answer.content["secure"]["text"]
                 sent = Letters(dict.fromkeys([n for n in SIX if n != SIX[3]], b"x" * 128))
                 assert text.startswith('{"letters"')
-                from shoal_flower.secure_sums.secure_records import pack_answer  # noqa: PLC0415
+                from shoal_flower.secure_sums.protocol_messages import pack_answer  # noqa: PLC0415
 
                 yield replace(answer, content=pack_answer(sent))
                 continue

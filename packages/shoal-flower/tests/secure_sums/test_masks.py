@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from shoal.core.errors import InputError
-from shoal_flower.secure_sums.fixed_point import FixedPoint
+from shoal_flower.secure_sums.contributions import FixedPoint
 from shoal_flower.secure_sums.masks import derived, mask_of, public_of, shared_key
 from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey, is_signed
 from shoal_flower.secure_sums.shamir import PRIME, draw_secret, secret_of, shares_of

@@ -1,19 +1,16 @@
 """Rounds by secure sums: the server's and the nodes' programs, in one process, against the simulation."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.defenses import accounting
-from shoal.engine import ClientUpdate, Engine
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.engine import ClientUpdate
 from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.secure_client import require_plain
 from shoal_flower.messages import Offer
@@ -21,14 +18,7 @@ from shoal_flower.secure_sums import participant
 from shoal_flower.secure_sums.contributions import numbers_of, summed_update, update_block
 from shoal_flower.secure_sums.protocol_messages import RefusedError
 from sums_in_process import TABLE, Nodes, rows_of, served
-
-
-def simulated(table: Mapping[str, object]):
-    _, simulation = build(parse_config(table, "test"))
-    with Engine(simulation.setup.model, threads=1, backend="loop") as engine:
-        simulation = move_to_engine(simulation, engine)
-        (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
-    return now.state
+from wire_federation import simulated
 
 
 @pytest.mark.usefixtures("_unrendered_figures")

@@ -11,8 +11,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
-from shoal_flower.client.kept_features import keep_features
 from shoal_flower.client.ledger import LEDGER, Ledger
+from shoal_flower.client.node_data import keep_features
 from shoal_flower.client.policy import Policy
 from shoal_flower.client.secure_client import require_plain, secure_reply
 from shoal_flower.flower_config import NodeSettings

@@ -10,12 +10,14 @@ for the sake of the data after a charge of a finite epsilon: a training whose nu
 was (`_certain`).
 """
 
+import hashlib
+import json
 import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,22 +25,91 @@ import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import load as parse, save as serialize
 
 from shoal.attacks.queries.loss_histograms import EDGES, client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
 from shoal.control.feedback import over_limit_answers
-from shoal.core.atomic_files import PRIVATE, private_folder, write_text
+from shoal.core.atomic_files import PRIVATE, private_folder, write_bytes, write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.content import most_copies
 from shoal.defenses import DPSGD
-from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
-from shoal_flower.client.client_memory import ClientMemory
+from shoal.engine import ClientUpdate, ClientVectors, Engine, State, Tensors, Training, client_round, client_trainings
 from shoal_flower.client.ledger import LEDGER, Ledger
 from shoal_flower.client.node_data import AskedRun, Client, asked_run, open_client
 from shoal_flower.client.policy import Policy
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import NotAllowedError, Offer, parts_of
+
+_KEPT = 2
+"""Rounds kept: the last, and the one before, should the server go back to it."""
+
+
+@dataclass(frozen=True)
+class ClientMemory:
+    """A client's memory from round to round: the folder of one client in one run, whose states have N = 1.
+
+    It has an algorithm's tensors, the personal model and the client's choice.
+    """
+
+    folder: Path
+
+    @staticmethod
+    def open(state_dir: Path, config: str) -> "ClientMemory":
+        """The folder under ``state_dir`` of the run with this configuration."""
+        return ClientMemory(state_dir / f"run-{hashlib.sha256(config.encode()).hexdigest()[:16]}")
+
+    def restore(self, state: State) -> State:
+        """``state`` with the client's own tensors as they were last saved in an earlier or the same round."""
+        tensors = self._last(state.round)
+        clients = {name: tensors.get(f"clients/{name}", value) for name, value in state.clients.items()}
+        personal = {
+            name: ClientVectors.same(tensors[f"personal/{name}"][0], 1) if f"personal/{name}" in tensors else rows
+            for name, rows in state.personal.items()
+        }
+        return replace(
+            state, clients=clients, personal=personal, assignment=tensors.get("assignment", state.assignment)
+        )
+
+    def save(self, state: State) -> None:
+        """Save the client's own tensors after a round, and remove those of older rounds."""
+        tensors = {f"clients/{name}": tensor.contiguous() for name, tensor in state.clients.items()}
+        tensors |= {f"personal/{name}": rows.tensor().contiguous() for name, rows in state.personal.items()}
+        if not tensors:
+            return
+        tensors["assignment"] = state.assignment.contiguous()
+        private_folder(self.folder)
+        write_bytes(self.folder / f"round-{state.round:06d}.safetensors", serialize(tensors), mode=PRIVATE)
+        for path in self._files()[_KEPT:]:
+            path.unlink()
+
+    def last_choice(self, since: int, models: int) -> int | None:
+        """The model that the client chose in this run with ``since`` or more rounds in its ledger, one of so many."""
+        path = self.folder / "choice.json"
+        rounds, chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else (-1, 0)
+        return chosen if rounds >= since and chosen < models else None
+
+    def save_choice(self, rounds: int, chosen: int) -> None:
+        """Save a choice that was made with so many ``rounds`` in the ledger before it."""
+        private_folder(self.folder)
+        write_text(self.folder / "choice.json", json.dumps([rounds, chosen]), mode=PRIVATE)
+
+    def _files(self) -> list[Path]:
+        """The files of the client's tensors, those of the last round first."""
+        return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
+
+    def _last(self, number: int) -> Tensors:
+        """The tensors of the last round until ``number`` whose file is not damaged; none where there is no such."""
+        for path in self._files():
+            if int(path.stem.rpartition("-")[2]) <= number:
+                try:
+                    return parse(path.read_bytes())
+                except (SafetensorError, ValueError):
+                    continue
+        return {}
+
 
 LOG = logging.getLogger("shoal")
 

@@ -3,14 +3,18 @@
 import hashlib
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse, load_file
 from torch import Tensor
 
 from shoal.config.build import build, checked_setup, fitted, load_source
@@ -18,6 +22,7 @@ from shoal.config.client_files import draw_split, reading_of
 from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import parse_toml
+from shoal.core.atomic_files import PRIVATE, private_folder, write_bytes
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
@@ -33,9 +38,10 @@ from shoal.data import (
 from shoal.data.content import most_copies
 from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup
-from shoal.models import Shape, VectorShape
-from shoal_flower.client.kept_features import kept_features, kept_frozen
+from shoal.models import FeatureMap, Shape, VectorShape
+from shoal.models.model import hash_of
 from shoal_flower.flower_config import NodeSettings
+from shoal_flower.messages import FROZEN, NO_FEATURES, NO_FROZEN, NotAllowedError
 
 LOG = logging.getLogger("shoal")
 
@@ -312,3 +318,71 @@ def _federation(run: AskedRun, data: ClientDataset) -> Federation:
     # Numbers that overflow by the server's scale are its own affair; a warning may be an error.
     with np.errstate(all="ignore"):
         return federation_of_clients(numbered, indices, run.preferences, run.scale)
+
+
+_KINDS = {"features": "a map of features", "frozen": "frozen tensors"}
+"""What the folders of a client hold."""
+
+
+def keep_features(folder: Path, digest: str, content: bytes) -> str:
+    """Keep a map, or frozen tensors, that the server sent in a client's ``folder``; returns the hash.
+
+    Raises:
+        InputError: it is not what the hash says, or no map; nothing is written then.
+    """
+    kind, stated = ("frozen" if digest.startswith(FROZEN) else "features"), digest.removeprefix(FROZEN)
+    path = _path(folder, kind, stated)
+    try:
+        found = hash_of(parse(content)) if kind == "frozen" else hashlib.sha256(content).hexdigest()
+    except SafetensorError as error:
+        raise InputError(f"the server sent {_KINDS[kind]} that cannot be read: {error}") from error
+    require(found == stated, f"the server sent {_KINDS[kind]} whose hash is {found}, and not {stated} as it says")
+    private_folder(folder)
+    write_bytes(private_folder(path.parent) / path.name, content, mode=PRIVATE)
+    if kind == "features":
+        try:
+            _read(path)
+        except InputError:
+            path.unlink()
+            raise
+    return digest
+
+
+def kept_features(folder: Path, digest: str) -> FeatureMap:
+    """The map of this hash, as the client keeps it.
+
+    Raises:
+        NotAllowedError: it does not have it whole; the server then sends it again.
+    """
+    path = _path(folder, "features", digest)
+    if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        raise NotAllowedError(f"{path}: the map of features of this run is not there, or damaged", NO_FEATURES)
+    return _read(path)
+
+
+def kept_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
+    """The frozen tensors of this hash, as the client keeps them.
+
+    Raises:
+        NotAllowedError: it does not have them whole; the server then sends them.
+    """
+    path = _path(folder, "frozen", digest)
+    tensors: dict[str, Tensor] = {}
+    with suppress(OSError, SafetensorError):
+        tensors = load_file(path)
+    if hash_of(tensors) != digest:
+        raise NotAllowedError(f"{path}: the frozen tensors of the server's models are not there, or damaged", NO_FROZEN)
+    return tensors
+
+
+def _read(path: Path) -> FeatureMap:
+    found = FeatureMap.load(path)
+    if found is None:
+        raise InputError(f"{path}: has a module whose code no file has")
+    return found
+
+
+def _path(folder: Path, kind: str, digest: str) -> Path:
+    fits = re.fullmatch("[0-9a-f]{64}", digest) is not None
+    require(fits, f"{digest!r:.80} is no hash of {_KINDS[kind]}")
+    return folder / kind / f"{digest}.safetensors"

@@ -41,8 +41,9 @@ from shoal_flower.secure_sums.protocol_messages import (
     Roster,
     Session,
     Transcript,
+    pack_answer,
+    unpack_question,
 )
-from shoal_flower.secure_sums.secure_records import pack_answer, unpack_question
 
 _REMEMBERED = 1000
 """Configurations, and models, whose sums a node remembers; a sum that was forgotten could be repeated to it."""

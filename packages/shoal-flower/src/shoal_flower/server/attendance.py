@@ -15,10 +15,8 @@ from shoal.models import FeatureMap, Model
 from shoal_flower.flower_config import RunSettings
 from shoal_flower.flower_records import pack_features, unpack_identity, unpack_kept_features
 from shoal_flower.messages import FROZEN, RejectedReplyError
-from shoal_flower.server.events import LOG, Events
 from shoal_flower.server.exchange import Answer, Exchange, Question, Registration
-from shoal_flower.server.ledger_stamps import LedgerStamps
-from shoal_flower.server.roster import Member, Roster
+from shoal_flower.server.roster import LOG, Events, LedgerStamps, Member, Roster
 
 _MAX_IDLE_ROUNDS = 3
 """Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""

@@ -1,16 +1,26 @@
-"""The clients that have ever joined a run, by name, and the nodes that they are at now."""
+"""Clients of a run, by name: their nodes, the last charges of their ledgers, and what happened to them."""
 
+import csv
 import json
+import logging
+import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 import torch
+from filelock import FileLock
+from flwr.app import RecordDict
+from pydantic import TypeAdapter, ValidationError
 
-from shoal.core.atomic_files import write_text
+from shoal.core.atomic_files import open_to_append, write_text
 from shoal.core.errors import InputError
 from shoal.data import Federation, Preferences, Shards
+from shoal_flower.flower_records import unpack_stamp
+from shoal_flower.messages import Stamp, plain
 
 
 @dataclass
@@ -142,3 +152,98 @@ class Roster:
             return Roster([Member(**row) for row in json.loads(path.read_text(encoding="utf-8"))])
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path}: is no list of clients: {error}; choose another 'out'") from error
+
+
+_STAMPS = TypeAdapter(dict[str, Stamp])
+
+
+@dataclass
+class LedgerStamps:
+    """The last charge of each client's ledger that the server has seen, by name, in a file that outlives runs.
+
+    A client whose disk went back to an older copy, or lost the ledger, would count too little: the offer says what the
+    server has seen, and the client stops. See `shoal_flower.client.ledger`.
+
+    Args:
+        path: of the file, which other runs may have too.
+        last: the stamps.
+    """
+
+    path: Path
+    last: dict[str, Stamp] = field(default_factory=dict)
+
+    @staticmethod
+    def open(path: Path) -> "LedgerStamps":
+        """The stamps in a file; none where there is none.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return LedgerStamps(path, _read(path))
+
+    def of(self, name: str) -> Stamp:
+        """The stamp of a client; ``(0, "")`` where none was seen."""
+        return self.last.get(name, (0, ""))
+
+    def take(self, name: str, reply: RecordDict) -> None:
+        """Take the stamp out of a client's reply, and keep it where it is later; raises `RejectedReplyError`."""
+        self.last[name] = max(self.of(name), unpack_stamp(reply), key=lambda stamp: stamp[0])
+
+    def save(self) -> None:
+        """Write them, each the later of this and of the file's."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.path}.lock"):
+            for name, stamp in _read(self.path).items():
+                self.last[name] = max(self.of(name), stamp, key=lambda one: one[0])
+            write_text(self.path, json.dumps(self.last, indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, Stamp]:
+    try:
+        return _STAMPS.validate_json(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: is no list of clients' last charges; restore a copy") from error
+
+
+LOG = logging.getLogger("shoal")
+
+Kind = Literal["joined", "returned", "left", "missed", "rejected", "refused", "failed"]
+COLUMNS = ("time", "round", "kind", "client", "node", "reason")
+
+
+@dataclass
+class Events:
+    """The events of a run's clients: each is a line of the run's log and of ``events.csv``.
+
+    Args:
+        path: of the file; a line is written at once, so that a killed server has lost none.
+        counts: how many there were, by kind, in all of the run.
+    """
+
+    path: Path
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def open(path: Path) -> "Events":
+        """Go on with a run's file, or begin one; a last line that a kill cut off is dropped."""
+        counts: Counter[str] = Counter()
+        if path.exists():
+            text = path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:
+                write_text(path, whole)
+            counts.update(row["kind"] for row in csv.DictReader(whole.splitlines()))
+        else:
+            write_text(path, ",".join(COLUMNS) + "\n")
+        return Events(path, counts)
+
+    def add(self, number: int, kind: Kind, client: str, node: int | None, reason: str = "") -> None:
+        """Say that something happened in round ``number``; names and reasons may be a stranger's."""
+        where, client, reason = "" if node is None else str(node), plain(client), plain(reason)
+        LOG.warning(
+            "round %d: client %s (node %s) %s%s", number, client, where or "none", kind, reason and f": {reason}"
+        )
+        self.counts[kind] += 1
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with open_to_append(self.path) as file:
+            csv.writer(file, lineterminator="\n").writerow([moment, number, kind, client, where, reason])

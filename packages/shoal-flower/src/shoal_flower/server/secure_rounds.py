@@ -43,8 +43,9 @@ from shoal_flower.secure_sums.protocol_messages import (
     RefusedError,
     Session,
     may_be_compared,
+    pack_question,
+    unpack_answer,
 )
-from shoal_flower.secure_sums.secure_records import pack_question, unpack_answer
 from shoal_flower.server.server_rounds import NAMES, Progress, Server
 
 LOG = logging.getLogger("shoal")

@@ -33,13 +33,10 @@ from shoal_flower.flower_config import RunSettings
 from shoal_flower.messages import parts_of
 from shoal_flower.secure_sums.contributions import check_summable
 from shoal_flower.server.attendance import Attendance, SentFile
-from shoal_flower.server.deployment_page import deployment_page
-from shoal_flower.server.events import Events
 from shoal_flower.server.exchange import Exchange
-from shoal_flower.server.ledger_stamps import LedgerStamps
 from shoal_flower.server.remote_feedback import RemoteCoordinator, RemoteHistograms
-from shoal_flower.server.roster import Roster
-from shoal_flower.server.round_rows import round_rows, summary_of
+from shoal_flower.server.results import deployment_page, round_rows, summary_of
+from shoal_flower.server.roster import Events, LedgerStamps, Roster
 from shoal_flower.server.secure_rounds import SecureHistograms, SecureRounds
 from shoal_flower.server.server_rounds import Progress, Server
 

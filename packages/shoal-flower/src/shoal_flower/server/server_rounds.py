@@ -1,13 +1,16 @@
 """The server's rounds: it offers, waits for what clients chose and trained, and merges what it can."""
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from pathlib import Path
+from typing import IO, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +23,54 @@ from shoal_flower.messages import NO_FEATURES, NO_FROZEN, Offer, Refusal, Reject
 from shoal_flower.server.attendance import Attendance, SentFile
 from shoal_flower.server.exchange import Answer
 from shoal_flower.server.roster import Member
-from shoal_flower.server.update_file import UpdateFile
+
+
+@dataclass(eq=False)
+class UpdateFile:
+    """The models that clients sent in a round, as rows of float32 in a file without a name, until all have come.
+
+    A client's weight is its share of those who replied, and the order of summation goes by their numbers of examples.
+    So a sum that is the simulation's bit for bit begins when the last reply is there. Memory is that of a few models
+    for any number of clients; disk is 4 bytes a parameter and client.
+
+    Args:
+        folder: of the file.
+        parameters: P, of a row.
+        order: the rows that stand for positions 0, 1, ... when they are read; empty: all, as they came.
+    """
+
+    folder: Path
+    parameters: int
+    order: list[int] = field(default_factory=list)
+    _rows: int = 0
+    _file: IO[bytes] | None = None
+
+    def add(self, end: Tensor) -> int:
+        """Add a row (P,); returns its number."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - until `close`
+        self._file.seek(0, 2)
+        self._file.write(end.contiguous().numpy().data)
+        self._rows += 1
+        return self._rows - 1
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, positions: Tensor) -> Tensor:
+        """The rows (u, P) at ``positions`` (u,)."""
+        rows = np.empty((len(positions), self.parameters), dtype=np.float32)
+        for row, position in zip(rows, positions.tolist(), strict=True):
+            assert self._file is not None
+            self._file.seek(4 * self.parameters * (self.order[position] if self.order else position))
+            self._file.readinto(row.data)  # pyright: ignore[reportAttributeAccessIssue]
+        return torch.from_numpy(rows)
+
+    def close(self) -> None:
+        """Give the disk back."""
+        if self._file is not None:
+            self._file.close()
+
 
 NAMES = 100
 """Clients that a live view names."""

@@ -1,0 +1,401 @@
+"""The formulas of scripts, on cases whose answer is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import ttest_1samp
+
+from experiment_scripts import EXPERIMENTS, experiment_script
+from shoal.audit import one_run_audit
+from shoal.config.build import build
+from shoal.config.schema import read_config
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.defenses import accounting
+from shoal.engine import Engine, State
+from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.simulation.measure import CLIENT_COLUMNS
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+
+# --- control ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def front():
+    return experiment_script("control/front")
+
+
+def test_the_area_is_that_of_a_grid_of_dominated_points(front):
+    random = np.random.default_rng(0)
+    accuracy, exposure = random.uniform(0.5, 0.8, 12), random.uniform(0.5, 0.75, 12)
+    low, high = front.WORST
+    a, e = np.meshgrid(np.arange(low, 0.8, 0.0005) + 0.00025, np.arange(0.5, high, 0.0005) + 0.00025)
+    dominated = ((a[..., None] <= accuracy) & (e[..., None] >= exposure)).any(axis=2)
+    assert front.dominated_area(accuracy, exposure) == pytest.approx(dominated.sum() * 0.0005**2, rel=0.02)
+    means = pd.DataFrame({"accuracy": [0.7, 0.6, 0.65], "exposure": [0.6, 0.5, 0.61]}, index=["a", "b", "dominated"])
+    assert front.front(means) == ["a", "b"]
+
+
+def test_a_setting_between_two_of_the_same_seed_lies_on_their_line(front):
+    random = np.random.default_rng(0)
+    low, high = (random.uniform(a, a + 0.1, (3, 5)) for a in (0.5, 0.7))
+    figures = {"low": low, "high": high, "between": low + 0.3 * (high - low)}
+    runs = pd.DataFrame([
+        {"setting": name, "seed": seed, **dict(zip(front.COMPARED, of_seeds[seed], strict=True))}
+        for seed in (2, 0, 1) for name, of_seeds in figures.items()
+    ])  # fmt: skip
+    on_line = front.of_line(runs, ("low", "high")).xs("between")
+    expected = runs[runs["setting"] == "between"].set_index("seed")[list(on_line)]
+    assert on_line.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
+
+
+@pytest.mark.parametrize("limits", [(0.5, 0.8), (0.58, 0.9)])
+def test_violations_are_as_many_as_limits_drawn_at_random_have(front, tmp_path, limits):
+    random = np.random.default_rng(0)
+    exposure = random.uniform(0.45, 0.95, 20)
+    clients = pd.DataFrame(dict.fromkeys(CLIENT_COLUMNS, 0), index=range(20)).assign(exposure=exposure)
+    clients.to_csv(tmp_path / "clients.csv", index=False)
+    over = (exposure > random.uniform(*limits, (20_000, 20))).sum(axis=1).mean()
+    # A standard deviation of the mean is at most 0.5 sqrt(20 / 20,000) = 0.016.
+    assert front.of_clients(tmp_path, limits)["expected"] == pytest.approx(over, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({}, "taken"),
+        ({"violations.total": 6}, "violations"),
+        ({"accuracy.overall": 0.689}, "accuracy"),
+        ({"accuracy.minority": 0.5, "smallest": 2}, "accuracy, minority, smallest model"),
+    ],
+)
+def test_the_bar_says_what_was_missed(changes, missed):
+    before = {"algorithm": "IFCA-MIR", "seed": 0, "violations.total": 10, "accuracy.overall": 0.7, "smallest": 10}
+    before["accuracy.minority"] = 0.7
+    after = {**before, "algorithm": "coordinator", "violations.total": 5, "accuracy.overall": 0.691, **changes}
+    assert experiment_script("control/bar").taken(pd.DataFrame([before, after]))[0][-1] == missed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "settled", "reversals"),
+    [
+        (0.0, [0.4, 0.8, 1.0, 1.0, 1.0, 1.0], 3, 0),
+        (0.0, [0.0] * 6, 0, 0),
+        (1.0, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0], 2, 0),
+        (0.0, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0], 4, 0),
+        (0.0, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0], None, 0),
+        (0.0, [0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0], None, 7),
+        # Within 0.1 of the mean, which is not the last value.
+        (0.0, [0.5, 0.45, 0.55, 0.45, 0.55], 1, 3),
+    ],
+)
+def test_a_strength_has_settled_once_it_stays_near_its_final_mean(before, after, settled, reversals):
+    settling = experiment_script("control/settling")
+    assert settling.settled_after(before, after) == settled
+    assert settling.reversals(after) == reversals
+
+
+def test_events_change_the_clients_that_they_name():
+    steps = experiment_script("control/step_response")
+    small = [
+        'data.source="digits"', "data.clients=10", "data.examples_per_client=6", "data.holdout_examples=4",
+        "data.test_examples=20", "data.groups.minority.share=0.4", "data.groups.majority.share=0.6",
+    ]  # fmt: skip
+    whole = build(read_config(EXPERIMENTS / "control" / "response.toml", small))[1].federation
+    joining, leaving = steps.EVENTS
+    before = joining.before(whole)
+    after = joining.after(whole, None, Stream(0))
+    new = ~torch.isin(after.ids, before.ids)
+    assert (len(before), after.group[new].tolist()) == (8, [0, 1])
+    assert after.preferences.threshold[new].tolist() == [0.52] * 2
+    assert (after.preferences.threshold[~new] == 1).all()
+    assignment = torch.tensor([0, 1, 1, 1, 0, 1, 0, 1, 1, 0])
+    state = State(40, torch.zeros(2, 3), torch.full((2,), 0.5), assignment)
+    one, other = (leaving.after(whole, state, Stream(seed)) for seed in (0, 3))
+    assert assignment[~torch.isin(whole.ids, one.ids)].tolist() == [1, 1]
+    assert not torch.equal(one.ids, other.ids), "who leaves is drawn"
+
+
+# --- differential privacy --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dp():
+    return experiment_script("audit/dp")
+
+
+def updates_of(dp, case, *changes, fraction=1.0):
+    """A tiny run: the simulation on its engine, and what the server received."""
+    small = [
+        'data.source="digits"', "data.clients=4", "data.examples_per_client=24", "data.test_examples=20",
+        "canaries.per_client=12", "algorithm.rounds=4",
+    ]  # fmt: skip
+    _, simulation = build(read_config(dp.BASE, [*case.changes(), *small, *changes]))
+    simulation = replace(simulation, record_updates=1)
+    with Engine(simulation.setup.model, threads=1, backend="loop") as engine, dp.too_little_noise(fraction):
+        simulation = move_to_engine(simulation, engine)
+        rounds = [report.updates for _, report in run_rounds(simulation, engine, initial_state(simulation, engine))]
+        return dp.server_scores(rounds, simulation, engine), simulation.canaries.member.numpy()
+
+
+@pytest.mark.parametrize("sampling", ["full", "poisson"])
+def test_without_noise_the_server_knows_every_coin(dp, sampling):
+    """Linear algebra: updates are sums of gradients, so that a wrong batch size, rate or set of examples shows."""
+    batches = [] if sampling == "full" else ["local.batch_size=9", "algorithm.rounds=12"]
+    scores, included = updates_of(dp, dp.Case(dp.HONEST, sampling, 1, 0), *batches, fraction=1e-5)
+    assert included.sum() not in (0, len(included))
+    assert scores[included].min() > scores[~included].max()
+    if sampling == "full":
+        assert scores == pytest.approx(included.astype(float), abs=0.05)
+
+
+def test_with_noise_alone_the_server_knows_nothing(dp):
+    """Estimates stay at 1/2, and prove nothing; of one seed in twenty they may, at a confidence of 95 %."""
+    scores, included = updates_of(dp, dp.Case(dp.HONEST, "full", 1, 1), fraction=100.0)
+    assert scores == pytest.approx(0.5, abs=0.05)
+    assert one_run_audit(scores, included).epsilon == 0
+
+
+def test_rounds_of_several_steps_are_refused_and_the_fraud_ends_with_its_block(dp):
+    right = BoundNetwork.private_step
+    with pytest.raises(InputError, match="got 2 steps a round"):
+        updates_of(dp, dp.Case(dp.HONEST, "full", 1, 0), "local.steps=2", "algorithm.rounds=1")
+    assert BoundNetwork.private_step is right
+
+
+@pytest.mark.parametrize(("sampling", "rate"), [("full", 1.0), ("poisson", 0.5)])
+def test_the_multipliers_cost_what_they_are_named_after(dp, sampling, rate):
+    for target, noise in dp.NOISE[sampling].items():
+        assert accounting.epsilon([(rate, 10)], noise, 1e-5) == pytest.approx(target, rel=0.01)
+
+
+def test_no_attacker_proves_more_than_one_without_a_mistake(dp):
+    included = np.arange(200) % 2 == 0
+    assert dp.largest(200, 1e-5) == one_run_audit(included.astype(float), included, delta=1e-5).epsilon > 3
+
+
+@pytest.fixture(scope="module")
+def epsilons():
+    return experiment_script("property/epsilon")
+
+
+@pytest.mark.parametrize(("rate", "steps", "delta"), [(0.1, 30, 1e-5), (1.0, 1, 1e-4)])
+def test_its_rdp_is_opacus_s(epsilons, rate, steps, delta):
+    found = epsilons.ACCOUNTANTS["RDP, Opacus"](epsilons.Setting("", rate, steps, delta), 0.8)
+    assert found == pytest.approx(accounting.epsilon([(rate, steps)], 0.8, delta), abs=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+@pytest.mark.parametrize("sigma", [0.5, 1.0])
+def test_its_exact_epsilon_is_what_prv_comes_near_from_above(epsilons, rate, sigma):
+    exact = epsilons.exact(epsilons.Setting("", rate, 1, 1e-5), sigma)
+    assert exact <= accounting.epsilon([(rate, 1)], sigma, 1e-5, "prv") <= exact + 0.03
+
+
+def test_one_step_of_173_examples_by_the_moments_accountant_gives_both_of_the_paper_s(epsilons):
+    setting, moments = epsilons.Setting("", 32 / 173, 1, 1e-5), epsilons.ACCOUNTANTS["moments to 32"]
+    assert epsilons.matching({sigma: moments(setting, sigma) for sigma in epsilons.PAPER})
+    for other in (replace(setting, steps=2), replace(setting, delta=1e-4), replace(setting, rate=32 / 160)):
+        assert not epsilons.matching({sigma: moments(other, sigma) for sigma in epsilons.PAPER})
+
+
+# --- sensors of risk -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sensors():
+    return experiment_script("sensors/compare")
+
+
+def rows_of(**risks):
+    """Two seeds, two rounds, two models, whose true risks are 0.5 to 0.57."""
+    places = [{"run": "a", "seed": i // 4, "round": 5 + i // 2 % 2, "cluster": i % 2} for i in range(8)]
+    return pd.DataFrame([
+        place | {"sensor": name, "risk": risk(0.5 + 0.01 * i, i), "seconds": 2.0 + i % 2}
+        for i, place in enumerate(places) for name, risk in risks.items()
+    ])  # fmt: skip
+
+
+def test_a_sensor_is_judged_by_error_by_rank_and_by_which_model_is_safer(sensors):
+    """``late`` knows the round alone, by which all risks rise, and nothing of the models."""
+    rows = rows_of(
+        audit=lambda truth, i: truth + i // 2 % 2, high=lambda truth, i: truth + i // 2 % 2 + 0.1,
+        mirrored=lambda truth, i: 1 - truth + i // 2 % 2, constant=lambda *_: 0.5,
+        late=lambda _, i: i // 2 % 2 + 0.001 * (-1) ** i,
+    )  # fmt: skip
+    lines = sensors.judged(rows, "audit").set_index("sensor")
+    assert lines.loc["audit", ["error", "bias", "rank_correlation", "safer_right"]].tolist() == [0, 0, 1, 1]
+    assert lines.loc["high", ["error", "bias"]].tolist() == pytest.approx([0.1, 0.1])
+    assert lines.loc["high", ["rank_correlation", "safer_right"]].tolist() == [1, 1]
+    assert lines.loc["mirrored", ["rank_correlation", "safer_right"]].tolist() == [-1, 0]
+    assert lines.loc["constant", "safer_right"] == 0.5, "a tie is a guess"
+    assert lines.loc["late", "rank_correlation"] < 0
+    assert lines.loc["late", "safer_right"] == 0
+
+
+def test_the_strongest_audit_and_the_last_reference_federations_are_other_truths(sensors):
+    rows = rows_of(**{"audit": lambda truth, _: truth, "audit, other": lambda truth, _: truth + 0.02})
+    lines = sensors.judged(rows, "strongest").set_index("sensor")
+    assert lines["bias"].to_dict() == pytest.approx({"audit": -0.02, "audit, other": 0.0})
+
+    def references(truth, i):
+        return truth + 0.1 if i // 2 % 2 else np.nan
+
+    rows = rows_of(audit=lambda truth, _: truth, **{sensors.REFERENCES: references}).dropna()
+    lines = sensors.judged(rows, sensors.REFERENCES).set_index("sensor")
+    assert lines["models"].to_dict() == {"audit": 4}, "what judges is no sensor itself"
+    assert lines.loc["audit", ["error", "bias"]].tolist() == pytest.approx([0.1, -0.1])
+
+
+def test_a_factor_is_a_ratio_of_mean_advantages(sensors):
+    """A sensor that sees a tenth in every model has the factor 10, after which it is right; of chance none is known."""
+    rows, deviation = [], [3, 1, -2, -4]
+    for i in range(8):
+        truth = 0.62 + 0.01 * i
+        risks = {
+            sensors.REFERENCES: truth, "tenth": 0.5 + (truth - 0.5) / 10, "chance": 0.51 + 0.01 * deviation[i // 2],
+        }  # fmt: skip
+        place = {"run": "a", "seed": i // 2, "round": 5, "cluster": i % 2, "seconds": 1.0}
+        rows += [place | {"sensor": name, "risk": risk} for name, risk in risks.items()]
+    lines = sensors.factors(pd.DataFrame(rows)).set_index("sensor")
+    assert lines.loc["tenth", ["factor", "low", "high", "error"]].tolist() == pytest.approx([10, 10, 10, 0])
+    assert lines.loc["chance", "factor"] == pytest.approx(0.155 / 0.005)
+    assert np.isnan(lines.loc["chance", ["low", "high"]].astype(float)).all(), "no factor is excluded"
+
+
+def test_the_interval_of_a_ratio_is_fiellers(sensors):
+    """By its definition, the ends are the ratios at which a paired t test of above - f below is at its level."""
+    above, below = np.array([0.11, 0.16, 0.13, 0.15]), np.array([0.03, 0.05, 0.05, 0.04])
+    low, high = sensors.fieller(above, below)
+    assert low < above.mean() / below.mean() < high
+    for end in (low, high):
+        assert ttest_1samp(above - end * below, 0).pvalue == pytest.approx(0.05)
+    known = sensors.fieller(above, np.full(4, 0.04))
+    assert known == pytest.approx(ttest_1samp(above / 0.04, 0).confidence_interval()), "a constant is no estimate"
+
+
+def test_lines_are_judged_on_other_settings_than_those_they_are_fitted_on():
+    told = np.linspace(0.5, 0.7, 12)
+    models = pd.DataFrame({
+        "setting": np.repeat(["base", "other", "third"], 4), "seed": 0, "cluster": 0,
+        "truth": 0.55 + 0.5 * (told - 0.5), "histogram": told,
+    })  # fmt: skip
+    # A line holds everywhere; a constant knows nothing of the setting that is judged.
+    lines = experiment_script("sensors/calibrated").lines_of(models).set_index("sensor")
+    assert lines["line.error"]["histogram"] < 1e-12
+    assert lines["error"]["histogram"] == pytest.approx((models["truth"] - told).abs().mean())
+    assert (lines["slope"]["histogram"], lines["level"]["histogram"]) == pytest.approx((0.5, 0.55))
+    others = models["truth"][models["setting"] != "base"].mean()
+    assert lines["base.line.error"]["none"] == pytest.approx((models["truth"][:4] - others).abs().mean())
+
+
+def test_record_features_are_ranked_by_what_references_say():
+    draw = np.random.default_rng(0)
+    exposure, inside = draw.exponential(size=200), np.tile([True, False, True, False], (400, 1))
+    # The loss fell by as much as training on a record moves its scores.
+    trace = draw.random((200, 1)) + exposure[:, None] * np.linspace(1, 0, 10)[:, None, None]
+    arrays = {
+        "entry": np.arange(200), "assignment": np.zeros(4, dtype=int), "owner": np.arange(200) % 4, "members": trace,
+        "reference": inside * np.tile(exposure, 2)[:, None], "reference_member": inside,
+    }  # fmt: skip
+    found = experiment_script("sensors/calibrated").by_record(arrays)
+    assert found["trace range"] == pytest.approx((1.0, 1.0))
+    assert found["fall"] == pytest.approx((1.0, 1.0))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_differences_have_student_s_interval_and_are_bold_where_it_leaves_out_zero():
+    values = pd.Series([0.1, -0.02, 0.05, 0.3, 0.02])
+    low, high = ttest_1samp(values, 0).confidence_interval(0.95)
+    differences = experiment_script("paired_differences").differences
+    assert differences(values) == [f"{values.mean():+.3f}", f"{low:+.3f} to {high:+.3f}", "4 of 5"]
+    matrix = experiment_script("matrix/figure")
+    # Another order of seeds, and a spread between seeds that is ten times the difference.
+    base = pd.DataFrame({"setting": "IFCA", "seed": [0, 1, 2], **{key: [0.1, 0.5, 0.9] for key in matrix.COMPARED}})
+    above = base.iloc[::-1].assign(setting="above")
+    above[list(matrix.COMPARED)] = above[list(matrix.COMPARED)].add([0.04, 0.05, 0.06], axis=0)
+    unclear = base.assign(setting="unclear", accuracy=[0.2, 0.4, 0.9])
+    rows = matrix.compared(pd.concat([base, above, unclear]), "IFCA")
+    assert all(cell.startswith("**+0.050**") for cell in rows[0][1:])
+    assert rows[1][1].startswith("+0.000 (")
+
+
+def test_an_estimate_is_judged_within_a_seed():
+    """Two models over four rounds of two seeds; one estimator is the truth less 0.1, the other its mirror image."""
+    places = [(seed, number, cluster) for seed in (0, 1) for number in (5, 10, 15, 20) for cluster in (0, 1)]
+    risks = pd.DataFrame(places, columns=["seed", "round", "cluster"]).assign(**{"data.examples_per_client": 25})
+    turn = (-1) ** (risks["round"] // 5)
+    risks["audit"] = 0.5 + 0.01 * risks["round"] + 0.1 * risks["cluster"] * turn + 0.003 * risks["seed"]
+    risks = risks.assign(shadow=risks["audit"] - 0.1, federated=1.2 - risks["audit"])
+    seconds = pd.DataFrame([
+        {"data.examples_per_client": 25, "seed": seed, "red_team.estimator": kind, "seconds": 2.0}
+        for seed in (0, 1) for kind in ("shadow", "federated", "audit")
+    ])  # fmt: skip
+    judged = experiment_script("ifca-mir/estimators").judged(risks, seconds).set_index(["estimator", "seed"])
+    ranks = ["rank correlation", "safer model right"]
+    for seed in (0, 1):
+        assert judged.loc[("shadow", seed), ["bias", "error", *ranks]].tolist() == pytest.approx([-0.1, 0.1, 1, 1])
+        assert judged.loc[("federated", seed), ranks].tolist() == pytest.approx([-1, 0])
+        assert judged.loc[("audit", seed), ["bias", "error", *ranks]].tolist() == pytest.approx([0, 0, 1, 1])
+
+
+def test_the_population_s_non_members_are_a_mixture(capsys):
+    claims = experiment_script("ifca-mir/claims")
+    shares = {"minority 10 %": 0.1, "minority 30 %": 0.3, "minority 50 %": 0.5, "majority 90 %": 0.9}
+    rows = [
+        {
+            "images": 5, "trained": who, "seed": seed, "mia.trained": 0.6, "mia_against_other.trained": 0.8,
+            "mia_against_unrotated.trained": 0.7, "loss_threshold.trained": paper,
+            "loss_threshold_against_other.trained": 0.9, "loss_threshold_against_unrotated.trained": 0.5,
+        }
+        for who, paper in zip(shares, claims.PAPER, strict=True) for seed in (0, 1)
+    ]  # fmt: skip
+    claims.readings(pd.DataFrame(rows), "images", "title")
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if "5 |" in line]
+    assert lines[0][:3] == ["loss_threshold", "5", "same group"], "the nearest stands first"
+    (population,) = [line for line in lines if line[:3] == ["mia", "5", "population"]]
+    expected = [share * 0.6 + (1 - share) * 0.8 for share in shares.values()]
+    assert [float(cell) for cell in population[3:7]] == pytest.approx(expected, abs=5e-4)
+    assert float(population[-1]) == pytest.approx(np.sqrt(((expected - claims.PAPER) ** 2).mean()), abs=5e-4)
+
+
+def test_algorithms_are_compared_by_the_strongest_attack_over_all_shifts_and_in_each(capsys):
+    claims = experiment_script("ifca-mir/claims")
+    effect = {("IFCA", "near"): 0.5, ("IFCA", "far"): 0.6, ("IFCA-MIR", "near"): 0.4, ("IFCA-MIR", "far"): 0.6}
+    rows = [
+        {"algorithm": algorithm, "shift": shift, "seed": seed} | dict.fromkeys(claims.STRONGEST, value + 0.1 * seed)
+        | {"clusters.0.mia": 0.8, "clusters.1.mia": 0.6, "clusters.0.gap": 0.5, "clusters.1.gap": 0.6}
+        | {"clusters.0.risk": 0.52, "clusters.1.risk": 0.48 + 0.04 * seed}
+        for (algorithm, shift), value in effect.items() for seed in (0, 1)
+    ]  # fmt: skip
+    claims.strongest(pd.DataFrame(rows), "sweep", "shift")
+    out = capsys.readouterr().out
+    lines = [line.strip("| ").split(" | ") for line in out.splitlines() if "mia_by_rmia.minority" in line]
+    assert [line[3] for line in lines] == ["-0.050", "-0.100", "+0.000"], "over both, near, far"
+    assert "| risk | 20.0 | unbounded | inf, 10.0 |" in out, "of the means over seeds, not the mean of the ratios"
+
+
+def test_a_power_law_is_recovered():
+    sizes = experiment_script("audit/sizes")
+    rows = pd.DataFrame([
+        {"algorithm": f"Alone, {members}", "seed": seed, "attack": "rmia", "references": 4, "name": "all",
+         "members": members, "accuracy": 0.5 + 0.5 * 1.5 * (members / 10) ** -0.5}
+        for members in (100, 400) for seed in (0, 1)
+    ])  # fmt: skip
+    assert np.allclose(sizes.law(sizes.advantages(rows)), (1.5, 0.5))
+
+
+def test_tables_of_a_page_become_one_file(tmp_path):
+    (page := tmp_path / "bar.md").write_text(
+        "**Five seeds**\n\n| setting | accuracy | of the minority |\n|---|---|---|\n"
+        "| **IFCA** | 0.91 ± 0.01 | 0.89 ± 0.03 |\n\n## Seeds\n\n| seed | bar |\n|---|---|\n| 0 | taken |\n"
+    )
+    assert experiment_script("tables_to_csv").convert(page).read_text().splitlines()[1:] == [
+        "Five seeds,IFCA,0.91,0.01,0.89,0.03,,",
+        "Seeds,,,,,,0,taken",
+    ]
