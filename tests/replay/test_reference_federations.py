@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.attacks import LiRA, RecordedRisks
+from shoal.attacks import LiRA
 from shoal.audit import RedTeam
 from shoal.config.build import build
 from shoal.core.errors import InputError
@@ -15,6 +15,7 @@ from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay import reference_federations
 from shoal.replay.reference_federations import AttackedRun, join_scores
+from shoal.replay.stages import RecordedRisks
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 

@@ -15,9 +15,8 @@ from shoal.attacks.membership_attack import (
     logit_confidence,
     needs_classes,
 )
-from shoal.attacks.queries.label_only import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
+from shoal.attacks.queries.label_only import ImageChanges, augmentation_votes, boundary_distance
 from shoal.attacks.queries.loss_histograms import LossHistograms
-from shoal.attacks.queries.recorded_risks import RecordedRisks
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.attacks.queries.yeom import Gap, LossThreshold
@@ -47,8 +46,8 @@ __all__ = [
     "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference", "Guesses", "HarvestedModel",
     "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore", "LossThreshold",
     "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
-    "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
-    "Query", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
+    "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
+    "Query", "Records", "ReferenceAttack", "ReferenceModels",
     "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
     "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View", "augmentation_votes", "boundary_distance",
     "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes",

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Candidates, Knowledge, Population, RecordedRisks, ReferenceScores, UpdateJoint, UpdateSpan
+from shoal.attacks import Candidates, Knowledge, Population, ReferenceScores, UpdateJoint, UpdateSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
@@ -42,7 +42,7 @@ from shoal.replay.span_scores import (
     knowledge_of,
     span_scores,
 )
-from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
+from shoal.replay.stages import RecordedRisks, Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.play import initial_state
 from shoal.simulation.round_metrics import Row, round_metrics
