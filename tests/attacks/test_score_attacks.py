@@ -358,8 +358,3 @@ def test_lira_beats_calibration_and_calibration_the_loss_for_records_of_unequal_
 def test_with_few_reference_models_the_bayesian_variances_help():
     auc = aucs(made_up(4000, 4))
     assert auc["bavaria"] > auc["lira"] + 0.01
-
-
-def test_score_attacks_are_at_chance_without_leakage():
-    auc = aucs(made_up(4000, 8, shift=0.0))
-    assert all(value == pytest.approx(0.5, abs=0.03) for value in auc.values())

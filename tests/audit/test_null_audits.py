@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from attacked_run import attacked_run
 from made_up_scores import made_up_pairs
 from shoal.attacks import Population, ReferenceScores, UpdateScores
 from shoal.attacks.updates.update_scores import NOBODY
@@ -19,10 +20,8 @@ from shoal.config.schema import parse_config
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
-from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import view_scores
 from shoal.replay.run_records import records_of_run
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 AUDITS = 80
 NAMES = [attack.name for attack in REFERENCE_ATTACKS]
@@ -129,9 +128,7 @@ def run():
         "red_team": {"every": 0}, "engine": {"threads": 1},
     }, "test"))  # fmt: skip
     with Engine(simulation.setup.model, threads=1) as engine:
-        simulation = move_to_engine(simulation, engine)
-        *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
-        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
+        attacked = attacked_run(simulation, engine)
         trained = [attacked.train_reference(i, engine) for i in range(4)]
         target = attacked.scores(engine)
         records, (seen, _) = (call(attacked, target, trained, engine) for call in (records_of_run, view_scores))

@@ -118,15 +118,6 @@ def test_empirical_epsilon_is_0_for_equal_scores():
     assert empirical_epsilon(np.ones(100), np.arange(100) < 50, Stream(0), delta=DELTA) == 0
 
 
-def test_empirical_epsilon_falls_with_delta_and_confidence():
-    rng = np.random.default_rng(0)
-    is_member = np.arange(2000) < 1000
-    scores = rng.normal(size=2000) + 2 * is_member
-    plain = empirical_epsilon(scores, is_member, Stream(0), delta=0.0)
-    assert plain > empirical_epsilon(scores, is_member, Stream(0), delta=0.2) > 0
-    assert plain > empirical_epsilon(scores, is_member, Stream(0), delta=0.0, confidence=0.999) > 0
-
-
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from attacked_run import attacked_run
 from shoal.attacks import LiRA
 from shoal.audit import RedTeam
 from shoal.config.build import build
@@ -16,7 +17,7 @@ from shoal.metrics import membership_metrics
 from shoal.replay import reference_federations
 from shoal.replay.reference_federations import AttackedRun, join_scores
 from shoal.replay.stages import RecordedRisks
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,7 @@ def attacked(toy_config):
         _, simulation = build(toy_config(**changes))
         engine = Engine(simulation.setup.model, threads=1)
         engines.append(engine)
-        simulation = move_to_engine(simulation, engine)
-        now = initial_state(simulation, engine)
-        for after, _ in run_rounds(simulation, engine, now):
-            now = after
-        return AttackedRun.from_run(simulation, now.state, now.rows, engine), engine
+        return attacked_run(simulation, engine), engine
 
     yield make
     for engine in engines:
