@@ -96,7 +96,7 @@ def test_the_attack_on_all_examples_counts_where_no_record_is_asked(attacked):
     assert np.isnan(joined(on_records[2], {})["rmia"].accuracy)
     assert joined(on_records[0], fitted)["rmia"] is on_records[0]["rmia"], "but not where there are records"
     assert list(joined(on_records[0], fitted)) == [*on_records[0], "mine"]
-    assert next(iter(on_records[0])) == attacked.chosen
+    assert next(iter(on_records[0])) == attacked.chosen()
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_the_attacked_model_s_members_do_not_choose_the_attack_beforehand(record
     """It is the one that finds most on the reference models, each attacked in turn."""
     attacked = attack_records(records)
     swapped = attack_records(replace(records, scores=replace(records.scores, member=~records.scores.member)))
-    assert attacked.chosen == swapped.chosen
+    assert attacked.chosen() == swapped.chosen()
     trained = records.scores.reference_member.ravel()
     left_out = {attack.name: leave_one_out_scores(attack, records.scores) for attack in REFERENCE_ATTACKS}
     areas = {name: roc_auc(scores.ravel(), trained) for name, scores in left_out.items() if scores is not None}
-    assert attacked.chosen == max(areas, key=areas.get)
+    assert attacked.chosen() == max(areas, key=areas.get)
     assert set(areas) > {"lira", "rmia", "loss"}
 
 
@@ -147,7 +147,7 @@ def test_the_attacked_model_s_members_do_not_choose_the_attack_beforehand(record
 def test_with_few_reference_models_the_chosen_attack_is_stated_beforehand(references, expected):
     scores = made_up(40, references)
     names = np.arange(40).astype(object)
-    assert attack_records(AuditRecords(scores, names, names, np.full(40, "all", dtype=object))).chosen == expected
+    assert attack_records(AuditRecords(scores, names, names, np.full(40, "all", dtype=object))).chosen() == expected
 
 
 def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():
