@@ -119,9 +119,9 @@ def messages() -> dict[str, int]:
     from torch import nn  # noqa: PLC0415
 
     from shoal import Model, Stream  # noqa: PLC0415
-    from shoal.deployment.flower_records import pack_offer, pack_reply  # noqa: PLC0415
-    from shoal.deployment.messages import Offer  # noqa: PLC0415
     from shoal.engine import ClientUpdate  # noqa: PLC0415
+    from shoal_flower.flower_records import pack_offer, pack_reply  # noqa: PLC0415
+    from shoal_flower.messages import Offer  # noqa: PLC0415
 
     body, *_ = pretrained()
     model = Model(lambda: nn.Sequential(*body, nn.Linear(1000, 10)))
@@ -168,7 +168,10 @@ def main() -> None:
 
     def one(side: str) -> dict[str, float]:
         source = given.before if side == "before" else ROOT
-        environment = os.environ | {"PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "2"}
+        environment = os.environ | {
+            "PYTHONPATH": f"{source}/src:{source}/packages/shoal-flower/src",
+            "OMP_NUM_THREADS": "2",
+        }
         command = [sys.executable, __file__, "--one", side]
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
 

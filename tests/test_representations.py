@@ -141,7 +141,6 @@ VALUES = {
     "MRMTL": lambda: shoal.MRMTL(0.123),
     "APFL": lambda: shoal.APFL(0.123, True, "examples"),
     "PerFedAvg": lambda: shoal.PerFedAvg(0.123, "equal"),
-    "AppRecorder": lambda: shoal.AppRecorder("/tmp/trace"),
     "FedBN": lambda: shoal.FedBN("output", "equal"),
     "FedRep": lambda: shoal.FedRep("equal", "output", 12),
     "FineTuning": lambda: shoal.FineTuning(shoal.IFCA(clusters=9), LOCAL),

@@ -154,7 +154,7 @@ def audit_trace(
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md; or of a Flower app, as of `app_trace`.
+        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
         gates, attacks: as of `audit_run`.
