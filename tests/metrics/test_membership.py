@@ -144,16 +144,6 @@ def test_tpr_at_low_fpr_has_the_exact_interval_of_its_members() -> None:
     assert metrics.tpr_at_01_percent_fpr_high == metrics.tpr_at_1_percent_fpr_high
 
 
-def test_membership_intervals_contain_their_metric_and_narrow_with_confidence() -> None:
-    scores, is_member = scored("continuous")
-    scores, is_member = np.tile(scores, 3), np.tile(is_member, 3)
-    sure, unsure = (membership_metrics(scores, is_member, threshold=0.4, confidence=c) for c in (0.95, 0.5))
-    for figure, ends in (("accuracy", ""), ("auc", "auc_"), *((f"tpr_at_{p}_percent_fpr",) * 2 for p in ("1", "01"))):
-        prefix = f"{ends}_" if ends.startswith("tpr") else ends
-        wide, narrow = ((getattr(m, f"{prefix}low"), getattr(m, f"{prefix}high")) for m in (sure, unsure))
-        assert wide[0] < narrow[0] < getattr(sure, figure) < narrow[1] < wide[1], figure
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_intervals_of_unpaired_examples_are_those_of_their_effective_numbers(weighted: bool) -> None:
     scores, is_member = scored("few members")
