@@ -32,7 +32,7 @@ from shoal.attacks.span.joint import ModelJoint, UpdateJoint
 from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
 from shoal.attacks.span.span import ModelSpan, UpdateSpan
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
-from shoal.attacks.updates.client_membership import client_scores, cohort_coefficients
+from shoal.attacks.updates.client_membership import client_scores
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceInference
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
@@ -50,6 +50,6 @@ __all__ = [
     "Query", "Records", "ReferenceAttack", "ReferenceModels",
     "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
     "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View", "augmentation_votes", "boundary_distance",
-    "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes",
+    "client_scores", "logit_confidence", "needs_classes",
     "update_scores",
 ]  # fmt: skip
