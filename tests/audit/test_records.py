@@ -9,12 +9,15 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+import shoal
 from made_up_scores import made_up
 from shoal.audit import leave_one_out_scores
 from shoal.audit.audit import audit_records
 from shoal.audit.final_attacks import joined
 from shoal.audit.records import RecordTable, measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
+from shoal.audit.update_audit import all_attacks
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.metrics import empirical_epsilon, roc_auc
 
@@ -172,3 +175,35 @@ def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():
         empirical_epsilon(by_attack[key], scores.member, Stream(0)("epsilon"), delta=1e-5) for key in (name, "loss")
     )
     assert audit.empirical_epsilon == epsilon > of_loss + 0.5
+
+
+class Rank:
+    name, title, view, least = "rank", "Rank", "outsider", 0
+
+    def __init__(self, **attributes: object):
+        vars(self).update(attributes)
+
+    def scores(self, scores):
+        return scores.score
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"name": "my attack.v2"}, "'name' must be of letters, digits, '-' and '_'.*; got 'my attack.v2'"),
+        ({"name": "lira"}, "'lira' is another attack's"),
+        ({"view": "bystander"}, "'rank': 'view' must be one of outsider, client, server; got 'bystander'"),
+    ],
+)
+def test_an_attack_without_a_usable_name_or_view_is_refused(attributes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        all_attacks([Rank(**attributes)])
+
+
+@pytest.mark.parametrize("scores", [np.zeros(3), np.full(40, np.nan)])
+def test_scores_that_are_not_one_finite_number_per_record_are_refused(scores):
+    member, none = np.arange(40) < 20, np.zeros((40, 0))
+    reference_scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, np.zeros(40, dtype=np.int64))
+    records = shoal.AuditRecords(reference_scores, *(np.arange(40).astype(str) for _ in range(3)))
+    with pytest.raises(InputError, match="attack 'rank': 'scores' must return one finite number per record"):
+        shoal.audit_records(records, shoal.Stream(0), attacks=[Rank(scores=lambda _: scores)])
