@@ -182,6 +182,7 @@ def rows_of_run(setting: str, seed: int, attacked: AttackedRun, engine: Engine) 
     seen, knowledge = attacked.first_rounds(engine, rounds)
     assert seen is not None
     asked, rows = attacked._asked, list[dict[str, Any]]()
+    assert asked is not None
     member = np.arange(2 * pairs) < pairs
     loss = attacked.scores(engine).score.numpy()
 

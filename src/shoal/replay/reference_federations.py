@@ -298,10 +298,12 @@ class AttackedRun:
         return seen, known
 
     @cached_property
-    def _asked(self) -> Candidates:
+    def _asked(self) -> Candidates | None:
         """The records for the span attacks. Of the population the attacker knows that nobody trained on it; where there
-        is none, of the test examples that are in no pair.
+        is none, of the test examples that are in no pair. None: there are no records.
         """
+        if not len(self.records):
+            return None
         federation, others, device = self.simulation.federation, self.population, self.population.y.device
         if not len(others) and self.records.source == "test":
             unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)

@@ -67,7 +67,7 @@ def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
 
 def span_scores(
     seen: FirstRounds,
-    asked: Candidates,
+    asked: Candidates | None,
     engine: Engine,
     knowledge: Knowledge,
     names: Collection[str] = SPAN_NAMES,
@@ -78,11 +78,13 @@ def span_scores(
     A record is asked of its own client's updates. The span attack asks it of the moves of every cluster's model, as
     whoever does not know its cluster would; the joint attack knows which clients trained which model. A record has no
     score (NaN) where its client sent nothing in these rounds. ``listed`` is what else is on the list of a joint attack,
-    by its name: the clients' other examples, and further non-members.
+    by its name: the clients' other examples, and further non-members. Without records, ``asked`` is None.
     """
-    client, more = asked.client, listed or {}
-    assert client is not None
-    scores, omitted = dict[str, AttackScores](), dict[str, str]()
+    chosen = [attack for attack in (*SPANS, *JOINTS) if attack.name in names]
+    if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):
+        reason = "no client of an attacked record sent an update in the first rounds"
+        return SpansOfRun({}, {attack.name: reason for attack in chosen})
+    scores, omitted, more = dict[str, AttackScores](), dict[str, str](), listed or {}
     attacks: dict[str, Callable[[], AttackScores]] = {
         ModelSpan.name: lambda: _of_models(seen, asked, engine, knowledge),
         UpdateSpan.name: lambda: _of_updates(seen, asked, engine, knowledge),
@@ -96,12 +98,8 @@ def span_scores(
             asked, UpdateJoint(), lambda whole: UpdateJoint().score(seen.updates, whole, engine, knowledge), more
         ),
     }
-    for attack in (*SPANS, *JOINTS):
-        if attack.name not in names:
-            continue
-        if not bool(torch.isin(client, seen.senders).any()):
-            omitted[attack.name] = "no client of an attacked record sent an update in the first rounds"
-        elif attack.view == "server" and not seen.updates:
+    for attack in chosen:
+        if attack.view == "server" and not seen.updates:
             omitted[attack.name] = TOO_LARGE
         else:
             try:
