@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from shoal.algorithms import FedAvg
-from shoal.attacks import Candidates, ModelSpan, client_scores, cohort_coefficients
+from shoal.attacks import Candidates, ModelSpan, client_scores
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.atomic_files import write_bytes, write_text
@@ -55,6 +55,17 @@ def simulation_of(clients: int, seed: int) -> Simulation:
     group = ["data.groups.minority.share=0.01", "data.groups.majority.share=0.99"]
     _, simulation = build(read_config(BASE, [*changes, *group]))
     return simulation
+
+
+def cohort_coefficients(evidence: NDArray[np.float64], took_part: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """How much (N, C) of the evidence (T, C) of each candidate comes with each client's taking part (T, N), by least
+    squares; a client that always or never took part has zeros.
+
+    Source: Kerkouche, Acs, Fritz, "Client-specific Property Inference against Secure Aggregation in Federated
+    Learning", WPES 2023, arXiv:2303.03908 (PROLIN), whose evidence is a linear model of the sum, fitted on shadow
+    updates. Ours takes an attack on records for it.
+    """
+    return np.linalg.pinv(took_part - took_part.mean(axis=0)) @ (evidence - evidence.mean(axis=0))
 
 
 class Records:

@@ -36,7 +36,7 @@ from shoal.data import Federation
 from shoal.engine import Engine
 from shoal.metrics import roc_auc
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.span_scores import span_scores
+from shoal.replay.span_scores import on_list, span_scores
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import with_features
 
@@ -182,6 +182,7 @@ def rows_of_run(setting: str, seed: int, attacked: AttackedRun, engine: Engine) 
     seen, knowledge = attacked.first_rounds(engine, rounds)
     assert seen is not None
     asked, rows = attacked._asked, list[dict[str, Any]]()
+    assert asked is not None
     member = np.arange(2 * pairs) < pairs
     loss = attacked.scores(engine).score.numpy()
 
@@ -199,7 +200,7 @@ def rows_of_run(setting: str, seed: int, attacked: AttackedRun, engine: Engine) 
     def moves_of(view: str) -> list[Move]:
         if view == "server":
             return moves_of_updates(seen.updates, clients, continued=knowledge.continued)
-        moves = moves_of_models(seen.moves(), asked.candidates(), engine, knowledge, seen.first)
+        moves = moves_of_models(seen.moves(), asked, engine, knowledge, seen.first)
         merged = seen.weights()
         whole = [(move, *merged[move.number - seen.first]) for move in moves]
         return [replace(move, clients=c[w[move.row] > 0], weights=w[move.row, w[move.row] > 0]) for move, c, w in whole]
@@ -211,7 +212,7 @@ def rows_of_run(setting: str, seed: int, attacked: AttackedRun, engine: Engine) 
         return score
 
     for view, attack, span in (("client", ModelJoint.name, "span-models"), ("server", UpdateJoint.name, "span")):
-        moves, whole = moves_of(view), asked.on_list(attack)
+        moves, whole = moves_of(view), on_list(asked, attacked.listed.get(attack))
         if span in filtered:
             add(view, "filter", filtered[span].score)
         scores = {name: solved(moves, whole, solver)[: 2 * pairs] for name, solver in SOLVERS.items()}

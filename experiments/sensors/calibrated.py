@@ -85,7 +85,7 @@ def trained(config: Config) -> Arrays:
         attacked = AttackedRun.from_run(simulation, state, [], engine)
         references = [attacked.train_reference(i, engine) for i in range(simulation.reference_federations)]
         records = records_of_run(attacked, attacked.scores(engine), references, engine)
-    found = attack_records(records).of_view(OUTSIDER).measured("model")
+    found = attack_records(records).measured("model", OUTSIDER)
     truth = {int(k): attacks[strongest(attacks)[0]].accuracy for k, attacks in found.items()}
     return {
         "members": np.stack([members for members, _ in snapshots]),

@@ -9,7 +9,6 @@ import torch
 
 from shoal.attacks.membership_attack import logit_confidence
 from shoal.attacks.queries.augmented_queries import MAX_QUERIES, image_copies, mean_confidence, require_queries
-from shoal.audit.reference_records import attack_records
 from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.core.errors import InputError
@@ -17,7 +16,6 @@ from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores
-from shoal.replay.run_records import records_of_run
 from shoal.runs.run import run
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
@@ -108,13 +106,3 @@ def test_copies_of_what_is_no_image_are_one_sentence():
     with pytest.raises(InputError, match=r"asks for copies of images; these inputs are of shape \(7,\)"):
         require_queries(2, (7,))
     assert require_queries(1, (7,)) == 1
-
-
-def test_with_references_the_averaged_scores_are_attacked(attacked):
-    make, engine = attacked
-    run = make(3)
-    target = run.scores(engine)
-    references = [run.train_reference(r, engine) for r in range(4)]
-    records = records_of_run(run, target, references, engine)
-    assert records.notes == run.notes
-    assert attack_records(records).attacks["rmia"].score.shape == target.score.shape

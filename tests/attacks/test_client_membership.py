@@ -1,12 +1,11 @@
 """Membership of clients: told where a client is alone in its model, linked by known cohorts."""
 
 import numpy as np
-import pytest
 import torch
 
+from experiment_scripts import experiment_script
 from shoal.algorithms import FedAvg
-from shoal.attacks import Candidates, ModelSpan, client_scores, cohort_coefficients
-from shoal.core.errors import InputError
+from shoal.attacks import Candidates, ModelSpan, client_scores
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.metrics import roc_auc
@@ -43,6 +42,7 @@ def test_the_span_of_one_move_tells_a_client_alone_for_certain_and_among_others_
 
 
 def test_known_cohorts_link_a_candidate_to_the_client_that_it_is():
+    cohort_coefficients = experiment_script("attacks/client_membership").cohort_coefficients
     draw = np.random.default_rng(3)
     took_part = draw.random((60, 12)) < 0.5
     # Sums hide: the evidence of one round is weak, and so noisy that no round tells.
@@ -54,14 +54,3 @@ def test_known_cohorts_link_a_candidate_to_the_client_that_it_is():
     # Whose records are exchanged is found as the other.
     exchanged = cohort_coefficients(evidence[:, ::-1], took_part)
     np.testing.assert_allclose(exchanged, linked[:, ::-1], atol=1e-12)
-
-
-def test_clients_that_always_or_never_took_part_have_no_coefficient():
-    took_part = np.array([[1, 0, 1], [1, 0, 0], [1, 0, 1]], dtype=bool)
-    np.testing.assert_allclose(cohort_coefficients(np.array([[0.7], [0.4], [0.7]]), took_part)[:, 0], [0, 0, 0.3])
-
-
-@pytest.mark.parametrize(("rounds", "cohorts"), [(1, 1), (3, 2)])
-def test_evidence_and_cohorts_of_other_rounds_are_refused(rounds, cohorts):
-    with pytest.raises(InputError, match="of the same rounds, at least 2"):
-        cohort_coefficients(np.zeros((rounds, 4)), np.ones((cohorts, 5), dtype=bool))

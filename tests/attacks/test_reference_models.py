@@ -143,14 +143,6 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
             assert torch.equal(asked, value) if isinstance(value, torch.Tensor) else asked is value
 
 
-@pytest.mark.parametrize("estimator", ["federated", "audit"])
-def test_a_model_without_clients_keeps_its_last_estimate(clustered, estimator):
-    state, federation, engine = clustered
-    state = replace(state, assignment=torch.zeros(6, dtype=torch.int64), risks=torch.tensor([0.5, 0.77]).double())
-    team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=2))
-    assert float(team.estimate(state, federation, engine, (LOCAL,) * 2, Stream(2)).risks[1]) == float(state.risks[1])
-
-
 def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
     """With random labels nothing can be known of an example but by heart."""
     state, federation, engine = clustered
@@ -192,12 +184,6 @@ def test_other_attacks_keep_no_models_and_evaluate_none(clustered):
         outputs = evaluate_models(state.models, members, federation, engine, records)
         assert all(cluster.reference is None for cluster in records)
         assert outputs.reference_members == outputs.reference_test == {}
-        assert (
-            Query.unseen(
-                outputs.members[0], outputs.labels[outputs.training[0]], outputs.reference_members.get(0)
-            ).trained_on
-            is None
-        )
 
 
 @pytest.mark.parametrize(("every", "estimator", "least"), [(1, "shadow", 3), (0, "shadow", 2), (1, "federated", 2)])

@@ -328,12 +328,6 @@ def test_a_record_alone_with_its_model_is_no_evidence_either_way():
     assert RMIA().scores(records)[0] == pytest.approx(0.5, abs=TIE)
 
 
-def test_every_attack_implements_the_protocol_and_has_a_name_of_its_own():
-    assert all(isinstance(attack, ReferenceAttack) for attack in ATTACKS)
-    least = {"lira": 3, "lira-offline": 3, "rmia": 2, "rmia-offline": 1, "bavaria": 3, "calibration": 1, "loss": 0}
-    assert {attack.name: attack.least for attack in ATTACKS} == least
-
-
 def aucs(records: ReferenceScores) -> dict[str, float]:
     attacks = (LiRA(), BaVarIA(), OfflineLiRA(), RMIA(), DifficultyCalibration(), LossScore())
     return {attack.name: float(roc_auc_score(records.member, attack.scores(records))) for attack in attacks}
@@ -358,8 +352,3 @@ def test_lira_beats_calibration_and_calibration_the_loss_for_records_of_unequal_
 def test_with_few_reference_models_the_bayesian_variances_help():
     auc = aucs(made_up(4000, 4))
     assert auc["bavaria"] > auc["lira"] + 0.01
-
-
-def test_score_attacks_are_at_chance_without_leakage():
-    auc = aucs(made_up(4000, 8, shift=0.0))
-    assert all(value == pytest.approx(0.5, abs=0.03) for value in auc.values())

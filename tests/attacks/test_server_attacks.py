@@ -19,7 +19,7 @@ from shoal.attacks import (
 )
 from shoal.audit import audit_updates
 
-ATTACKS = [FedMIALoss(), FedMIACosine(), FedMIACosine(drop_outliers=True), GradCosine(), GradDifference()]
+ATTACKS = [FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference()]
 
 
 def made_up(rounds=3, clients=6, records=24, *, clusters=1, labels=1, signal=0.0, absent=((0, 2), (2, 5)), seed=0):
@@ -61,7 +61,7 @@ class OfKind:
         return self.table[:, scores.group, scores.label]
 
 
-def fedmia(values, assignment, *, drop_outliers=False):
+def fedmia(values, assignment):
     """Clients, records and rounds one by one."""
     rounds, clients, records = values.shape
     scores = np.full((clients, records), np.nan)
@@ -74,11 +74,6 @@ def fedmia(values, assignment, *, drop_outliers=False):
                 null = [values[t, k, m] for k in range(clients) if k != i and assignment[t, k] == assignment[t, i]]
                 if len(null) < 2:
                     continue
-                if drop_outliers:
-                    limit = sum(null) / len(null) + 3 * np.sqrt(
-                        sum((v - sum(null) / len(null)) ** 2 for v in null) / len(null)
-                    )
-                    null = [v for v in null if v <= limit]
                 mean = sum(null) / len(null)
                 variance = sum((v - mean) ** 2 for v in null) / len(null) + 1e-8
                 percentiles.append(NormalDist().cdf((values[t, i, m] - mean) / np.sqrt(variance)))
@@ -94,17 +89,6 @@ def test_fedmia_is_that_of_a_loop(clusters):
         expected = fedmia(values.astype(np.float64), scores.assignment)
         np.testing.assert_allclose(attack.score(scores), expected, rtol=0, atol=1e-9)
     assert np.isfinite(expected).all(), "every client had two others at some time"
-
-
-def test_outliers_among_the_others_can_be_dropped():
-    scores = made_up(clients=14, records=3, absent=())
-    scores.cosine[:, 4] += 50.0
-    plain, dropping = FedMIACosine().score(scores), FedMIACosine(drop_outliers=True).score(scores)
-    expected = fedmia(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=True)
-    np.testing.assert_allclose(dropping, expected, rtol=0, atol=1e-9)
-    usual = np.arange(14) != 4
-    assert np.ptp(dropping[usual], axis=0).min() > 0.3 > np.ptp(plain[usual], axis=0).max()
-    np.testing.assert_array_equal(dropping[4], plain[4], err_msg="the target itself is never dropped")
 
 
 def test_gradient_alignment_is_the_mean_over_the_rounds_of_a_client():
@@ -144,22 +128,6 @@ def test_a_score_depends_on_its_own_record_alone(attack):
     np.testing.assert_array_equal(after[:, :5], before[:, :5])
 
 
-def test_non_members_drawn_anew_for_each_client_would_differ_from_members_without_any_membership():
-    """The public evaluation's mistake: a non-member's null is of other images than its own, a member's is not."""
-    scores = made_up(rounds=10, clients=8, records=400, absent=())
-    values, draw = -scores.loss.astype(np.float64), np.random.default_rng(1)
-    members, nobody = np.flatnonzero(scores.client == 0), np.flatnonzero(scores.client == -1)
-    drawn = np.stack([values[:, k][:, draw.permutation(nobody)] for k in range(8)], axis=1)
-
-    def spread(percentiles):
-        return np.abs(percentiles - 0.5).mean()
-
-    row = FedMIALoss().score(scores)[0]
-    mistaken = fedmia(drawn, scores.assignment)[0]
-    assert spread(row[nobody]) == pytest.approx(spread(row[members]), rel=0.2)
-    assert spread(mistaken) > 2 * spread(row[members]), "an image's difficulty would be taken for its membership"
-
-
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
 def test_members_are_found_and_the_two_kinds_of_non_members_told_apart(attack):
     scores = made_up(clients=8, records=400, signal=1.0)
@@ -173,12 +141,6 @@ def test_members_are_found_and_the_two_kinds_of_non_members_told_apart(attack):
         assert audit.unused.auc > 0.75
         # The owner's low loss is in the null of the others' records, which so look even less like members.
         assert audit.other_clients.auc > audit.unused.auc + 0.005
-
-
-def test_nobody_finds_members_where_training_left_no_trace():
-    scores = made_up(clients=8, records=800)
-    for attack in ATTACKS:
-        assert audit_updates(attack, scores).unused.auc == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_group_is_compared_with_its_own_non_members():

@@ -9,7 +9,7 @@ from shoal.attacks import LossThreshold, Query, ShadowModels
 from shoal.attacks.queries.shadow_models import ShadowFederation, split_between_owners, train_shadow_federations
 from shoal.core.randomness import Stream
 from shoal.data import Shards
-from shoal.engine import DivergenceError, Engine, LocalSGD
+from shoal.engine import DivergenceError, LocalSGD
 
 FULL = LocalSGD(steps=1, batch_size="all", learning_rate=0.2)
 
@@ -141,14 +141,6 @@ def test_reference_models_are_those_that_were_trained(clustered):
         assert records.reference.models.shape == (2, state.models.shape[1])
         outputs = engine.outputs(records.reference.models[1], federation.shadow.x)
         torch.testing.assert_close(records.reference.outputs[1], outputs)
-
-
-def test_threads_change_nothing(mlp, clustered):
-    state, federation, _ = clustered
-    shadows, local = ShadowModels(training="federated"), LocalSGD(epochs=2, batch_size=4)
-    with Engine(mlp, threads=1, backend="loop") as one, Engine(mlp, threads=3, backend="loop") as three:
-        first, second = (records_of((state, federation, engine), shadows, local) for engine in (one, three))
-    assert all(torch.equal(a.outputs, b.outputs) for a, b in zip(first, second, strict=True))
 
 
 def test_divergence_is_said(clustered):

@@ -1,5 +1,5 @@
-"""The stack of attacks: better than two independent scores, at chance where nothing is leaked, blind to members; and
-levels of scores on their own records.
+"""The stack of attacks: better than two independent scores, at chance where nothing is leaked, blind to members;
+levels of scores on their own records; and the loss trajectory, which the same regression reads.
 """
 
 from dataclasses import replace
@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from attacked_run import attacked_run
 from made_up_scores import made_up, made_up_pairs
 from shoal.attacks import DifficultyCalibration, LiRA, LossScore, Stack
 from shoal.attacks.scores.record_levels import record_levels
+from shoal.attacks.scores.trajectory import LossTrajectory
 from shoal.audit import leave_one_out_scores
 from shoal.audit.records import measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS, AttackScores, attack_records
@@ -21,11 +24,9 @@ from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.engine import Engine
 from shoal.metrics import roc_auc
-from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores, view_scores
 from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import JOINT_NAMES
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 def two_scores(shift: float = 1.0, records: int = 600, references: int = 8, seed: int = 0):
@@ -146,14 +147,6 @@ def test_levels_do_not_depend_on_the_units_of_an_attack():
     np.testing.assert_allclose(record_levels(3 * score - 7, 3 * reference - 7, trained), levels)
 
 
-def test_records_whose_scores_vary_more_are_no_longer_called_more_often():
-    score, reference, trained, _, deviation = varied()
-    levels, wide = record_levels(score, reference, trained), deviation > np.median(deviation)
-    share = [np.mean(wide[values > np.quantile(values, 0.95)]) for values in (score, levels)]
-    assert share[0] > 0.75
-    assert abs(share[1] - 0.5) < 0.15
-
-
 def test_levels_are_false_positive_rates_where_nothing_is_leaked():
     score, reference, trained, *_ = varied()
     rates = np.exp(-record_levels(score, reference, trained))
@@ -203,11 +196,7 @@ def test_without_references_enough_or_scores_that_vary_there_is_no_rate_for_each
 def test_the_views_of_a_run_are_stacked_with_span_and_trajectory(toy_config):
     _, simulation = build(toy_config(algorithm__name="ifca", model={"name": "mlp", "hidden": 16}))
     with Engine(simulation.setup.model, threads=1) as engine:
-        moved = move_to_engine(simulation, engine)
-        now = initial_state(moved, engine)
-        for after, _ in run_rounds(moved, engine, now):
-            now = after
-        run = AttackedRun.from_run(moved, now.state, now.rows, engine)
+        run = attacked_run(simulation, engine)
         target = run.scores(engine)
         references = reference_scores(run, target, 8, engine, folder=None)
         scores, _ = view_scores(run, target, references, engine)
@@ -223,3 +212,40 @@ def test_the_views_of_a_run_are_stacked_with_span_and_trajectory(toy_config):
     assert attacked.views["stack-server"] == "server"
     server = measure(attacked.attacks["stack-server"])
     assert server.auc > 0.95, "25 examples of a client are recognised by its updates"
+
+
+def paths(seed: int, count: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Losses over five rounds: all records end at a loss of about 0.2; members get there sooner."""
+    draw = np.random.default_rng(seed)
+    member = draw.random(count) < 0.4
+    rate = np.where(member, 0.7, 0.35)[:, None]
+    losses = 0.2 + 2 * np.exp(-rate * np.arange(1, 6)) * (np.arange(5) < 4) + draw.normal(0, 0.25, (count, 5))
+    return losses, member
+
+
+def test_the_trajectory_is_better_than_the_last_loss_where_the_path_matters():
+    fitted = LossTrajectory().fit(*paths(0))
+    losses, member = paths(1)
+    by_path, by_last = roc_auc_score(member, fitted.score(losses)), roc_auc_score(member, -losses[:, -1])
+    assert by_last < 0.6
+    assert by_path > 0.9
+
+
+def test_the_regression_of_trajectories_is_that_of_scikit_learn():
+    losses, member = paths(2)
+    expected = make_pipeline(StandardScaler(), LogisticRegression(C=0.3, class_weight="balanced")).fit(losses, member)
+    fitted, fresh = LossTrajectory(inverse_penalty=0.3).fit(losses, member), paths(3)[0]
+    np.testing.assert_allclose(fitted.score(fresh), expected.decision_function(fresh), atol=1e-6)
+    assert np.array_equal(fitted.score(fresh) > fitted.threshold, expected.predict(fresh))
+
+
+def test_a_round_in_which_all_losses_are_equal_says_nothing():
+    losses, member = paths(4)
+    more = np.concatenate([np.full((len(losses), 1), 0.7), losses], axis=1)
+    fitted, wider = LossTrajectory().fit(losses, member), LossTrajectory().fit(more, member)
+    np.testing.assert_allclose(wider.score(more), fitted.score(losses), atol=1e-6)
+
+
+def test_records_of_one_kind_are_refused():
+    with pytest.raises(InputError, match="members and non-members; got one kind"):
+        LossTrajectory().fit(np.zeros((4, 2)), np.ones(4, dtype=bool))

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+import shoal
+from attacked_run import attacked_run
 from made_up_scores import made_up_pairs
 from shoal.attacks import Population, ReferenceScores, UpdateScores
 from shoal.attacks.updates.update_scores import NOBODY
-from shoal.audit import audit_records, audit_updates, record_exposure
+from shoal.audit import audit_records, audit_updates
 from shoal.audit.audit import wrong_sign
+from shoal.audit.record_exposure import _distances, _opposites, _redrawn, record_exposure
 from shoal.audit.records import measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
 from shoal.audit.update_audit import UPDATE_ATTACKS
@@ -19,10 +22,8 @@ from shoal.config.schema import parse_config
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
-from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import view_scores
 from shoal.replay.run_records import records_of_run
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 AUDITS = 80
 NAMES = [attack.name for attack in REFERENCE_ATTACKS]
@@ -44,12 +45,8 @@ def audits(request):
     audits = []
     for seed in range(AUDITS):
         attacked = attack_records(null(request.param, seed))
-        audits.append((everything(attacked), attacked.measured("group")["0"]))
+        audits.append((attacked.on_all, attacked.measured("group")["0"]))
     return audits
-
-
-def everything(attacked):
-    return {name: measure(attacked.attacks[name]) for name in dict.fromkeys((attacked.chosen, *attacked.attacks))}
 
 
 def least(share: float, of: int) -> int:
@@ -129,9 +126,7 @@ def run():
         "red_team": {"every": 0}, "engine": {"threads": 1},
     }, "test"))  # fmt: skip
     with Engine(simulation.setup.model, threads=1) as engine:
-        simulation = move_to_engine(simulation, engine)
-        *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
-        attacked = AttackedRun.from_run(simulation, now.state, now.rows, engine)
+        attacked = attacked_run(simulation, engine)
         trained = [attacked.train_reference(i, engine) for i in range(4)]
         target = attacked.scores(engine)
         records, (seen, _) = (call(attacked, target, trained, engine) for call in (records_of_run, view_scores))
@@ -246,3 +241,35 @@ def test_clients_that_took_no_part_are_at_chance_and_those_that_did_are_told():
     told = audit_records(made_up_pairs(60, 4, effect=np.full(120, 8.0)), Stream(0)).guesses
     assert told["client-membership.outsider.auc.low"] > 0.7
     assert told["client-membership.outsider.clients"] == 60
+
+
+@pytest.mark.parametrize(("references", "blocks"), [(2, [0, 1, 1]), (3, [0, 1, 1, 3]), (5, [0, 1, 1, 3, 4, 5])])
+def test_one_coin_draws_two_reference_models_of_which_always_one_trained(references, blocks):
+    """The attacked model has its own coin, as models without their opposite and an odd last one have."""
+    inside = np.random.default_rng(0).random((20, 1 + references)) < 0.5
+    inside[:, 2] = ~inside[:, 1]
+    assert _opposites(inside).tolist() == blocks
+
+
+def test_lower_ends_are_below_exposures_by_what_chance_alone_rarely_exceeds():
+    """By as many standard errors for each record as the largest of all is in 5 % of redrawn memberships."""
+    draw = np.random.default_rng(0)
+    member, trained = np.arange(60) < 30, draw.random((60, 16)) < 0.5
+    effect = np.linspace(0.0, 4.0, 60)
+    score, reference = draw.normal(effect * member), draw.normal(effect[:, None] * trained)
+    scores = shoal.ReferenceScores(score, member, reference, trained, np.zeros(60, dtype=np.int64))
+    exposure, low = record_exposure(scores, shoal.Stream(0))
+    values = np.column_stack([score, reference])
+    values = values - values.mean(axis=1, keepdims=True)
+    inside_of = np.column_stack([member, trained])
+    sums = values.sum(axis=1), (values**2).sum(axis=1)
+    distance, error, prior = _distances(values, inside_of, sums)
+    inside = (low > 1e-6) & (exposure < 1 - 1e-6)
+    errors_below = ((2 * norm.ppf(exposure) - 2 * norm.ppf(low)) / error)[inside]
+    assert inside.sum() > 20
+    assert np.allclose(2 * norm.ppf(exposure[inside]), distance[inside])
+    assert np.allclose(errors_below, errors_below[0])
+    redrawn = _redrawn(inside_of, None, shoal.Stream(0)("record exposure").numpy())
+    largest = [np.nanmax(np.divide(*_distances(values, by_chance, sums, prior)[:2])) for by_chance in redrawn]
+    exceeded = 1 + (largest > errors_below[0] * (1 + 1e-9)).sum(), 1 + (largest > errors_below[0] * (1 - 1e-9)).sum()
+    assert exceeded[0] <= 0.05 * (len(largest) + 1) < exceeded[1]

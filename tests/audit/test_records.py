@@ -9,12 +9,15 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+import shoal
 from made_up_scores import made_up
 from shoal.audit import leave_one_out_scores
 from shoal.audit.audit import audit_records
 from shoal.audit.final_attacks import joined
 from shoal.audit.records import RecordTable, measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
+from shoal.audit.update_audit import all_attacks
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.metrics import empirical_epsilon, roc_auc
 
@@ -96,7 +99,7 @@ def test_the_attack_on_all_examples_counts_where_no_record_is_asked(attacked):
     assert np.isnan(joined(on_records[2], {})["rmia"].accuracy)
     assert joined(on_records[0], fitted)["rmia"] is on_records[0]["rmia"], "but not where there are records"
     assert list(joined(on_records[0], fitted)) == [*on_records[0], "mine"]
-    assert next(iter(on_records[0])) == attacked.chosen
+    assert next(iter(on_records[0])) == attacked.chosen()
 
 
 @pytest.mark.parametrize(
@@ -135,11 +138,11 @@ def test_the_attacked_model_s_members_do_not_choose_the_attack_beforehand(record
     """It is the one that finds most on the reference models, each attacked in turn."""
     attacked = attack_records(records)
     swapped = attack_records(replace(records, scores=replace(records.scores, member=~records.scores.member)))
-    assert attacked.chosen == swapped.chosen
+    assert attacked.chosen() == swapped.chosen()
     trained = records.scores.reference_member.ravel()
     left_out = {attack.name: leave_one_out_scores(attack, records.scores) for attack in REFERENCE_ATTACKS}
     areas = {name: roc_auc(scores.ravel(), trained) for name, scores in left_out.items() if scores is not None}
-    assert attacked.chosen == max(areas, key=areas.get)
+    assert attacked.chosen() == max(areas, key=areas.get)
     assert set(areas) > {"lira", "rmia", "loss"}
 
 
@@ -147,7 +150,7 @@ def test_the_attacked_model_s_members_do_not_choose_the_attack_beforehand(record
 def test_with_few_reference_models_the_chosen_attack_is_stated_beforehand(references, expected):
     scores = made_up(40, references)
     names = np.arange(40).astype(object)
-    assert attack_records(AuditRecords(scores, names, names, np.full(40, "all", dtype=object))).chosen == expected
+    assert attack_records(AuditRecords(scores, names, names, np.full(40, "all", dtype=object))).chosen() == expected
 
 
 def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():
@@ -172,3 +175,35 @@ def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():
         empirical_epsilon(by_attack[key], scores.member, Stream(0)("epsilon"), delta=1e-5) for key in (name, "loss")
     )
     assert audit.empirical_epsilon == epsilon > of_loss + 0.5
+
+
+class Rank:
+    name, title, view, least = "rank", "Rank", "outsider", 0
+
+    def __init__(self, **attributes: object):
+        vars(self).update(attributes)
+
+    def scores(self, scores):
+        return scores.score
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"name": "my attack.v2"}, "'name' must be of letters, digits, '-' and '_'.*; got 'my attack.v2'"),
+        ({"name": "lira"}, "'lira' is another attack's"),
+        ({"view": "bystander"}, "'rank': 'view' must be one of outsider, client, server; got 'bystander'"),
+    ],
+)
+def test_an_attack_without_a_usable_name_or_view_is_refused(attributes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        all_attacks([Rank(**attributes)])
+
+
+@pytest.mark.parametrize("scores", [np.zeros(3), np.full(40, np.nan)])
+def test_scores_that_are_not_one_finite_number_per_record_are_refused(scores):
+    member, none = np.arange(40) < 20, np.zeros((40, 0))
+    reference_scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, np.zeros(40, dtype=np.int64))
+    records = shoal.AuditRecords(reference_scores, *(np.arange(40).astype(str) for _ in range(3)))
+    with pytest.raises(InputError, match="attack 'rank': 'scores' must return one finite number per record"):
+        shoal.audit_records(records, shoal.Stream(0), attacks=[Rank(scores=lambda _: scores)])

@@ -40,18 +40,6 @@ def test_an_empty_cluster_is_attacked_as_if_one_client_had_joined(clustered):
     assert int(records[1].member.sum()) == round(55 / 6)
 
 
-def test_a_shadow_model_has_seen_its_members_and_nobody_else(clustered):
-    """Trained long enough, it knows members by heart, whichever examples those are."""
-    long = LocalSGD(epochs=1, batch_size=4, learning_rate=0.3)
-    for warm_start in (True, False):
-        shadows = ShadowModels(number=2, size=10, epochs=150, warm_start=warm_start)
-        for records in shadows.records(*clustered, (long,) * 2, Stream(0)):
-            fitted = LossThreshold().fit(records, Stream(0))
-            scores = fitted.score(Query(records.outputs, records.labels))
-            assert scores[records.member.numpy()].mean() > -0.05
-            assert scores[~records.member.numpy()].mean() < scores[records.member.numpy()].mean()
-
-
 def test_shadow_models_start_where_warm_start_says(clustered):
     state, federation, engine = clustered
     slow = LocalSGD(epochs=1, learning_rate=1e-12)
@@ -186,14 +174,6 @@ def test_the_federated_estimate_counts_members_and_holdout(clustered):
             sizes.append(len(rows))
         assert float(estimate.risks[k]) == pytest.approx(sum(rates) / 2)
         assert estimate.intervals[k].tolist() == pytest.approx(mean_rate_interval(rates, sizes))
-
-
-def test_the_federated_estimate_needs_holdout(clustered):
-    state, federation, engine = clustered
-    nothing = [(federation.clients.x[:0], federation.clients.y[:0])] * 6
-    bare = replace(federation, holdout=Shards.from_pairs(nothing))
-    with pytest.raises(InputError, match="needs hold-out examples"):
-        RedTeam(1, "federated", Gap()).estimate(state, bare, engine, (LOCAL,) * 2, Stream(2))
 
 
 def audit_of(attacks, models, assignment, federation, engine):
@@ -389,10 +369,3 @@ def test_a_shadow_model_with_records_of_one_kind_teaches_nothing(clustered):
     assert np.isnan(team._cross_validated_accuracy(records, Stream(0)).value)
     mixed = team._cross_validated_accuracy(replace(records, member=torch.arange(8) < 4), Stream(0))
     assert mixed.value == 0.5
-
-
-@pytest.mark.parametrize(("every", "least"), [(0, 2), (1, 3)])
-def test_reference_models_of_an_attack_are_at_least_one_beside_those_left_out(every, least):
-    RedTeam(every, attack=ByReference(), shadow_models=ShadowModels(number=least))
-    with pytest.raises(InputError, match=rf"needs at least {least} shadow models; got {least - 1}$"):
-        RedTeam(every, attack=ByReference(), shadow_models=ShadowModels(number=least - 1))

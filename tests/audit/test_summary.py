@@ -7,6 +7,8 @@ from math import nan
 
 import pytest
 
+from shoal.core.errors import InputError
+from shoal.metrics import METRICS, Metric
 from shoal.metrics.summary import MetricKey, Summary, flatten, parse_summary, split_key
 
 GROUPS = ["far.north", "north", "a.b.c", "seconds", "0.01", "mia", "x_against_y", "少数", "two words"]
@@ -125,3 +127,23 @@ def test_merging_adds_and_replaces_metrics_and_changes_neither() -> None:
 )
 def test_a_key_is_a_metric_of_the_run_a_group_or_a_cluster(key: str, expected: MetricKey) -> None:
     assert split_key(key, ["a.b", "many"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"key": "worst client"}, "a metric's key has no spaces; got 'worst client'"),
+        ({"key": "worst", "format": "percentage"}, "'format' must be 'percent', .* or 'number'; got percentage"),
+        ({"key": "worst", "scopes": "group client"}, "'scopes' must be 'run', 'group', 'model' or 'round'; got client"),
+    ],
+)
+def test_a_metric_that_no_page_could_show_is_refused(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Metric(**settings, name="worst client")
+
+
+def test_every_interval_has_two_ends_of_the_same_format_that_have_none_of_their_own():
+    for key, metric in [*METRICS.items()]:
+        for end in ("low", "high") if metric.interval else ():
+            of_end = METRICS[f"{key}.{end}" if "." in key else f"{key}_{end}"]
+            assert (of_end.format, of_end.scopes, of_end.interval) == (metric.format, metric.scopes, False)

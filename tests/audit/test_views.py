@@ -92,17 +92,18 @@ def test_a_wider_view_never_has_the_lower_figure(records, right, exact):
         figures = [audit.headline(view, scope, name)["auc"] for view in VIEWS]
         assert figures == sorted(figures)
         if scope == "group":
-            found = [attacked.of_view(view).measured("group")[name] for view in VIEWS]
+            found = [attacked.measured("group", view)[name] for view in VIEWS]
             assert [attacks[strongest(attacks)[0]].auc for attacks in found] == figures
 
 
 def test_the_attacks_of_a_view_are_those_that_an_audit_judges_it_by(records):
     records = seen(seen(records, CLIENT, 0.9, "span-models", 1.0), SERVER, 0.8, "mine")
     attacked = attack_records(records)
-    assert attacked.of_view(OUTSIDER).attacks.keys() == attack_records(replace(records, further={})).attacks.keys()
-    assert attacked.of_view(OUTSIDER).chosen == attacked.chosen
-    assert attacked.of_view(CLIENT).chosen == attacked.of_view(SERVER).chosen == "span-models"
-    assert attacked.of_view(SERVER).attacks.keys() == attacked.attacks.keys()
+    by_view = {view: attacked.measured("group", view)["few"] for view in VIEWS}
+    assert by_view[OUTSIDER].keys() == attack_records(replace(records, further={})).attacks.keys()
+    assert attacked.chosen() == attacked.order[0]
+    assert attacked.chosen(CLIENT) == attacked.chosen(SERVER) == "span-models"
+    assert by_view[SERVER].keys() == attacked.attacks.keys()
 
 
 def test_a_view_s_attack_of_larger_area_decides_though_its_threshold_misses(records, plain):

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg
-from shoal.attacks import RecordedRisks
 from shoal.control import Coordinator, Knob, RecordedDirectives
 from shoal.core.randomness import Stream
 from shoal.defenses import L2
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State, Training
+from shoal.replay.stages import RecordedRisks
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.attacks import LiRA, RecordedRisks
+import shoal
+from attacked_run import attacked_run
+from shoal.attacks import LiRA
 from shoal.audit import RedTeam
 from shoal.config.build import build
 from shoal.core.errors import InputError
@@ -15,7 +17,8 @@ from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay import reference_federations
 from shoal.replay.reference_federations import AttackedRun, join_scores
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.replay.stages import RecordedRisks, matching_engine
+from shoal.simulation.play import initial_state
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +35,7 @@ def attacked(toy_config):
         _, simulation = build(toy_config(**changes))
         engine = Engine(simulation.setup.model, threads=1)
         engines.append(engine)
-        simulation = move_to_engine(simulation, engine)
-        now = initial_state(simulation, engine)
-        for after, _ in run_rounds(simulation, engine, now):
-            now = after
-        return AttackedRun.from_run(simulation, now.state, now.rows, engine), engine
+        return attacked_run(simulation, engine), engine
 
     yield make
     for engine in engines:
@@ -198,3 +197,19 @@ def test_the_population_is_no_larger_than_it_says(attacked, monkeypatch):
     monkeypatch.setattr(reference_federations, "POPULATION", 7)
     run, _ = attacked(algorithm__rounds=1, algorithm__name="fedavg")
     assert len(run.population) == 7
+
+
+def test_a_stage_runs_on_the_given_engine_unless_it_was_computed_otherwise():
+    model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+    with shoal.Engine(model, threads=1, backend="loop") as engine:
+        same, other = (shoal.Engine(model, threads=1, backend=backend) for backend in ("loop", "vmap"))
+        same.close()
+        other.close()
+        with (
+            matching_engine(None, engine) as unasked,
+            matching_engine(same, engine) as alike,
+            matching_engine(other, engine) as reopened,
+        ):
+            assert unasked is engine
+            assert alike is engine
+            assert (reopened is engine, reopened.backend) == (False, "vmap")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from attacked_run import attacked_run
 from every_algorithm import ALGORITHMS
 from shoal.attacks import Candidates, Gap, SpanScores
 from shoal.audit import AuditRecords, RedTeam
@@ -18,16 +19,7 @@ from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores, view_scores
 from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, largest, spans_to_repeat
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation
-
-
-def attacked_run(simulation: Simulation, engine: Engine) -> AttackedRun:
-    simulation = move_to_engine(simulation, engine)
-    now = initial_state(simulation, engine)
-    for after, _ in run_rounds(simulation, engine, now):
-        now = after
-    return AttackedRun.from_run(simulation, now.state, now.rows, engine)
 
 
 @pytest.fixture(scope="module")

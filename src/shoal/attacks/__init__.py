@@ -15,9 +15,8 @@ from shoal.attacks.membership_attack import (
     logit_confidence,
     needs_classes,
 )
-from shoal.attacks.queries.label_only import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
+from shoal.attacks.queries.label_only import ImageChanges, augmentation_votes, boundary_distance
 from shoal.attacks.queries.loss_histograms import LossHistograms
-from shoal.attacks.queries.recorded_risks import RecordedRisks
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.attacks.queries.yeom import Gap, LossThreshold
@@ -33,7 +32,7 @@ from shoal.attacks.span.joint import ModelJoint, UpdateJoint
 from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
 from shoal.attacks.span.span import ModelSpan, UpdateSpan
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
-from shoal.attacks.updates.client_membership import client_scores, cohort_coefficients
+from shoal.attacks.updates.client_membership import client_scores
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceInference
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
@@ -47,10 +46,9 @@ __all__ = [
     "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference", "Guesses",
     "HarvestedModel", "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore",
     "LossThreshold", "LossTrajectory", "MembershipAttack", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
-    "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
-    "Query", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
+    "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
+    "Query", "Records", "ReferenceAttack", "ReferenceModels",
     "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
     "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View", "augmentation_votes", "boundary_distance",
-    "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes",
-    "update_scores",
+    "client_scores", "logit_confidence", "needs_classes", "update_scores",
 ]  # fmt: skip

@@ -247,9 +247,9 @@ def audit_records(
         for name, metrics in attacked.measured(scope).items():
             rows += scope_rows(scope, str(name), metrics, views, attacked.order)
     for name, client in measure(attacked.attacks[decisive], by="client").items():
-        chosen = decisive == attacked.chosen
+        chosen = decisive == attacked.order[0]
         rows.append(attack_row("client", str(name), decisive, views[decisive], client, chosen=chosen, strongest=True))
-    beforehand, member = attacked.attacks[attacked.chosen], records.scores.member
+    beforehand, member = attacked.attacks[attacked.order[0]], records.scores.member
     return Audit(
         attacks=attack_table(rows, {attack.name: attack.title for attack in attacks}),
         records=_records(records, attacked.attacks[decisive], stream("records")),
@@ -271,7 +271,7 @@ def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
     """
     values: dict[str, float] = {}
     for view in views_within(CLIENT):
-        table = attacked.attacks[attacked.of_view(view).chosen]
+        table = attacked.attacks[attacked.chosen(view)]
         candidate, score = client_scores(table.score, 2 * pd.factorize(table.client)[0] + table.member)
         both = np.isin(candidate ^ 1, candidate)
         found = measure(RecordTable.from_columns(score[both], candidate[both] % 2 == 1, pair=candidate[both] // 2))

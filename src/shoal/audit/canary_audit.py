@@ -100,7 +100,7 @@ def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
     metrics["canaries.auc"] = measured.auc
     for name, max_fpr in {"found": 0.0, "tpr_at_fpr_0.1": 0.1, "tpr_at_fpr_0.01": 0.01}.items():
         rate = canary_rate(records.score, records.member, max_fpr)
-        metrics |= {f"canaries.{name}": rate.tpr, f"canaries.{name}.low": rate.low, f"canaries.{name}.high": rate.high}
+        metrics |= {f"canaries.{name}{end}": value for end, value in zip(("", ".low", ".high"), rate, strict=True)}
     return Summary(overall={**metrics, "canaries.epsilon_low": audit.epsilon, "canaries.delta": delta})
 
 

@@ -86,19 +86,18 @@ class FinalAttacks:
         return {name: mean_metrics([measure(records_of(fit)) for fit in fits]) for name, fits in self.fits.items()}
 
     def records_of(self, view: View) -> AttackedRecords | None:
-        """The records as a view can attack them; None where the configured attack decides: without reference models an
+        """The records that a view attacks; None where the configured attack decides: without reference models an
         outsider compares a record with nothing.
         """
-        if self.references is None or (view == OUTSIDER and not self.references.references):
-            return None
-        return self.references.of_view(view)
+        alone = view == OUTSIDER and self.references is not None and not self.references.references
+        return None if alone else self.references
 
     def _with_references(self, column: str, by_fits: Mapping[Any, ByAttack], view: View) -> list[ByAttack]:
         """Attacks of a view on records with reference models `joined` with the run's fitted ones, by a column."""
         records = self.records_of(view)
         if records is None:
             return [{self.titles.get(name, name): fit for name, fit in fits.items()} for fits in by_fits.values()]
-        by_records = records.measured(column)
+        by_records = records.measured(column, view)
         return [joined(by_records.get(value, {}), fits) for value, fits in by_fits.items()]
 
 

@@ -7,14 +7,13 @@ headline figure.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.attacks.membership_attack import FittedAttack, Query
-from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.predictions import ModelOutputs
 from shoal.audit.records import RecordTable, matching_weights
 from shoal.data.federation import Federation
@@ -152,33 +151,18 @@ class ModelScores:
         for k, inside, wanted in parts:
             scored, weight = self.margins[k], matching_weights(wanted.ravel(), self._test_stratum)
             examples, rows = scored.training[inside], np.flatnonzero(weight)
-            client = self.federation.ids.numpy()[self._owner[examples]]
-            strata = self._stratum[examples], self._test_stratum[rows]
-            members.append(self._rows(k, scored.members[inside], True, examples, strata[0], client))
-            non_members.append(self._rows(k, scored.non_members[rows], False, rows, strata[1], weight=weight[rows]))
+            # With many clients' models rows are many, so integers are short.
+            of_model = partial(RecordTable.from_columns, model=np.int32(k), attack=self.attack)
+            members.append(of_model(
+                scored.members[inside], True, record=examples.astype(np.int32),
+                client=self.federation.ids.numpy()[self._owner[examples]],
+                group=(self._stratum[examples] // self._labels).astype(np.int32),
+            ))  # fmt: skip
+            non_members.append(of_model(
+                scored.non_members[rows], False, record=rows.astype(np.int32), weight=weight[rows],
+                group=(self._test_stratum[rows] // self._labels).astype(np.int32),
+            ))  # fmt: skip
         return RecordTable.join([*members, *non_members])
-
-    def _rows(
-        self,
-        k: int,
-        score: Floats,
-        member: bool,
-        record: Ints,
-        stratum: Ints,
-        client: Ints | int = NOBODY,
-        weight: Floats | float = 1.0,
-    ) -> RecordTable:
-        """Rows of model k; with many clients' models they are many, so integers are short."""
-        return RecordTable.from_columns(
-            score,
-            member,
-            weight=weight,
-            record=record.astype(np.int32),
-            client=client,
-            group=(stratum // self._labels).astype(np.int32),
-            model=np.int32(k),
-            attack=self.attack,
-        )
 
     def _is_comparable(self, examples: Ints, groups: Bools) -> Bools:
         """Mask of the training examples that have a label of which all ``groups`` (G,) have test examples."""

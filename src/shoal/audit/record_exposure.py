@@ -19,9 +19,7 @@ MIN_MODELS = 5
 """Models, the attacked one too, from which on there are lower ends: a record's deviation has a freedom less by two."""
 
 
-def record_exposure(
-    scores: ReferenceScores, stream: Stream, *, pair: Ints | None = None, confidence: float = 0.95
-) -> tuple[Floats, Floats]:
+def record_exposure(scores: ReferenceScores, stream: Stream, *, pair: Ints | None = None) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 
     It is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
@@ -31,9 +29,9 @@ def record_exposure(
     of the variances that fits all records (Smyth 2004; at least four degrees of freedom more than the record's).
 
     The most exposed of many records is also the luckiest. So all records keep their lower ends at once with probability
-    ``confidence``. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at
-    f degrees of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships
-    are drawn anew, as if nothing were leaked. They are drawn by a coin for each pair and model, or for each two
+    95 %. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at f degrees
+    of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are drawn
+    anew, as if nothing were leaked. They are drawn by a coin for each pair and model, or for each two
     neighbouring models that always trained on opposite records; without pairs, each record's own memberships are
     permuted. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
     record then. With fewer than `MIN_MODELS` a record's deviation is not known at all, and there are no lower ends.
@@ -42,7 +40,6 @@ def record_exposure(
         scores: of the attacked and of the reference models.
         stream: of the assignments that are drawn.
         pair: (M,) which pair each record is of; of a pair each model trained on one at most.
-        confidence: of all lower ends together.
 
     Returns:
         The exposures (M,) and their lower ends (M,); NaN where a record has scores of one kind only, where no record
@@ -82,7 +79,7 @@ def record_exposure(
     for redrawn in _redrawn(inside, pair, random):
         drawn, drawn_error, _ = _distances(values, redrawn, sums, prior)
         largest.append(np.nanmax(drawn / drawn_error, initial=-np.inf))
-    c = np.sort(largest)[int(np.ceil(confidence * (len(largest) + 1))) - 1]
+    c = np.sort(largest)[int(np.ceil(0.95 * (len(largest) + 1))) - 1]
     return exposure, norm.cdf((distance - c * error) / 2)
 
 

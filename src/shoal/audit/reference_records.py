@@ -1,7 +1,7 @@
 """Records whose membership is asked of a model and of reference models, and every attack on their scores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -145,20 +145,13 @@ class AttackedRecords:
         order: the attacks in the order in which they are chosen beforehand, without the attacked model's members.
         references: R, the number of reference models.
         omitted: attacks that were not computed, and why.
-        view: whose attacks they are; None: all.
     """
 
     attacks: Mapping[str, RecordTable]
     order: Sequence[str]
     references: int
     omitted: Mapping[str, str] = field(default_factory=dict)
-    view: View | None = None
     __repr__ = one_line
-
-    @property
-    def chosen(self) -> str:
-        """The attack that was chosen beforehand."""
-        return self.order[0]
 
     @property
     def views(self) -> dict[str, View]:
@@ -167,27 +160,27 @@ class AttackedRecords:
 
     @cached_property
     def on_all(self) -> dict[str, MembershipMetrics]:
-        """Metrics of each attack on all records, the chosen attack first."""
-        return {name: measure(self.attacks[name]) for name in dict.fromkeys((self.chosen, *self.attacks))}
+        """Metrics of each attack on all records, the one that is chosen beforehand first."""
+        return {name: measure(self.attacks[name]) for name in dict.fromkeys((self.order[0], *self.attacks))}
 
-    def of_view(self, view: View) -> "AttackedRecords":
-        """The attacks that a view can carry out, the one that is chosen beforehand for it first."""
-        inside = attacks_of_view(view, self.views, self.order, self.on_all)
-        order = dict.fromkeys((*inside[:1], *(name for name in self.order if name in inside)))
-        return replace(self, attacks={name: self.attacks[name] for name in inside}, order=[*order], view=view)
+    def chosen(self, view: View = OUTSIDER) -> str:
+        """The attack that is chosen beforehand for a view."""
+        return next(iter(attacks_of_view(view, self.views, self.order, self.on_all)), self.order[0])
 
-    def measured(self, by: str) -> dict[Any, dict[str, MembershipMetrics]]:
-        """Metrics of each attack on the records of each value of a column, the attack that is chosen for them first."""
+    def measured(self, by: str, view: View | None = None) -> dict[Any, dict[str, MembershipMetrics]]:
+        """Metrics of each attack on the records of each value of a column, the attack that is chosen for them first.
+
+        They are of the attacks that a ``view`` can carry out; None: of all.
+        """
         metrics: dict[Any, dict[str, MembershipMetrics]] = {}
-        for name in dict.fromkeys((self.chosen, *self.attacks)):
+        for name in self.on_all:
             for value, measured in measure(self.attacks[name], by=by).items():
                 metrics.setdefault(value, {})[name] = measured
-        if self.view is None:
+        if view is None:
             return metrics
-        views, outsiders = self.views, [name for name in self.order if self.views[name] == OUTSIDER]
-        chosen = {value: attacks_of_view(self.view, views, outsiders, found)[:1] for value, found in metrics.items()}
+        views, order = self.views, (self.chosen(view), *self.order)
         return {
-            value: {name: found[name] for name in dict.fromkeys((*chosen[value], *found))}
+            value: {name: found[name] for name in attacks_of_view(view, views, order, found)}
             for value, found in metrics.items()
         }
 

@@ -150,23 +150,21 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
         >>> audit_updates(GradCosine(), scores).unused.auc
         1.0
     """
-    return _audits(attack, scores, [group])[0]
+    return _audit(_tables(attack, scores), scores, group)
 
 
-def _audits(
-    attack: UpdateAttack | ScoredUpdates, scores: UpdateScores, groups: Sequence[str | None]
-) -> list[UpdateAudit]:
-    """The audits of several groups."""
-    score, audits = attack.score(scores), []
-    tables = [_records(attack, score, scores, other_clients=other_clients) for other_clients in (False, True)]
-    for group in groups:
-        clients = _clients(scores, group)
-        unused, other_clients = (table.take(np.isin(table.model, clients)) for table in tables)
-        by_client = measure(unused, by="model")
-        nothing = measure(unused.take(np.empty(0, dtype=np.int64)))
-        by_client = {client: by_client.get(client, nothing) for client in clients.tolist()}
-        audits.append(UpdateAudit(measure(unused), measure(other_clients), by_client))
-    return audits
+def _tables(attack: UpdateAttack | ScoredUpdates, scores: UpdateScores) -> tuple[RecordTable, RecordTable]:
+    """The rows of an attack on all clients, against records of nobody and against other clients'."""
+    score = attack.score(scores)
+    return _records(attack, score, scores, other_clients=False), _records(attack, score, scores, other_clients=True)
+
+
+def _audit(tables: tuple[RecordTable, RecordTable], scores: UpdateScores, group: str | None) -> UpdateAudit:
+    clients = _clients(scores, group)
+    unused, other_clients = (table.take(np.isin(table.model, clients)) for table in tables)
+    nothing = measure(unused.take(np.empty(0, dtype=np.int64)))
+    by_client = {**dict.fromkeys(clients.tolist(), nothing), **measure(unused, by="model")}
+    return UpdateAudit(measure(unused), measure(other_clients), by_client)
 
 
 def _clients(scores: UpdateScores, group: str | None) -> Ints:
@@ -245,24 +243,18 @@ def audit_server(
         "no record that nobody trained on has the group and label of a client's; an update tells both, so members need "
         "such records beside them",
     )
-    groups = [None, *(scores.groups[g] for g in np.unique(scores.group[owned]))]
-    by_attack = {attack.name: _audits(attack, scores, groups) for attack in attacks}
-    rows: list[dict[str, Any]] = []
+    tables = {attack.name: _tables(attack, scores) for attack in attacks}
     views: dict[str, View] = {attack.name: attack.view for attack in attacks}
-    for i, group in enumerate(groups):
-        place = ("all", "all") if group is None else ("group", group)
-        against_nobody = scope_rows(*place, {name: audits[i].unused for name, audits in by_attack.items()}, views)
-        for row, (name, audits) in zip(against_nobody, by_attack.items(), strict=True):
-            by_clients = attack_row(
-                *place, name + AGAINST_CLIENTS, views[name], audits[i].other_clients, chosen=False, strongest=False
-            )
-            rows += [row, by_clients] if views[name] == SERVER else [row]
-    best, _ = strongest({name: audits[0].unused for name, audits in by_attack.items()})
+    everyone = {name: _audit(of_attack, scores, None) for name, of_attack in tables.items()}
+    rows = _rows("all", "all", everyone, views)
+    for group in (scores.groups[g] for g in np.unique(scores.group[owned])):
+        audits = {name: _audit(of_attack, scores, group) for name, of_attack in tables.items()}
+        rows += _rows("group", group, audits, views)
+    best, _ = strongest({name: audit.unused for name, audit in everyone.items()})
+    of_client = {"chosen": best == attacks[0].name, "strongest": True}
     rows += [
-        attack_row(
-            "client", str(client), best, views[best], metrics, chosen=best == next(iter(by_attack)), strongest=True
-        )
-        for client, metrics in by_attack[best][0].by_client.items()
+        attack_row("client", str(client), best, views[best], metrics, **of_client)
+        for client, metrics in everyone[best].by_client.items()
     ]
     titles = {attack.name: attack.title for attack in attacks}
     titles |= {name + AGAINST_CLIENTS: f"{title}, other clients" for name, title in titles.items()}
@@ -278,6 +270,17 @@ def audit_server(
         omitted=omitted,
         guesses={key: value for key, value in guesses.items() if not np.isnan(value)},
     )
+
+
+def _rows(scope: str, name: str, audits: Mapping[str, UpdateAudit], views: Mapping[str, View]) -> list[dict[str, Any]]:
+    """The rows of `Audit.attacks` of one scope: each attack of the server against both kinds of non-members."""
+    rows = list[dict[str, Any]]()
+    for row in scope_rows(scope, name, {attack: audit.unused for attack, audit in audits.items()}, views):
+        rows.append(row)
+        if row["view"] == SERVER:
+            key, others = row["attack"] + AGAINST_CLIENTS, audits[row["attack"]].other_clients
+            rows.append(attack_row(scope, name, key, SERVER, others, chosen=False, strongest=False))
+    return rows
 
 
 def with_server(audit: Audit, server: Audit) -> Audit:

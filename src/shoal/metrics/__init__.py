@@ -3,7 +3,7 @@
 May import `core`; knows nothing of models, clients or attacks.
 """
 
-from shoal.metrics.canary_exposure import CanaryRate, canary_rate, exposure_of_canaries
+from shoal.metrics.canary_exposure import canary_rate, exposure_of_canaries
 from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
 from shoal.metrics.empirical_epsilon import empirical_epsilon, epsilon_lower_bound
 from shoal.metrics.fairness import Fairness, fairness
@@ -28,7 +28,7 @@ from shoal.metrics.metric_table import METRICS, Metric, metric_of
 from shoal.metrics.roc import roc, roc_auc
 
 __all__ = [
-    "METRICS", "CanaryRate", "Fairness", "MembershipMetrics", "Metric", "adjusted_rand_index", "auc_interval",
+    "METRICS", "Fairness", "MembershipMetrics", "Metric", "adjusted_rand_index", "auc_interval",
     "balanced_accuracy", "balanced_accuracy_interval", "canary_rate", "clopper_pearson", "effective_size",
     "empirical_epsilon", "epsilon_lower_bound", "exceeds_threshold", "exposure_of_canaries", "fairness",
     "gap_accuracy", "is_migrated", "least_non_members", "mean_interval", "mean_rate_interval", "median_interval",

@@ -11,13 +11,13 @@ from shoal.core.randomness import Stream
 from shoal.metrics.intervals import Bools, Floats, Ints, clopper_pearson
 
 
-def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float, confidence: float = 0.95) -> float:
+def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -> float:
     """The smallest epsilon that these answers do not refute, at least 0.
 
     (epsilon, delta)-differential privacy allows TPR <= e^epsilon FPR + delta, and the same of the answer "not a
     member". The bound is the larger of log((TPR - delta) / FPR) and log((TNR - delta) / FNR), with each rate at the
     unfavourable end of its interval. Both use the same two ends, a lower one of TPR and an upper one of FPR, each wrong
-    with probability (1 - confidence) / 2: so the bound holds with probability ``confidence``.
+    with probability 2.5 %: so the bound holds with probability 95 %.
 
     It assumes that answers are independent of each other and of the rule that gives them: one example from each of many
     runs, or by approximation many examples of one run. A threshold set on the same scores needs `empirical_epsilon`.
@@ -26,37 +26,34 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float, c
         predictions: (M,) true where the attack says member.
         is_member: (M,) bool.
         delta: of the guarantee, in [0, 1).
-        confidence: that epsilon is not below the bound, in (0, 1).
 
     Raises:
-        InputError: delta or confidence outside its range.
+        InputError: delta outside its range.
     """
-    _check(delta, confidence)
+    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
     hits, mistakes = (predictions[kind].sum(keepdims=True) for kind in (is_member, ~is_member))
-    return float(_bounds(hits, mistakes, int(is_member.sum()), int((~is_member).sum()), delta, confidence)[0])
+    return float(_bounds(hits, mistakes, int(is_member.sum()), int((~is_member).sum()), delta)[0])
 
 
-def empirical_epsilon(
-    scores: Floats, is_member: Bools, stream: Stream, *, delta: float, confidence: float = 0.95
-) -> float:
+def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta: float) -> float:
     """A lower bound on epsilon from an attack's scores, higher for members.
 
     The examples are halved at random, members and non-members each. The threshold of the largest bound on one half is
     judged by `epsilon_lower_bound` on the other; so trying many thresholds costs no confidence.
 
-    With n examples of a kind in a half, no attack can show more than about log(n / 3.7) at a confidence of 0.95.
+    With n examples of a kind in a half, no attack can show more than about log(n / 3.7).
 
     Args:
         scores: (M,).
         is_member: (M,) bool.
         stream: of the halves.
-        delta, confidence: as in `epsilon_lower_bound`.
+        delta: as in `epsilon_lower_bound`.
 
     Returns:
         At least 0; 0 with fewer than two members or non-members.
 
     Raises:
-        InputError: delta or confidence outside its range.
+        InputError: delta outside its range.
 
     Example:
         >>> import numpy as np
@@ -68,7 +65,7 @@ def empirical_epsilon(
         >>> empirical_epsilon(np.zeros(400), member, Stream(0), delta=1e-5)
         0.0
     """
-    _check(delta, confidence)
+    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
     chosen, random = np.zeros(len(scores), dtype=bool), stream("empirical epsilon").numpy()
     for kind in (is_member, ~is_member):
         chosen[random.permutation(np.flatnonzero(kind))[::2]] = True
@@ -82,21 +79,15 @@ def empirical_epsilon(
     hits, mistakes = (
         len(ordered) - np.searchsorted(ordered, thresholds, side="right") for ordered in (inside, outside)
     )
-    bounds = _bounds(hits, mistakes, len(inside), len(outside), delta, confidence)
+    bounds = _bounds(hits, mistakes, len(inside), len(outside), delta)
     threshold = thresholds[int(np.argmax(bounds))]
-    return epsilon_lower_bound(scores[~chosen] > threshold, is_member[~chosen], delta=delta, confidence=confidence)
+    return epsilon_lower_bound(scores[~chosen] > threshold, is_member[~chosen], delta=delta)
 
 
-def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: float, confidence: float) -> Floats:
+def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: float) -> Floats:
     """The bound (T,) of each number of true and of false positives (T,)."""
-    # A two-sided interval's ends are each wrong with half of 1 - confidence.
-    tpr, _ = clopper_pearson(hits, np.full(len(hits), members), confidence)
-    _, fpr = clopper_pearson(mistakes, np.full(len(mistakes), non_members), confidence)
+    tpr, _ = clopper_pearson(hits, np.full(len(hits), members))
+    _, fpr = clopper_pearson(mistakes, np.full(len(mistakes), non_members))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.fmax((tpr - delta) / fpr, (1 - fpr - delta) / (1 - tpr))
         return np.log(np.fmax(ratios, 1.0))
-
-
-def _check(delta: float, confidence: float) -> None:
-    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
-    require(0 < confidence < 1, f"'confidence' must be above 0 and below 1; got {confidence:g}")

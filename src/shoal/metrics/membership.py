@@ -78,7 +78,6 @@ def membership_metrics(
     weights: Floats | None = None,
     *,
     threshold: float | Floats,
-    confidence: float = 0.95,
     pair: Ints | None = None,
     level: Floats | None = None,
 ) -> MembershipMetrics:
@@ -88,8 +87,7 @@ def membership_metrics(
 
     Args:
         scores, is_member, weights: of the M examples.
-        threshold: one, or one for each example (M,).
-        confidence: of all intervals; they take ``threshold`` as fixed.
+        threshold: one, or one for each example (M,); intervals take it as fixed.
         pair: (M,) the pair of each example; each pair has a member and a non-member, of equal weights, whose errors may
             be correlated. None, or not such pairs: examples are taken as independent.
         level: (M,) of each score on its example alone, which takes the score's place for
@@ -115,15 +113,15 @@ def membership_metrics(
     correlation, effect = (0.0, 1.0) if paired is None else _in_pairs(scores, predicted, *paired)
     per_record = (math.nan,) * 3
     if level is not None:
-        per_record = _at_fpr(*roc(level, is_member, weights), 0.01, *sizes, confidence)
+        per_record = _at_fpr(*roc(level, is_member, weights), 0.01, *sizes)
     return MembershipMetrics(
         balanced_accuracy(predicted, is_member, weights),
-        *balanced_accuracy_interval(predicted, is_member, weights, confidence, correlation=correlation),
+        *balanced_accuracy_interval(predicted, is_member, weights, correlation=correlation),
         _null_high(predicted, is_member, counted, paired),
         auc,
-        *auc_interval(auc, sizes[0] / effect, sizes[1] / effect, confidence),
-        *_at_fpr(fpr, tpr, 0.01, *sizes, confidence),
-        *_at_fpr(fpr, tpr, 0.001, *sizes, confidence),
+        *auc_interval(auc, sizes[0] / effect, sizes[1] / effect),
+        *_at_fpr(fpr, tpr, 0.01, *sizes),
+        *_at_fpr(fpr, tpr, 0.001, *sizes),
         members,
         non_members,
         *per_record,
@@ -149,20 +147,16 @@ def tpr_at_fpr(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
     return float(tpr[fpr <= max_fpr + 1e-9].max(initial=0.0))
 
 
-def _at_fpr(
-    fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float, confidence: float
-) -> tuple[float, float, float]:
+def _at_fpr(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float) -> tuple[float, float, float]:
     """The true positive rate and its interval; NaN with too few non-members."""
     # Sums of weights may fall short of an integer in the last digits.
     if non_members < least_non_members(max_fpr) * (1 - 1e-9):
         return float("nan"), float("nan"), float("nan")
-    return tpr_at_fpr(fpr, tpr, max_fpr), *tpr_interval(fpr, tpr, max_fpr, members, non_members, confidence)
+    return tpr_at_fpr(fpr, tpr, max_fpr), *tpr_interval(fpr, tpr, max_fpr, members, non_members)
 
 
-def tpr_interval(
-    fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float, confidence: float = 0.95
-) -> tuple[float, float]:
-    """A confidence interval of the true positive rate at a false positive rate of ``max_fpr``.
+def tpr_interval(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float) -> tuple[float, float]:
+    """A 95 % interval of the true positive rate at a false positive rate of ``max_fpr``.
 
     Two errors add up as independent ones do: that of the rate at the threshold (`clopper_pearson`), and that of the
     threshold, since a binomial number of non-members lies above the true one.
@@ -171,10 +165,9 @@ def tpr_interval(
         fpr, tpr: the ROC curve.
         max_fpr: see `tpr_at_fpr`.
         members, non_members: numbers, or effective sizes.
-        confidence: of the interval, in (0, 1).
     """
-    rate, tail = tpr_at_fpr(fpr, tpr, max_fpr), (1 - confidence) / 2
-    low, high = (float(end) for end in clopper_pearson(rate * members, members, confidence))
+    rate, tail = tpr_at_fpr(fpr, tpr, max_fpr), (1 - 0.95) / 2
+    low, high = (float(end) for end in clopper_pearson(rate * members, members))
     counts = np.arange(int(non_members) + 1.0)
     drawn = bdtr(counts, int(non_members), max_fpr)
     fewest, most = (int((drawn < end).sum()) for end in (tail, 1 - tail))

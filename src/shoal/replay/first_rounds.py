@@ -101,14 +101,3 @@ class FirstRounds:
             whole[offset : offset + len(weights)] = weights
             rows.append((clients, whole))
         return rows
-
-    def upto(self, rounds: int) -> "FirstRounds":
-        """The first ``rounds`` of them."""
-        last, senders = self.first + rounds - 1, [clients for clients, _ in self.merged[:rounds]]
-        return replace(
-            self,
-            models=self.models[: rounds + 1],
-            merged=self.merged[:rounds],
-            updates=[updates for updates in self.updates if updates.round <= last],
-            senders=torch.cat([self.senders[:0], *senders]).unique(),
-        )

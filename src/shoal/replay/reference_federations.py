@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Candidates, Knowledge, Population, RecordedRisks, ReferenceScores, UpdateJoint, UpdateSpan
+from shoal.attacks import Candidates, Knowledge, Population, ReferenceScores, UpdateJoint, UpdateSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
@@ -36,13 +36,12 @@ from shoal.replay.first_rounds import MAX_BYTES, MAX_SECONDS, ROUNDS, FirstRound
 from shoal.replay.span_scores import (
     JOINT_NAMES,
     SPAN_NAMES,
-    CandidateRecords,
     SpansOfRun,
     joints_to_ask,
     knowledge_of,
     span_scores,
 )
-from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
+from shoal.replay.stages import RecordedRisks, Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
 from shoal.simulation.play import initial_state
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -260,7 +259,7 @@ class AttackedRun:
             return spans._replace(repeat=SPAN_NAMES)
         seen = seen if noisy else self.first_rounds(engine, self.simulation.rounds)[0]
         assert seen is not None
-        joint = span_scores(seen, self._asked, engine, known, names)
+        joint = span_scores(seen, self._asked, engine, known, names, self.listed)
         rounds, read, notes = self.simulation.rounds, len(seen.merged), list[str]()
         if UpdateJoint.name in names:
             read = min(read, len(seen.updates))
@@ -299,29 +298,35 @@ class AttackedRun:
         return seen, known
 
     @cached_property
-    def _asked(self) -> CandidateRecords:
+    def _asked(self) -> Candidates | None:
         """The records for the span attacks. Of the population the attacker knows that nobody trained on it; where there
-        is none, of the test examples that are in no pair.
+        is none, of the test examples that are in no pair. None: there are no records.
         """
+        if not len(self.records):
+            return None
         federation, others, device = self.simulation.federation, self.population, self.population.y.device
         if not len(others) and self.records.source == "test":
             unpaired = ~torch.isin(torch.arange(len(federation.test)), self.records.test)
             others = federation.test.take(torch.nonzero(unpaired).flatten()[:POPULATION].to(device))
         everyone = self.records.rows_on_device(torch.arange(2 * len(self.records)))
-        return CandidateRecords(
-            client=federation.ids[self.records.client],
-            examples=federation.clients.sizes[self.records.client],
-            x=gather(self.records.federation.clients.x, everyone),
-            y=self.records.labels,
-            group=federation.group[self.records.client],
-            known=others.x,
-            known_y=others.y.cpu(),
-            known_group=others.group.cpu(),
-            listed={name: rest for name in JOINT_NAMES if (rest := self._on_list(shared=name == UpdateJoint.name))},
+        clients = self.records.client
+        return Candidates.of_groups(
+            gather(self.records.federation.clients.x, everyone),
+            self.records.labels,
+            federation.group[clients],
+            others,
+            client=federation.ids[clients],
+            examples=federation.clients.sizes[clients],
         )
 
+    @property
+    def listed(self) -> dict[str, Candidates]:
+        """What is on the lists of the joint attacks beside the pairs, by their names."""
+        lists = {name: self._on_list(shared=name == UpdateJoint.name) for name in JOINT_NAMES}
+        return {name: others for name, others in lists.items() if others is not None}
+
     def _on_list(self, *, shared: bool) -> Candidates | None:
-        """What is on the list of a joint attack beside the pairs: the clients' other examples, and non-members."""
+        """The clients' other examples, and non-members."""
         records, federation = self.records, self.simulation.federation
         owners, shards = federation.clients.owners(), records.federation.clients
         rest = torch.nonzero(~torch.isin(torch.arange(len(owners)), records.entry)).flatten()

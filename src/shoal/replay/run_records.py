@@ -22,8 +22,7 @@ from shoal.attacks import (
     augmentation_votes,
     boundary_distance,
 )
-from shoal.attacks.scores.stack import FOLDS, Stack
-from shoal.attacks.scores.trajectory import FittedLossTrajectory
+from shoal.attacks.scores.stack import FOLDS, Regression, Stack
 from shoal.audit import AuditRecords, reference_thresholds
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
@@ -157,7 +156,7 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     losses = [_losses(scores.trajectory) for scores in references]
     members = [scores.member.numpy() for scores in references]
 
-    def fitted(federations: Sequence[int]) -> FittedLossTrajectory:
+    def fitted(federations: Sequence[int]) -> Regression:
         chosen = [losses[r] for r in federations], [members[r] for r in federations]
         return LossTrajectory().fit(*map(np.concatenate, chosen))
 

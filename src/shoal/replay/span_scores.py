@@ -1,12 +1,11 @@
 """The span and the joint attacks on a federation's rounds: of the server on updates, of a client on models' moves."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shoal.algorithms import MRMTL, FedOpt, FedSoft, Pooling, Scaffold
 from shoal.algorithms.wrapper import with_bases
@@ -24,7 +23,6 @@ from shoal.attacks.scores.stack import Stack
 from shoal.attacks.span.record_scores import calibrated
 from shoal.audit.reference_records import AttackScores
 from shoal.core.errors import InputError
-from shoal.core.representation import one_line
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, State, Training
 from shoal.metrics.intervals import Floats
@@ -60,87 +58,48 @@ TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB 
 """Why an attack on updates is left out."""
 
 
-@dataclass(frozen=True, eq=False)
-class CandidateRecords:
-    """M records whose membership is asked, and Z of which the attacker knows that nobody trained on them.
-
-    Args:
-        client: (M,) int64, the id of the client that each belongs or would belong to.
-        examples: (M,) int64, the number of that client's examples.
-        x: inputs (M, ...).
-        y: labels (M,), or targets of a regression.
-        group: (M,) int64, whose distribution each follows.
-        known, known_y, known_group: inputs (Z, ...), labels and groups of the others.
-        listed: by the name of a joint attack, what else is on its list: the clients' other examples, and further
-            non-members. These have no score.
-    """
-
-    client: Tensor
-    examples: Tensor
-    x: Tensor
-    y: Tensor
-    group: Tensor
-    known: Tensor
-    known_y: Tensor
-    known_group: Tensor
-    listed: Mapping[str, Candidates] = field(default_factory=dict)
-    __repr__ = one_line
-
-    def candidates(self, row: Tensor | None = None) -> Candidates:
-        """The records for an attack, of one client each by ``row`` (M,); strata are groups, then groups with labels."""
-        listed = {"client": self.client, "examples": self.examples}
-        if not len(self.known):
-            return Candidates(self.x, row=row, y=self.y, **listed)
-        strata = [self.group[:, None], self.known_group[:, None]]
-        if not self.y.is_floating_point():
-            classes = 1 + int(max(self.y.max(), self.known_y.max()))
-            labels = (self.y[:, None], self.known_y[:, None])
-            strata = [torch.cat([of, of * classes + label], dim=1) for of, label in zip(strata, labels, strict=True)]
-        of_x, of_known = strata
-        return Candidates(self.x, self.known, of_x, of_known, row, self.y, self.known_y, **listed)
-
-    def on_list(self, attack: str) -> Candidates:
-        """The records, and then what else is on the list of a joint ``attack``."""
-        own = Candidates(self.x, y=self.y, client=self.client, examples=self.examples)
-        further = self.listed.get(attack)
-        if further is None:
-            return own
-        names = ("x", "y", "client", "examples")
-        return Candidates(**{name: torch.cat([getattr(own, name), getattr(further, name)]) for name in names})
+def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
+    """The records that are asked, and then what else is on the list of a joint attack."""
+    names = ("x", "y", "client", "examples")
+    columns = [[getattr(part, name) for part in (asked, further) if part is not None] for name in names]
+    return Candidates(**{name: torch.cat(parts) for name, parts in zip(names, columns, strict=True)})
 
 
 def span_scores(
     seen: FirstRounds,
-    asked: CandidateRecords,
+    asked: Candidates | None,
     engine: Engine,
     knowledge: Knowledge,
     names: Collection[str] = SPAN_NAMES,
+    listed: Mapping[str, Candidates] | None = None,
 ) -> SpansOfRun:
     """The scores (M,) of each of `SPANS` and `JOINTS` of these ``names`` that can be asked, and why others cannot.
 
     A record is asked of its own client's updates. The span attack asks it of the moves of every cluster's model, as
     whoever does not know its cluster would; the joint attack knows which clients trained which model. A record has no
-    score (NaN) where its client sent nothing in these rounds.
+    score (NaN) where its client sent nothing in these rounds. ``listed`` is what else is on the list of a joint attack,
+    by its name: the clients' other examples, and further non-members. Without records, ``asked`` is None.
     """
-    scores, omitted = dict[str, AttackScores](), dict[str, str]()
+    chosen = [attack for attack in (*SPANS, *JOINTS) if attack.name in names]
+    if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):
+        reason = "no client of an attacked record sent an update in the first rounds"
+        return SpansOfRun({}, {attack.name: reason for attack in chosen})
+    scores, omitted, more = dict[str, AttackScores](), dict[str, str](), listed or {}
     attacks: dict[str, Callable[[], AttackScores]] = {
         ModelSpan.name: lambda: _of_models(seen, asked, engine, knowledge),
         UpdateSpan.name: lambda: _of_updates(seen, asked, engine, knowledge),
         ModelJoint.name: lambda: _of_list(
             asked,
             ModelJoint(),
-            lambda on_list: ModelJoint().score(seen.moves(), seen.weights(), on_list, engine, knowledge, seen.first),
+            lambda whole: ModelJoint().score(seen.moves(), seen.weights(), whole, engine, knowledge, seen.first),
+            more,
         ),
         UpdateJoint.name: lambda: _of_list(
-            asked, UpdateJoint(), lambda on_list: UpdateJoint().score(seen.updates, on_list, engine, knowledge)
+            asked, UpdateJoint(), lambda whole: UpdateJoint().score(seen.updates, whole, engine, knowledge), more
         ),
     }
-    for attack in (*SPANS, *JOINTS):
-        if attack.name not in names:
-            continue
-        if not bool(torch.isin(asked.client, seen.senders).any()):
-            omitted[attack.name] = "no client of an attacked record sent an update in the first rounds"
-        elif attack.view == "server" and not seen.updates:
+    for attack in chosen:
+        if attack.view == "server" and not seen.updates:
             omitted[attack.name] = TOO_LARGE
         else:
             try:
@@ -181,12 +140,15 @@ def spans_to_repeat(spans: SpansOfRun, references: int) -> tuple[str, ...]:
 
 
 def _of_list(
-    asked: CandidateRecords,
+    asked: Candidates,
     attack: ModelJoint | UpdateJoint,
     score: Callable[[Candidates], tuple[Floats, Floats]],
+    listed: Mapping[str, Candidates],
 ) -> AttackScores:
     """The scores of a joint attack; half of each group's records are called members, as many as pairs have."""
-    found, group = score(asked.on_list(attack.name))[0][: len(asked.x)], asked.group.numpy()
+    assert asked.stratum is not None
+    found = score(on_list(asked, listed.get(attack.name)))[0][: len(asked.x)]
+    group = asked.stratum[:, 0].numpy()
     threshold = np.full(len(found), np.nan)
     for value in np.unique(group):
         rows = (group == value) & ~np.isnan(found)
@@ -194,19 +156,20 @@ def _of_list(
     return AttackScores(attack.view, found, threshold)
 
 
-def _of_updates(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
+def _of_updates(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: Knowledge) -> AttackScores:
     clients = torch.cat([updates.clients for updates in seen.updates]).unique()
+    assert asked.client is not None
     sent = torch.isin(asked.client, clients)
     row = torch.where(sent, torch.searchsorted(clients, asked.client), -1)
-    found = UpdateSpan().score(seen.updates, asked.candidates(row), engine, knowledge)
+    found = UpdateSpan().score(seen.updates, replace(asked, row=row), engine, knowledge)
     columns = np.arange(len(row))
     score, threshold = (np.where(sent, values[row, columns], np.nan) for values in (found.score, found.threshold))
     return AttackScores(UpdateSpan.view, score, threshold, exact=found.exact[row])
 
 
-def _of_models(seen: FirstRounds, asked: CandidateRecords, engine: Engine, knowledge: Knowledge) -> AttackScores:
-    candidates = asked.candidates()
-    scores = largest(ModelSpan().score(seen.moves(), candidates, engine, knowledge, seen.first), candidates)
+def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: Knowledge) -> AttackScores:
+    assert asked.client is not None
+    scores = largest(ModelSpan().score(seen.moves(), asked, engine, knowledge, seen.first), asked)
     unseen = ~torch.isin(asked.client, seen.senders).numpy()
     scores.score[unseen], scores.threshold[unseen] = np.nan, np.nan
     return scores

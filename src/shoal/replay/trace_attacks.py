@@ -14,10 +14,11 @@ from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.update_audit import ScoredUpdates
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
+from shoal.data import GroupedExamples
 from shoal.engine import Engine, RoundUpdates
 from shoal.metrics.intervals import Bools, Floats, Ints
 from shoal.replay.first_rounds import MAX_BYTES, ROUNDS
-from shoal.replay.span_scores import JOINTS, SPANS, TOO_LARGE, CandidateRecords, largest
+from shoal.replay.span_scores import JOINTS, SPANS, TOO_LARGE, largest
 
 _Places = tuple[slice | Ints, ...]
 
@@ -164,14 +165,13 @@ class _RecordedRounds:
 
     def _candidates(self, client: Tensor, places: Tensor) -> Candidates:
         """The records at ``places`` as those of clients ``client``."""
-        records, known = self.records, self._known
+        records = self.records
         x, y, group = (
-            [of[part.to(of.device)] for part in (places, known)] for of in (records.x, records.y.cpu(), records.group)
+            [of[part.to(of.device)] for part in (places, self._known)] for of in (records.x, records.y, records.group)
         )
+        known = GroupedExamples(x[1], y[1], group[1])
         examples = torch.tensor([self._sizes.get(one, 0) for one in client.tolist()])
-        return CandidateRecords(
-            client, examples, x[0], y[0], group[0], known=x[1], known_y=y[1], known_group=group[1]
-        ).candidates()
+        return Candidates.of_groups(x[0], y[0].cpu(), group[0], known, client=client, examples=examples)
 
     def _table(self, places: _Places, score: Floats, threshold: Floats, exact: Bools | np.bool) -> _Scores:
         whole = np.full((2, len(self.clients), len(self.records)), np.nan)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
+from shoal.core.settings import Count, NonNegativeFloat, settings
 from shoal.data.memory_format import gather
 from shoal.data.shifts import rotate
 from shoal.engine import Engine
@@ -49,32 +48,8 @@ class ImageChanges:
             yield from (partial(_rotated, degrees=angle) for angle in (self.degrees, -self.degrees))
 
 
-@settings
-class NoiseChanges:
-    """Copies of any input of numbers: itself, and with Gaussian noise added.
-
-    All records get the same noise: they are compared under the same conditions, and a score depends on its own record
-    alone.
-
-    Args:
-        stream: of the noise.
-        std: standard deviation, in units of the inputs.
-        draws: copies with noise.
-    """
-
-    stream: Stream
-    std: PositiveFloat = 0.1
-    draws: Positive = 8
-
-    def changes(self) -> Iterator[Change]:
-        """The changes of one input, among them none."""
-        yield _identity
-        for draw in range(self.draws):
-            yield partial(_with_noise, stream=self.stream("draw", draw), std=self.std)
-
-
 def augmentation_votes(
-    engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | NoiseChanges | None = None
+    engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | None = None
 ) -> Tensor:
     """Number (M,) int64 of changed copies of each record to which the model gives the record's label.
 
@@ -84,31 +59,25 @@ def augmentation_votes(
         x: (N, ...) inputs, as `Engine.prepare` stores them or not.
         y: (N,) int64, labels.
         rows: (M,) int64, the records that are scored.
-        copies: the changes; None: `ImageChanges` of images.
-
-    Raises:
-        InputError: inputs that are words, or translations and rotations of inputs that are no images.
+        copies: the changes; None: those of `ImageChanges`.
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
+        >>> from shoal.attacks import ImageChanges, augmentation_votes, boundary_distance
         >>> model = shoal.create_model("logistic", shoal.Shape(1, 8, 8, 2))
         >>> corner = torch.zeros(1, 1, 8, 8).index_fill(2, torch.tensor(0), 1.0)  # a bright first row
         >>> weight = torch.stack([corner.flatten(), -corner.flatten()])
         >>> row = model.layout.pack({"output.weight": weight, "output.bias": torch.tensor([0.0, 0.5])})
         >>> x, y, rows = torch.cat([corner, torch.ones(1, 1, 8, 8)]), torch.tensor([0, 0]), torch.tensor([0, 1])
-        >>> moved, noisy = ImageChanges(pixels=1, degrees=0.0), NoiseChanges(shoal.Stream(0), std=0.1, draws=2)
+        >>> moved = ImageChanges(pixels=1, degrees=0.0)
         >>> with shoal.Engine(model) as engine:
-        ...     votes = [augmentation_votes(engine, row, x, y, rows, copies) for copies in (moved, noisy)]
+        ...     votes = augmentation_votes(engine, row, x, y, rows, moved)
         ...     distances = boundary_distance(engine, row, x, y, rows, shoal.Stream(0))
         ...
         >>> votes, distances.round(decimals=2)
-        ([tensor([3, 4]), tensor([3, 3])], tensor([1.6000, 1.6000], dtype=torch.float64))
+        (tensor([3, 4]), tensor([1.6000, 1.6000], dtype=torch.float64))
     """
-    require(x.is_floating_point(), "votes need inputs that are numbers; words cannot be changed a little")
-    fits = x.dim() == 4 or isinstance(copies, NoiseChanges)
-    require(fits, "inputs that are no images need NoiseChanges(stream, std)")
-    changes = list((ImageChanges() if copies is None else copies).changes())
+    changes = list((copies or ImageChanges()).changes())
     votes = [
         sum(_is_correct(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)
     ]
@@ -135,16 +104,9 @@ def boundary_distance(
     Args:
         engine, model, x, y, rows: as in `augmentation_votes`.
         stream: of the noise.
-        levels: standard deviations of the noise in units of the inputs, increasing.
+        levels: standard deviations of the noise in units of the inputs, above 0 and increasing.
         draws: directions of noise.
-
-    Raises:
-        InputError: inputs that are words, levels that do not increase from above 0, or no draws.
     """
-    require(x.is_floating_point(), "distances need inputs that are numbers; words cannot be changed a little")
-    increasing = all(low < high for low, high in zip((0.0, *levels), levels, strict=False))
-    require(bool(levels) and increasing, f"'levels' must be above 0 and increase; got {levels}")
-    require(draws >= 1, f"'draws' must be at least 1; got {draws}")
     distances = [torch.empty(0, dtype=torch.float64)]
     for part in rows.split(_CHUNK):
         total = torch.zeros(len(part), dtype=torch.float64)

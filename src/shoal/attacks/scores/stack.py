@@ -26,12 +26,14 @@ class Regression:
         centre, spread: (F,) mean and standard deviation of the reference records' features.
         weights: (F,) of the standardised features.
         bias: of the regression.
+        threshold: the largest score of a non-member.
     """
 
     centre: Floats
     spread: Floats
     weights: Floats
     bias: float
+    threshold: float = 0.0
 
     @staticmethod
     def fit(features: Floats, member: Bools, inverse_penalty: float) -> "Regression":

@@ -5,14 +5,10 @@ the released model, and a neural network reads the losses. Here an attacker has 
 server or a client has, and a logistic regression reads them.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
-
-import numpy as np
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.scores.stack import Regression
-from shoal.core.errors import require
 from shoal.core.settings import PositiveFloat, settings
 from shoal.metrics.intervals import Bools, Floats
 
@@ -41,7 +37,7 @@ class LossTrajectory:
 
     inverse_penalty: PositiveFloat = 1.0
 
-    def fit(self, trajectories: Floats, member: Bools) -> "FittedLossTrajectory":
+    def fit(self, trajectories: Floats, member: Bools) -> Regression:
         """Fit the regression; members and non-members weigh the same, however many there are.
 
         Args:
@@ -49,44 +45,6 @@ class LossTrajectory:
             member: (M,) whether each record was trained on.
 
         Raises:
-            InputError: shapes that do not fit, losses that are not finite, or no members or no non-members.
+            InputError: no members or no non-members.
         """
-        _require_trajectories(trajectories)
-        require(
-            member.shape == trajectories.shape[:1],
-            f"'member' must be (M,) for {len(trajectories)} records; got shape {member.shape}",
-        )
-        return FittedLossTrajectory(Regression.fit(trajectories, member, self.inverse_penalty))
-
-
-@dataclass(frozen=True, eq=False)
-class FittedLossTrajectory:
-    """Scores records by their losses over T rounds.
-
-    Args:
-        regression: of membership on the reference records' losses.
-        threshold: the largest score of a non-member.
-    """
-
-    regression: Regression
-    threshold: float = 0.0
-
-    def score(self, trajectories: Floats) -> Floats:
-        """The logarithm of the odds of membership (M,) of losses (M, T).
-
-        Raises:
-            InputError: losses of another number of rounds, or not finite.
-        """
-        _require_trajectories(trajectories)
-        rounds = len(self.regression.weights)
-        require(
-            trajectories.shape[1] == rounds,
-            f"losses must be of the {rounds} rounds that the attack was fitted on; got {trajectories.shape[1]}",
-        )
-        return self.regression.score(trajectories)
-
-
-def _require_trajectories(trajectories: Floats) -> None:
-    fits = trajectories.ndim == 2 and trajectories.shape[1] >= 1
-    require(fits, f"'trajectories' must be (M, T), records by rounds; got shape {trajectories.shape}")
-    require(bool(np.isfinite(trajectories).all()), "'trajectories' must be finite; some losses are not")
+        return Regression.fit(trajectories, member, self.inverse_penalty)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.representation import one_line
+from shoal.data.shards import GroupedExamples
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 _MIN_KNOWN = 20
@@ -44,6 +46,20 @@ class Candidates:
     client: Tensor | None = None
     examples: Tensor | None = None
     __repr__ = one_line
+
+    @staticmethod
+    def of_groups(
+        x: Tensor, y: Tensor, group: Tensor, known: GroupedExamples, *, client: Tensor, examples: Tensor
+    ) -> "Candidates":
+        """Records of groups (M,) and known non-members; strata are groups, then groups with labels."""
+        if not len(known):
+            return Candidates(x, stratum=group[:, None], y=y, client=client, examples=examples)
+        known_y, strata = known.y.cpu(), [group[:, None], known.group.cpu()[:, None]]
+        if not y.is_floating_point():
+            classes = 1 + int(max(y.max(), known_y.max()))
+            labels = (y[:, None], known_y[:, None])
+            strata = [torch.cat([of, of * classes + label], dim=1) for of, label in zip(strata, labels, strict=True)]
+        return Candidates(x, known.x, *strata, y=y, known_y=known_y, client=client, examples=examples)
 
     @property
     def filters(self) -> bool:

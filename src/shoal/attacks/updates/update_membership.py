@@ -29,7 +29,7 @@ import numpy as np
 
 from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
-from shoal.core.settings import Flag, settings
+from shoal.core.settings import settings
 from shoal.metrics.intervals import Floats, Ints
 
 MIN_OTHERS = 2
@@ -70,9 +70,7 @@ class FedMIALoss:
 class FedMIACosine:
     """FedMIA-II: the measurement is the cosine of the record's gradient and the client's step.
 
-    Args:
-        drop_outliers: leave those out of a null that are more than three standard deviations above its mean, in one
-            pass (the paper's for clients with unlike data). Only one of at least eleven can be.
+    The paper's variant for clients with unlike data, which leaves outliers out of a null, is left out.
     """
 
     name: ClassVar[str] = "fedmia-ii"
@@ -80,11 +78,9 @@ class FedMIACosine:
     view: ClassVar[View] = "server"
     threshold: ClassVar[float] = 0.5
 
-    drop_outliers: Flag = False
-
     def score(self, scores: UpdateScores) -> Floats:
         """(N, M) in [0, 1]; NaN as in `FedMIALoss`."""
-        return _percentiles(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=self.drop_outliers)
+        return _percentiles(scores.cosine.astype(np.float64), scores.assignment)
 
 
 @settings
@@ -115,7 +111,7 @@ class GradDifference:
         return mean_over_rounds(scores.difference.astype(np.float64))
 
 
-def _percentiles(values: Floats, assignment: Ints, *, drop_outliers: bool = False) -> Floats:
+def _percentiles(values: Floats, assignment: Ints) -> Floats:
     """The mean over rounds (N, M) of where each client's values (T, N, M) lie among the others' of its cluster."""
     from scipy.special import ndtr  # noqa: PLC0415 - scipy takes a while to import
 
@@ -125,10 +121,6 @@ def _percentiles(values: Floats, assignment: Ints, *, drop_outliers: bool = Fals
             same_model = np.flatnonzero(clusters == clusters[i])
             null = values[t, same_model[same_model != i]]
             if len(null) >= MIN_OTHERS:
-                kept = np.ones(null.shape, dtype=bool)
-                if drop_outliers:
-                    kept = null <= null.mean(axis=0) + 3 * null.std(axis=0)
-                mean = null.mean(axis=0, where=kept)
-                deviation = np.sqrt(null.var(axis=0, where=kept) + 1e-8)
-                percentiles[t, i] = ndtr((values[t, i] - mean) / deviation)
+                deviation = np.sqrt(null.var(axis=0) + 1e-8)
+                percentiles[t, i] = ndtr((values[t, i] - null.mean(axis=0)) / deviation)
     return mean_over_rounds(percentiles)

@@ -21,7 +21,7 @@ from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.engine import Engine, RoundUpdates
-from shoal.metrics.intervals import Bools, Floats, Ints
+from shoal.metrics.intervals import Floats, Ints
 
 NOBODY = -1
 """The client of a record that nobody trained on."""
@@ -107,11 +107,6 @@ class UpdateScores:
     group: Ints
     groups: tuple[str, ...]
     __repr__ = one_line
-
-    @property
-    def present(self) -> Bools:
-        """(T, N), whether each client took part in each round."""
-        return self.assignment >= 0
 
 
 @runtime_checkable
