@@ -69,7 +69,7 @@ def test_the_fraud_ends_with_the_block(script):
 def test_the_multipliers_cost_what_they_are_named_after(script, sampling):
     rate = 1.0 if sampling == "full" else 0.5
     for target, noise in script.NOISE[sampling].items():
-        assert accounting.epsilon([(rate, 10)], noise, 1e-5) == pytest.approx(target, rel=0.01)
+        assert accounting.composed([(noise, rate, 10)], 1e-5) == pytest.approx(target, rel=0.01)
 
 
 def test_twenty_runs_are_as_told_and_cover_both_samplings(script):

@@ -17,14 +17,14 @@ def script():
 @pytest.mark.parametrize(("rate", "steps", "delta"), [(0.1, 30, 1e-5), (1.0, 1, 1e-4)])
 def test_its_rdp_is_opacus_s(script, rate, steps, delta):
     found = script.ACCOUNTANTS["RDP, Opacus"](script.Setting("", rate, steps, delta), 0.8)
-    assert found == pytest.approx(accounting.epsilon([(rate, steps)], 0.8, delta), abs=1e-6)
+    assert found == pytest.approx(accounting.composed([(0.8, rate, steps)], delta), abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
 def test_its_exact_epsilon_is_what_prv_comes_near_from_above(script, rate, sigma):
     exact = script.exact(script.Setting("", rate, 1, 1e-5), sigma)
-    assert exact <= accounting.epsilon([(rate, 1)], sigma, 1e-5, "prv") <= exact + 0.03
+    assert exact <= accounting.composed([(sigma, rate, 1)], 1e-5, "prv") <= exact + 0.03
     assert math.isnan(script.exact(script.Setting("", rate, 2, 1e-5), sigma))
 
 
