@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from shoal.core.errors import InputError
-from shoal.data.sources.catalog import availability, load_dataset, user_cache
+from shoal.data.sources.catalog import availability, load_dataset
 
 PLAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 EMNIST = tuple("emnist-byclass-" + name.replace("t10k", "test") for name in PLAIN)
@@ -214,7 +214,3 @@ def test_availability_lists_every_source_and_its_path(tmp_path, cache):
     rows = {row.name: row for row in availability(tmp_path)}
     assert rows["cifar10"].path == tmp_path / "cifar-10-binary.tar.gz"
     assert rows["mnist"].path == cache / "mnist"
-
-
-def test_user_cache_is_platformdirs(cache):
-    assert user_cache() == cache

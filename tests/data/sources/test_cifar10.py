@@ -99,8 +99,6 @@ def test_a_bad_batch_is_one_sentence(tmp_path, content, phrases, packed):
 TAR = archive()
 BAD_ARCHIVES = {
     "gzip cut": (gzip.compress(TAR)[:-2000], ["truncated", "gzip"]),
-    "gzip checksum cut": (gzip.compress(TAR)[:-4], ["truncated", "gzip"]),
-    "gzip checksum": (gzip.compress(TAR)[:-8] + b"12345678", ["damaged", "gzip"]),
     "tar cut": (TAR[: len(TAR) // 2], ["truncated"]),
     "tar cut in gzip": (gzip.compress(TAR[: len(TAR) // 2]), ["truncated"]),
     "no tar": (b"hello" * 1000, ["not a tar archive"]),
