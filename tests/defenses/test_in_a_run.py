@@ -47,16 +47,6 @@ def test_all_configured_defences_reach_the_simulation(config_of, tmp_path):
     assert read_config(tmp_path / "config.toml") == config
 
 
-LOOPED = [
-    {"dropout": 0.1},
-    {"dp_sgd": {"noise_multiplier": 0.5, "sampling": "poisson"}},
-    {"mixup": 0.4},
-    {"flooding": 0.5},
-    {"relaxloss": {"alpha": 0.5}},
-    {"ccl": {"variant": "ccql", "alpha": 0.6}},
-]
-
-
 BATCHED = [
     {"dp_sgd": {"noise_multiplier": 0.5}, "augmentation": {"multiplicity": 2}},
     {"share_of_steps": 0.5, "augmentation": {"rotation": 5}},
@@ -65,16 +55,6 @@ BATCHED = [
 
 def test_augmentation_and_private_steps_of_small_networks_keep_the_vmap_backend(config_of):
     assert {build(config_of(defenses))[0].engine.backend for defenses in BATCHED} == {"vmap"}
-
-
-@pytest.mark.parametrize("defenses", [*LOOPED, *BATCHED], ids=str)
-def test_each_defence_survives_a_file(config_of, tmp_path, defenses):
-    config, simulation = build(config_of(defenses))
-    (tmp_path / "config.toml").write_text(config.toml())
-    again = read_config(tmp_path / "config.toml")
-    assert again == config
-    assert again.defenses.all() == config.defenses.all()
-    assert build(again)[1].setup.first_local() == simulation.setup.first_local()
 
 
 @pytest.mark.parametrize(

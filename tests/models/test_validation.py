@@ -93,7 +93,7 @@ LOOPED = {
     "nonzero": (lambda: Net(lambda _, x: x[torch.nonzero(x[:, 0] < 9).flatten()]), "PyTorch says: We do not support"),
     "checkpoints": (
         lambda: Net(lambda n, x: checkpoint(n.layer, x, use_reentrant=False), nn.Linear(4, 4)),
-        "checkpoint",
+        "saved tensor hooks",
     ),
     "a function of one's own": (lambda: Net(lambda _, x: Sign.apply(x)), "autograd.Function"),
     "numpy": (lambda: Net(lambda _, x: x * float(x.numpy().std())), "PyTorch says: Cannot access data pointer"),
