@@ -1,7 +1,7 @@
 """The three kinds of labelled data sets, images, texts and rows of numbers, and the scale of a table's columns."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -155,28 +155,21 @@ class Standardizer:
         # Here, so that what has no table does not load scikit-learn.
         from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
-        fill, words, numbers = [], [], []
-        for name, column in rows.items():
-            if impute is not None:
-                require(bool(column.notna().any()), f"the column '{name}' is empty in every training row; leave it out")
-                frequent = impute == "most-frequent" or _holds_words(column)
-                fill.append(column.mode().iloc[0] if frequent else column.agg(impute))
-                column = column.fillna(fill[-1])  # noqa: PLW2901
-            words.append(tuple(sorted(set(column))) if _holds_words(column) else ())
-            numbers.append(np.zeros(len(column)) if words[-1] else column.to_numpy())
-        values = np.stack(numbers, axis=1)
+        fill = {} if impute is None else {name: _replacement(column, impute) for name, column in rows.items()}
+        columns = [column for _, column in rows.fillna(fill).items()]
+        words = tuple(tuple(sorted(column.unique())) if _holds_words(column) else () for column in columns)
+        pairs = list(zip(columns, words, strict=True))
+        values = np.stack([np.zeros(len(rows)) if known else column.to_numpy() for column, known in pairs], axis=1)
         scaler = StandardScaler().fit(values)
         # Of equal numbers the standard deviation is rounding, which would be blown up to 1.
-        constant = (values.min(axis=0) == values.max(axis=0)) & np.array([not column for column in words])
-        std = np.where(constant, np.inf, np.asarray(scaler.scale_))
+        constant = (values.min(axis=0) == values.max(axis=0)) & np.array([not known for known in words])
+        places = (known.index(cell) if known else cell for cell, known in zip(fill.values(), words, strict=False))
         return Standardizer(
             inputs=tuple(map(str, rows)),
             mean=tuple(np.asarray(scaler.mean_).tolist()),
-            std=tuple(std.tolist()),
-            words=tuple(words) if any(words) else (),
-            fill=tuple(
-                float(column.index(cell) if column else cell) for cell, column in zip(fill, words, strict=False)
-            ),
+            std=tuple(np.where(constant, np.inf, np.asarray(scaler.scale_)).tolist()),
+            words=words if any(words) else (),
+            fill=tuple(map(float, places)),
         )
 
     @property
@@ -203,6 +196,13 @@ class Standardizer:
             scaled = cells == np.array(words, dtype=object) if words else (cells - self.mean[i]) / self.std[i]
             parts.append(scaled.astype(np.float32))
         return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+def _replacement(column: pd.Series, impute: Impute) -> Any:  # noqa: ANN401 - a number or a word
+    """What replaces the empty cells of a column; `InputError` where all cells are empty."""
+    require(bool(column.notna().any()), f"the column '{column.name}' is empty in every training row; leave it out")
+    frequent = impute == "most-frequent" or _holds_words(column)
+    return column.mode().iloc[0] if frequent else column.agg(impute)
 
 
 def _holds_words(column: pd.Series) -> bool:
