@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from refused_input import refused
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, ClientSplit, Standardizer, draw_preferences, federation_of_clients
@@ -29,13 +30,6 @@ def dataset(sizes=(10, 20, 5), **changes):
 def federation(data, split, stream=STREAM):
     preferences = draw_preferences(len(data.client_names), (0.5, 0.8), 0.5, stream)
     return federation_of_clients(data, split.draw(data, stream), preferences)
-
-
-def refused(action):
-    with pytest.raises(InputError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_every_example_goes_to_one_part_of_its_own_client():

@@ -5,7 +5,7 @@ import sys
 import pandas as pd
 import pytest
 
-from shoal.core.errors import InputError
+from refused_input import refused
 from shoal.data import Columns, load_table
 
 CSV = """who,area,ill,age,bmi,city
@@ -21,13 +21,6 @@ def table(tmp_path, text=CSV, columns=COLUMNS, name="t.csv"):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return load_table(path, columns)
-
-
-def refused(*given, **named):
-    with pytest.raises(InputError) as caught:
-        table(*given, **named)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
@@ -93,21 +86,21 @@ def test_parquet_is_the_same_table(tmp_path):
     ],
 )
 def test_tables_that_cannot_be_used_are_one_sentence(tmp_path, change, columns, words):
-    found = refused(tmp_path, CSV.replace(*change, 1), columns)
+    found = refused(table, tmp_path, CSV.replace(*change, 1), columns)
     assert words in found
     assert found.startswith("'inputs'") or str(tmp_path / "t.csv") in found
 
 
 def test_a_table_without_rows_columns_or_numbers_is_one_sentence(tmp_path):
-    assert "has no rows" in refused(tmp_path, "who,ill,age,area\n")
-    assert "is not a CSV file" in refused(tmp_path, "")
+    assert "has no rows" in refused(table, tmp_path, "who,ill,age,area\n")
+    assert "is not a CSV file" in refused(table, tmp_path, "")
     assert "has no column of numbers besides 'who', 'ill'" in refused(
-        tmp_path, "who,ill,city\na,0,Rome\n", Columns("who", "ill")
+        table, tmp_path, "who,ill,city\na,0,Rome\n", Columns("who", "ill")
     )
 
 
 def test_a_damaged_parquet_file_and_a_missing_pyarrow_are_one_sentence(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
-    assert "cannot be read as a Parquet file" in refused(tmp_path, "PAR", name="t.parquet")
+    assert "cannot be read as a Parquet file" in refused(table, tmp_path, "PAR", name="t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install 'shoal[parquet]'" in refused(tmp_path, "PAR", name="t.parquet")
+    assert "pip install 'shoal[parquet]'" in refused(table, tmp_path, "PAR", name="t.parquet")
