@@ -138,13 +138,13 @@ def test_epsilon_counts_the_full_batches_of_the_first_round(build, accountant):
     federation, rule = build((9, 12, 7)), DPSGD(1.0, 1.0, accountant=accountant)
     cohorts = [torch.empty(0, dtype=torch.int64), torch.tensor([0, 1]), torch.tensor([1]), torch.arange(3)]
     local = LocalSGD(steps=5, batch_size=4)
-    found = accounting.federation_epsilons(federation, cohorts, RDPCFL().client_trainings(local), rule)
+    found = accounting.PrivateTrainings(federation, cohorts, RDPCFL().client_trainings(local), rule).epsilons()
     later = [1, 2, 1]
     for i, (size, rounds) in enumerate(zip(federation.clients.sizes.tolist(), later, strict=True)):
-        full = [(1.0, 5)] if i in (0, 1) else []
-        spent = [(4 / size, rounds * 5), *full]
-        assert found[i] == pytest.approx(accounting.epsilon(spent, 1.0, 1e-5, accountant), rel=1e-9)
-    plain = accounting.federation_epsilons(federation, cohorts, ClientTrainings((local,)), rule)
+        full = [(1.0, 1.0, 5)] if i in (0, 1) else []
+        spent = [(1.0, 4 / size, rounds * 5), *full]
+        assert found[i] == pytest.approx(accounting.composed(spent, 1e-5, accountant), rel=1e-9)
+    plain = accounting.PrivateTrainings(federation, cohorts, ClientTrainings((local,)), rule).epsilons()
     assert bool((found[:2] > plain[:2]).all())
     assert torch.equal(found[2:], plain[2:])
 
@@ -154,8 +154,8 @@ def test_a_run_states_the_epsilon_of_its_first_round_too(mlp, build, algorithm, 
     federation = build()
     found = simulate(federation, mlp, algorithm, PRIVATE, rounds=3, defenses=[DPSGD(1.0, 1.0)])
     for size, stated in zip(federation.clients.sizes.tolist(), found.clients["epsilon"], strict=True):
-        spent = [(4 / size, (2 + more) * PRIVATE.steps_of(size)), (1.0, 2)]
-        assert stated == pytest.approx(accounting.epsilon(spent, 1.0, 1e-5), rel=1e-9)
+        spent = [(1.0, 4 / size, (2 + more) * PRIVATE.steps_of(size)), (1.0, 1.0, 2)]
+        assert stated == pytest.approx(accounting.composed(spent, 1e-5), rel=1e-9)
 
 
 def test_a_prv_accountant_that_cannot_count_it_is_refused_before_the_run():

@@ -1,6 +1,5 @@
-"""Hugging Face datasets with a client column, and partitioners of flwr-datasets, by their protocol and themselves."""
+"""Hugging Face datasets with a client column, and partitioners of flwr-datasets, by their protocol."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -82,26 +81,3 @@ def test_what_does_not_fit_is_one_sentence(dataset):
         Federation.from_table(dataset.remove_columns("user"), PICTURE, test=dataset)
     with pytest.raises(InputError, match="a partitioner of flwr-datasets; got SimpleNamespace"):
         Federation.from_table(SimpleNamespace(), PICTURE, test=dataset)
-
-
-if importlib.util.find_spec("flwr_datasets"):  # not in the extra of developers: it forbids the newest `datasets`
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_partitioners_of_flwr_datasets_themselves(dataset):
-        from flwr_datasets.partitioner import (  # noqa: PLC0415
-            DirichletPartitioner,
-            IidPartitioner,
-            NaturalIdPartitioner,
-        )
-
-        columns = Columns(client="partition", label="label", inputs=("image",))
-        for partitioner in (
-            IidPartitioner(num_partitions=3),
-            NaturalIdPartitioner(partition_by="user"),
-            DirichletPartitioner(num_partitions=2, partition_by="label", alpha=5.0, min_partition_size=2, seed=1),
-        ):
-            partitioner.dataset = dataset
-            federation = Federation.from_table(partitioner, columns, test=dataset)
-            sizes = [len(partitioner.load_partition(i)) for i in range(partitioner.num_partitions)]
-            assert federation.clients.sizes.tolist() == sizes
-            assert sum(sizes) == 12

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.core.errors import InputError
+from refused_input import refused
 from shoal.data import PictureFormat, load_folder
 
 Image = pytest.importorskip("PIL.Image")
@@ -29,13 +29,6 @@ def pictures(folder):
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:45])
-
-
-def refused(path):
-    with pytest.raises(InputError) as caught:
-        load_folder(path, PictureFormat())
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_folder_says_client_and_class(tmp_path):
@@ -92,7 +85,7 @@ def test_a_picture_is_turned_upright_as_its_camera_says(tmp_path):
 
 def test_pictures_of_different_sizes_need_a_size(tmp_path):
     write(pictures(tmp_path) / "bob" / "dog" / "9.png", 0, (5, 5))
-    found = refused(tmp_path)
+    found = refused(load_folder, tmp_path, PictureFormat())
     assert "different sizes, such as 4x6" in found
     assert "5x5" in found
     assert "set 'size' = [height, width]" in found
@@ -115,13 +108,15 @@ def test_pictures_of_different_sizes_need_a_size(tmp_path):
 )
 def test_pictures_that_cannot_be_used_are_named(tmp_path, spoil, words):
     spoil(pictures(tmp_path))
-    assert words in refused(tmp_path)
+    assert words in refused(load_folder, tmp_path, PictureFormat())
 
 
 def test_an_empty_folder_is_one_sentence(tmp_path):
-    assert f"'{tmp_path}' has no pictures; they are expected as client/class/picture.png" in refused(tmp_path)
+    assert f"'{tmp_path}' has no pictures; they are expected as client/class/picture.png" in refused(
+        load_folder, tmp_path, PictureFormat()
+    )
     (tmp_path / "ann" / "cat").mkdir(parents=True)
-    assert "has no pictures" in refused(tmp_path)
+    assert "has no pictures" in refused(load_folder, tmp_path, PictureFormat())
 
 
 @pytest.mark.parametrize(
@@ -137,10 +132,10 @@ def test_an_empty_folder_is_one_sentence(tmp_path):
 def test_lists_of_pictures_that_cannot_be_used_are_one_sentence(tmp_path, rows, words):
     write(tmp_path / "0.png", 1)
     (tmp_path / "list.csv").write_text(rows)
-    assert words in refused(tmp_path / "list.csv")
+    assert words in refused(load_folder, tmp_path / "list.csv", PictureFormat())
 
 
 def test_without_pillow_it_is_said_how_to_get_it(tmp_path, monkeypatch):
     pictures(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert "pip install 'shoal[images]'" in refused(tmp_path)
+    assert "pip install 'shoal[images]'" in refused(load_folder, tmp_path, PictureFormat())

@@ -30,20 +30,25 @@ def opacus(name, history, delta):
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 @pytest.mark.parametrize(
-    ("spent", "sigma", "delta"),
-    [([(0.1, 30)], 1.0, 1e-5), ([(0.05, 40), (0.2, 3)], 0.8, 1e-4), ([(1.0, 4)], 2.0, 1e-6), ([(0.02, 7)], 0.5, 1e-5)],
+    ("history", "delta"),
+    [
+        ([(1.0, 0.1, 30)], 1e-5),
+        ([(0.8, 0.05, 40), (0.7, 0.2, 3)], 1e-4),
+        ([(2.0, 1.0, 4)], 1e-6),
+        ([(0.5, 0.02, 7)], 1e-5),
+    ],
 )
-def test_epsilon_is_opacus_s(accountant, spent, sigma, delta):
-    expected = opacus(accountant, [(sigma, share, steps) for share, steps in spent], delta)
-    assert accounting.epsilon(spent, sigma, delta, accountant) == pytest.approx(expected, abs=1e-6)
+def test_epsilon_is_opacus_s(accountant, history, delta):
+    expected = opacus(accountant, history, delta)
+    assert accounting.composed(history, delta, accountant) == pytest.approx(expected, abs=1e-6)
     assert expected > 0
 
 
 def test_epsilon_is_infinite_without_noise_and_0_without_steps():
     for accountant in ("rdp", "prv"):
-        assert accounting.epsilon([(0.1, 3)], 0.0, 1e-5, accountant) == math.inf
-        assert accounting.epsilon([], 0.0, 1e-5, accountant) == 0
-        assert accounting.epsilon([(0.1, 0)], 1.0, 1e-5, accountant) == 0
+        assert accounting.composed([(0.0, 0.1, 3)], 1e-5, accountant) == math.inf
+        assert accounting.composed([], 1e-5, accountant) == 0
+        assert accounting.composed([(1.0, 0.1, 0)], 1e-5, accountant) == 0
 
 
 def test_each_client_by_its_size_and_its_rounds(monkeypatch):
@@ -59,12 +64,11 @@ def test_each_client_by_its_size_and_its_rounds(monkeypatch):
 def test_a_federation_s_clients_spend_in_the_rounds_they_are_in(build):
     federation, rule = build(), DPSGD(1.0, 1.0)
     cohorts = [torch.tensor([0, 1]), torch.tensor([1, 3]), torch.empty(0, dtype=torch.int64), torch.tensor([1])]
-    found = accounting.federation_epsilons(federation, cohorts, ONCE, rule)
+    found = accounting.PrivateTrainings(federation, cohorts, ONCE, rule).epsilons()
     sizes = federation.clients.sizes.tolist()
     rounds = [1, 3, 0, 1, 0, 0]
     for i, (size, count) in enumerate(zip(sizes, rounds, strict=True)):
-        spent = [(4 / size, count * LOCAL.steps_of(size))]
-        assert found[i] == accounting.epsilon(spent, 1.0, 1e-5)
+        assert found[i] == accounting.composed([(1.0, 4 / size, count * LOCAL.steps_of(size))], 1e-5)
 
 
 def with_copies(federation, client, copies):
@@ -77,7 +81,7 @@ def with_copies(federation, client, copies):
 def test_a_client_s_copies_of_a_record_are_one_record(build):
     everyone, rule = [torch.arange(6)] * 2, DPSGD(1.0, 3.0)
     plain, found = (
-        accounting.federation_epsilons(each, everyone, ONCE, rule, choice_noise=5.0)
+        accounting.PrivateTrainings(each, everyone, ONCE, rule, choice_noise=5.0).epsilons()
         for each in (build(), with_copies(build(), 1, 3))
     )
     others = [0, 2, 3, 4, 5]
@@ -98,7 +102,7 @@ def test_rows_that_differ_in_their_label_are_no_copies(build):
     y[copied.clients.owned(1)[0]] = (y[copied.clients.owned(1)[1]] + 1) % 3
     different = replace(copied, clients=replace(copied.clients, y=y))
     found, plain = (
-        accounting.federation_epsilons(each, [torch.arange(6)], ONCE, rule) for each in (different, federation)
+        accounting.PrivateTrainings(each, [torch.arange(6)], ONCE, rule).epsilons() for each in (different, federation)
     )
     assert torch.equal(found, plain)
 
@@ -127,16 +131,16 @@ def test_the_step_of_copies_bounds_the_mixture_of_shifts_by_those_in_the_batch(r
 def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_examples_does(build):
     federation, rule = build(), DPSGD(1.0, 1.0)
     everyone = [torch.arange(6)] * 7
-    plain = accounting.federation_epsilons(federation, everyone, ONCE, rule)
+    plain = accounting.PrivateTrainings(federation, everyone, ONCE, rule).epsilons()
     holds = torch.zeros(len(federation.clients.y), dtype=torch.bool)
     holds[federation.clients.owned(2)[:2]] = True  # Two of seven hold the property.
     schedule = PropertySchedule(
         holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), period=2
     )
-    found = accounting.federation_epsilons(replace(federation, schedule=schedule), everyone, ONCE, rule)
+    found = accounting.PrivateTrainings(replace(federation, schedule=schedule), everyone, ONCE, rule).epsilons()
     # In rounds 2, 4 and 6 the two, both in every step; in the four others the five, in two steps a pass.
-    with_it = accounting.epsilon([(1.0, 3 * 2)], 1.0, 1e-5)
-    without = accounting.epsilon([(4 / 5, 4 * 4)], 1.0, 1e-5)
+    with_it = accounting.composed([(1.0, 1.0, 3 * 2)], 1e-5)
+    without = accounting.composed([(1.0, 4 / 5, 4 * 4)], 1e-5)
     assert found[2] == max(with_it, without)
     assert with_it != without
     rest = torch.tensor([0, 1, 3, 4, 5])
@@ -164,7 +168,7 @@ def test_an_accountant_that_fails_is_one_sentence(error, monkeypatch):
 
     monkeypatch.setattr("opacus.accountants.PRVAccountant.get_epsilon", fails)
     with pytest.raises(InputError, match=r'the accountant "prv" takes too much memory.*use "rdp"'):
-        accounting.epsilon([(0.013, 7)], 1.0, 1e-5, "prv")
+        accounting.composed([(1.0, 0.013, 7)], 1e-5, "prv")
 
 
 def test_a_victim_s_turns_count_where_prv_is_refused(build):

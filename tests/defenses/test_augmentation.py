@@ -16,6 +16,7 @@ from shoal.defenses import DPSGD, Augmentation, TrainingSetup
 from shoal.engine import ClusterRound, Engine, LocalSGD
 from shoal.engine.backends.loop_backend import augmented
 from shoal.models import Logistic, Model
+from trained_ends import ends_of
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 NONE = {"rotation": 0.0, "shift": 0.0}
@@ -102,16 +103,6 @@ def test_one_transformation_is_enough_to_augment_and_none_leaves_training_as_it_
     defense = Augmentation(**{**NONE, **one})
     assert defense.local(LOCAL, at).augmentation == defense
     assert defense.scaled(0.0).local(LOCAL, at) == Augmentation(**NONE).local(LOCAL, at) == LOCAL
-
-
-def ends_of(model, federation, local, **settings):
-    starts, which = model.init(Stream(1))[None], torch.zeros(len(federation), dtype=torch.int64)
-    randomness = local.randomness(federation.clients, federation.ids, Stream(2))
-    ends = torch.empty(len(federation), model.layout.size)
-    with Engine(model, **settings) as engine:
-        for owners, rows in engine.train(starts, which, engine.prepare(federation).clients, randomness, local):
-            ends[owners] = rows
-    return ends
 
 
 @pytest.mark.parametrize("batch_size", [4, "all"])

@@ -36,13 +36,6 @@ ALL = {
 }
 
 
-def test_defences_that_are_left_out_are_not_applied(config_of):
-    config, simulation = build(config_of({}))
-    local = simulation.setup.first_local()
-    assert (local.gradient_privacy, local.weight_decay, simulation.setup.update_filter) == (None, 0.0, None)
-    assert config.engine.backend == "vmap"
-
-
 def test_all_configured_defences_reach_the_simulation(config_of, tmp_path):
     config, simulation = build(config_of(ALL))
     assert simulation.setup.first_local().gradient_privacy == DPSGD(2.0, 0.5, 1e-4, "rdp", "poisson")
@@ -54,23 +47,6 @@ def test_all_configured_defences_reach_the_simulation(config_of, tmp_path):
     assert read_config(tmp_path / "config.toml") == config
 
 
-LOOPED = [
-    {"dropout": 0.1},
-    {"dp_sgd": {"noise_multiplier": 0.5, "sampling": "poisson"}},
-    {"mixup": 0.4},
-    {"flooding": 0.5},
-    {"relaxloss": {"alpha": 0.5}},
-    {"ccl": {"variant": "ccql", "alpha": 0.6}},
-]
-
-
-@pytest.mark.parametrize("defenses", LOOPED, ids=str)
-def test_loss_defences_choose_the_loop_backend(config_of, defenses):
-    assert build(config_of(defenses))[0].engine.backend == "loop"
-    with pytest.raises(InputError, match="backend 'vmap' cannot"):
-        build(config_of(defenses, engine={"backend": "vmap"}))
-
-
 BATCHED = [
     {"dp_sgd": {"noise_multiplier": 0.5}, "augmentation": {"multiplicity": 2}},
     {"share_of_steps": 0.5, "augmentation": {"rotation": 5}},
@@ -79,16 +55,6 @@ BATCHED = [
 
 def test_augmentation_and_private_steps_of_small_networks_keep_the_vmap_backend(config_of):
     assert {build(config_of(defenses))[0].engine.backend for defenses in BATCHED} == {"vmap"}
-
-
-@pytest.mark.parametrize("defenses", [*LOOPED, *BATCHED], ids=str)
-def test_each_defence_survives_a_file(config_of, tmp_path, defenses):
-    config, simulation = build(config_of(defenses))
-    (tmp_path / "config.toml").write_text(config.toml())
-    again = read_config(tmp_path / "config.toml")
-    assert again == config
-    assert again.defenses.all() == config.defenses.all()
-    assert build(again)[1].setup.first_local() == simulation.setup.first_local()
 
 
 @pytest.mark.parametrize(
@@ -124,14 +90,11 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
     [
         ({"flooding": "a"}, r"'defenses.flooding' must be a number.*; got 'a'"),
         ({"relaxloss": {}}, r"the key 'defenses.relaxloss.alpha' is missing"),
-        ({"augmentation": {"rotation": 200}}, r"'defenses.augmentation.rotation' must be at most 180; got 200"),
         ({"augmentation": {"strength": 0.5}}, r"unknown key 'defenses.augmentation.strength'"),
         ({"mixup": 0.4, "flooding": 0.5}, r"^\[defenses\]: Mixup and Flooding each replace what a local step"),
         ({"ccl": {}, "dp_sgd": {"noise_multiplier": 1.0}}, r"^\[defenses\]: DP-SGD clips the gradient of each"),
-        ({"max_update_norm": 0}, r"'defenses.max_update_norm' must be above 0.*; got 0"),
         ({"dp_sdg": {}}, r"unknown key 'defenses.dp_sdg'; did you mean 'dp_sgd'\?"),
         ({"dp_sgd": {}}, r"the key 'defenses.dp_sgd.noise_multiplier' is missing"),
-        ({"dp_sgd": {"noisy": 1.0}}, r"unknown key 'defenses.dp_sgd.noisy'"),
         (
             {"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}},
             r"^test: \[defenses.dp_sgd\]: noise needs clipping: ",
@@ -154,11 +117,6 @@ def test_a_network_with_batch_norm_is_refused_with_the_remedy(config_of):
     with pytest.raises(InputError, match="norm = 'group' for the VGGs"):
         resolve(config_of(defenses, **sections, model=model), wide)
     resolve(config_of(defenses, **sections, model=model | {"norm": "group"}), wide)
-
-
-def test_l2_and_weight_decay_are_the_same_thing(config_of):
-    with pytest.raises(InputError, match="are the same thing; give one"):
-        build(config_of({"l2": 0.01}, local={"batch_size": 10, "weight_decay": 0.1}))
 
 
 def test_a_private_run_reports_what_it_spent(config_of, tmp_path):

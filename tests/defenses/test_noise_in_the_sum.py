@@ -131,19 +131,6 @@ def test_private_means_find_groups_whose_inputs_differ_and_do_not_depend_on_the_
     assert clusters[0] == clusters[1] == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"noise": "sum"}, "'min_clients' is missing"),
-        ({"min_clients": 3}, "'min_clients' is of noise = 'sum'"),
-        ({"noise": "sum", "min_clients": 3, "sampling": "poisson"}, "'sampling' must be 'shuffled'"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(arguments, sentence):
-    with pytest.raises(InputError, match=sentence):
-        DPSGD(1.0, 1.0, **arguments)
-
-
 @pytest.mark.parametrize("local", [shoal.LocalSGD(), replace(LOCAL, steps=2), replace(LOCAL, momentum=0.5)])
 def test_more_than_one_full_step_is_refused(local):
     own, model = federation(), shoal.create_model("logistic", shoal.VectorShape(3, 2))

@@ -26,6 +26,7 @@ from shoal.defenses import (
 )
 from shoal.engine import Engine, LocalSGD
 from shoal.models import Logistic, Model
+from trained_ends import ends_of
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 OBJECTIVES = [Mixup(0.4), Flooding(0.5), RelaxLoss(0.5), CCL()]
@@ -191,19 +192,9 @@ def test_passes_are_counted_over_the_whole_training(build, mlp):
 def test_clients_draw_independently_of_each_other(mlp, build):
     """Neither other clients nor threads change a bit of what one trains, and no two of them mix alike."""
     local, federation, order = replace(LOCAL, objective=Mixup(0.4)), build(), torch.tensor([3, 0, 5, 1, 4, 2])
-
-    def ends_of(given, threads):
-        ends = torch.empty(len(given), mlp.layout.size)
-        with Engine(mlp, threads=threads) as engine:
-            randomness = local.randomness(given.clients, given.ids, Stream(2))
-            start, which = mlp.init(Stream(1))[None], torch.zeros(len(given), dtype=torch.int64)
-            for owners, rows in engine.train(start, which, given.clients, randomness, local):
-                ends[owners] = rows
-        return ends
-
-    one = ends_of(federation, 1)
-    assert torch.equal(ends_of(federation, 2), one)
-    assert torch.equal(ends_of(federation.take(order), 2), one[order])
+    one = ends_of(mlp, federation, local, threads=1)
+    assert torch.equal(ends_of(mlp, federation, local, threads=2), one)
+    assert torch.equal(ends_of(mlp, federation.take(order), local, threads=2), one[order])
 
 
 @pytest.mark.parametrize("defense", OBJECTIVES, ids=repr)
@@ -259,22 +250,13 @@ def test_texts_are_not_mixed(batch):
 
 def test_a_share_of_the_steps_is_the_first_of_them(model, build):
     federation = build((8, 8, 8, 8, 8, 8))
-
-    def ends_of(local):
-        ends = torch.empty(6, model.layout.size)
-        with Engine(model) as engine:
-            randomness = local.randomness(federation.clients, federation.ids, Stream(2))
-            start, which = model.init(Stream(1))[None], torch.zeros(6, dtype=torch.int64)
-            for owners, rows in engine.train(start, which, federation.clients, randomness, local):
-                ends[owners] = rows
-        return ends
-
     whole = LocalSGD(epochs=4, batch_size=4, learning_rate=0.2)
     for share, steps in ((0.5, 4), (0.37, 3), (0.01, 1)):
         short = ShorterTraining(share).applied(TrainingSetup(model, whole)).first_local()
         assert short.steps_of(8) == steps
         assert short.steps_each(torch.tensor([8, 12])).tolist() == [steps, max(1, round(12 * share))]
-        assert torch.equal(ends_of(short), ends_of(LocalSGD(steps=steps, batch_size=4, learning_rate=0.2)))
+        first = LocalSGD(steps=steps, batch_size=4, learning_rate=0.2)
+        assert torch.equal(ends_of(model, federation, short), ends_of(model, federation, first))
     twice = TrainingSetup(model, whole, defenses=(ShorterTraining(0.5), ShorterTraining(0.5))).first_local()
     assert twice == replace(whole, share=0.25)
     assert ShorterTraining(0.2).scaled(0.5) == ShorterTraining(0.6)
@@ -285,7 +267,7 @@ def test_the_accountant_counts_the_steps_that_are_taken(mlp, build):
     found = simulate(build(), mlp, FedAvg(), local, rounds=2, defenses=[rule, ShorterTraining(0.5)], seed=1)
     steps = [2 * max(1, round(0.5 * local.steps_of(size))) for size in build().clients.sizes.tolist()]
     for size, count, spent in zip(build().clients.sizes.tolist(), steps, found.clients["epsilon"], strict=True):
-        assert spent == accounting.epsilon([(4 / size, count)], 1.0, 1e-5)
+        assert spent == accounting.composed([(1.0, 4 / size, count)], 1e-5)
 
 
 def test_scaffold_needs_all_steps(mlp, build):

@@ -15,6 +15,7 @@ from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxL
 from shoal.engine import ClusterRound, Engine, LocalSGD, ScalableDefense, Training, resolve_backend
 from shoal.engine.backends.selection import loop_reason
 from shoal.models import Model
+from trained_ends import ends_of
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 SCALABLE = [
@@ -93,19 +94,9 @@ def test_a_directive_moves_its_own_cluster_alone_and_the_loop_trains_what_vmap_c
 
 def test_clusters_that_vmap_cannot_train_are_looped_bit_for_bit(mlp, build):
     """Of one training of every client: the ends under an engine of vmap are the loop's, and no call before matters."""
-
-    def ends_of(local, backend):
-        federation, ends = build(), torch.empty(6, mlp.layout.size)
-        with Engine(mlp, backend=backend) as engine:
-            randomness = local.randomness(federation.clients, federation.ids, Stream(2))
-            start, which = mlp.init(Stream(1))[None], torch.zeros(6, dtype=torch.int64)
-            for owners, rows in engine.train(start, which, federation.clients, randomness, local):
-                ends[owners] = rows
-        return ends
-
     for defense in (DPSGD(0.5, 0.3), Mixup(0.4)):
         local = defense.local(LOCAL, ClusterRound(1, 0))
-        assert torch.equal(ends_of(local, "vmap"), ends_of(local, "loop"))
+        assert torch.equal(*(ends_of(mlp, build(), local, backend=each) for each in ("vmap", "loop")))
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_epsilon_counts_every_private_step_on_a_client_s_examples(algorithm, bui
     trainings = accountable_trainings(training, state)
     assert trainings is not None
     cohorts = [training.cohort(number) for number in (1, 2, 3)]
-    stated = accounting.federation_epsilons(training.federation, cohorts, trainings, RULE)
+    stated = accounting.PrivateTrainings(training.federation, cohorts, trainings, RULE).epsilons()
     spent = [composed((1.0, *part) for part in each.items()) for each in taken]
     if isinstance(algorithm, EarlyStopping | ServerOnly):
         assert all(one >= other for one, other in zip(stated.tolist(), spent, strict=True))

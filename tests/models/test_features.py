@@ -175,11 +175,6 @@ def test_a_run_on_a_map_of_one_s_own_is_loaded_without_it_and_resumed_with_it(tm
     assert again.models[0]["output.weight"].equal(result.models[0]["output.weight"])
 
 
-def test_reference_federations_train_on_the_same_features():
-    result = shoal.Run(toy(federation(), Features(("pca",), dimension=6), reference_federations=2)).train()
-    assert result.summary.by_group["all"]["members"] > 0
-
-
 def test_features_need_public_examples_and_refuse_defences_of_images():
     with pytest.raises(InputError, match="'pca' of the features needs a shadow set"):
         shoal.Run(toy(federation(shadow=0), Features(("pca",), dimension=2))).train()

@@ -1,11 +1,12 @@
 """Models as values: where initial rows come from, and rows as networks and back."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, vmap
 
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
@@ -237,7 +238,6 @@ class Gated(nn.Module):
 
 RANDOM = {
     "dropout2d": lambda: nn.Dropout2d(0.1),
-    "alpha dropout": lambda: nn.AlphaDropout(0.1),
     "recurrent": lambda: nn.GRU(4, 4, num_layers=2, dropout=0.5),
     "attention": lambda: nn.MultiheadAttention(4, 2, dropout=0.5),
     "random slopes": nn.RReLU,
@@ -255,28 +255,27 @@ def test_dropout_that_drops_nothing_is_taken() -> None:
     assert Model(lambda: Gated(nn.Dropout(0.0))).parameters == 20
 
 
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (nn.Linear(2, 2), "takes the class or a function that builds the network, not a network"),
-        (nn.ReLU, "no trainable parameters"),
-        (lambda: nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
-        (lambda: torch.zeros(3), "must return a torch.nn.Module; got Tensor"),
-    ],
-    ids=["a network", "nothing to train", "all frozen", "a tensor"],
-)
-def test_a_build_that_cannot_be_trained_is_refused(build, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        _ = Model(build).parameters
+# --- losses and metrics --------------------------------------------------------------------------------------
 
 
-def test_cross_entropy_is_minus_the_log_probability_of_each_label() -> None:
-    outputs, labels = draw(4, 3), torch.tensor([2, 0, 1, 1])
-    expected = -(outputs.exp() / outputs.exp().sum(dim=1, keepdim=True)).log()[torch.arange(4), labels]
-    torch.testing.assert_close(cross_entropy(outputs, labels), expected)
+def theirs(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
 
 
-# --- regression and metrics --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("transformed", [lambda function: function, vmap], ids=["alone", "vmap"])
+def test_cross_entropy_has_the_bits_of_pytorch_s(transformed: Callable[..., Callable[..., Tensor]]) -> None:
+    draw = Stream(1)("draw").generator()
+    shape = (5, 30) if transformed is vmap else (30,)
+    outputs, labels = 9 * torch.randn(*shape, 7, generator=draw), torch.randint(0, 7, shape, generator=draw)
+    share = torch.rand(shape, generator=draw)
+    assert torch.equal(transformed(cross_entropy)(outputs, labels), transformed(theirs)(outputs, labels))
+
+    def gradient(loss: Callable[..., Tensor]) -> Tensor:
+        leaf = outputs.clone().requires_grad_()
+        return torch.autograd.grad((transformed(loss)(leaf, labels) * share).sum(), leaf)[0]
+
+    assert torch.equal(gradient(cross_entropy), gradient(theirs))
+    assert gradient(cross_entropy).abs().sum() > 0
 
 
 def test_squared_error_is_the_mean_over_the_targets_of_pytorch_s() -> None:

@@ -90,28 +90,6 @@ def test_an_adapter_trains_alone_and_its_merged_network_is_the_same_function(cas
     torch.testing.assert_close(network.merge_and_unload()(x).detach(), outputs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_a_client_takes_the_steps_of_plain_sgd_on_a_and_b(backend: Any) -> None:
-    model, _ = model_of("dense")
-    draw = torch.Generator().manual_seed(0)
-    clients = [(x, (x[:, 0] > 0).long()) for x in torch.randn(4, 8, 4, generator=draw)]
-    federation = shoal.Federation.from_tensors(clients, test=clients[0])
-    local = shoal.LocalSGD(epochs=3, batch_size="all", learning_rate=0.3)
-    engine = shoal.EngineSettings(backend=backend)
-    result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=1, seed=4, engine=engine)
-    network, total = model.network(), torch.zeros(model.parameters)
-    initial = model.init(shoal.Stream(4)("init")("model", 0))
-    for x, y in clients:
-        network.load_state_dict(model.state_dict(initial))
-        optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 0.3)
-        for _ in range(3):
-            optimizer.zero_grad()
-            cross_entropy(network(x), y).mean().backward()
-            optimizer.step()
-        total += model.layout.pack(dict(network.named_parameters())).detach() / len(clients)
-    torch.testing.assert_close(result.state.models[0], total, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("case", ["dense", "convolutions", "the engine's order of images"])
 def test_dp_sgd_clips_examples_of_adapters(case: str) -> None:
     """The sum of clipped gradients, by the fast formulas where the layers have them, is that of single examples."""

@@ -247,7 +247,6 @@ REFUSED = {
     "double parameters": (lambda: Net().double(), "parameter 'output.weight' is float64, but models are vectors of"),
     "TorchScript": (scripted, "the network is compiled by torch.jit"),
     "two inputs": (Two, "several inputs are packed into one tensor, which forward or a Model's 'inputs' takes apart"),
-    "a tuple": (lambda: nn.LSTM(4, 3), "got tuple; say which tensor of it the outputs are, such as Model(MyNetwork,"),
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from shoal.config import client_files as client_data
+from shoal.data.user import own_files
 from shoal.sweeps import read_sweep, run_sweep, workers
 
 SWEEP = """
@@ -42,8 +42,8 @@ def sweep_of(tmp_path, monkeypatch):
 
 def test_a_process_reads_a_table_once(sweep_of, tmp_path, monkeypatch):
     """A planned run names its columns, which the sweep's file does not."""
-    read, load_table = [], client_data.load_table
-    monkeypatch.setattr(client_data, "load_table", lambda path, columns: read.append(path) or load_table(path, columns))
+    read, load_table = [], own_files.load_table
+    monkeypatch.setattr(own_files, "load_table", lambda path, columns: read.append(path) or load_table(path, columns))
     assert run_sweep(sweep_of("local.learning_rate", [0.1, 0.5]), tmp_path / "out").finished == 2
     assert read == [tmp_path / "few.csv"]
     # Another sweep reads anew: the file may be another by now.

@@ -142,9 +142,9 @@ def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, loca
         (*_, (state, _)) = training.rounds(training.start(), 2)
     trainings = accountable_trainings(training, state)
     assert trainings is not None
-    stated = accounting.federation_epsilons(
+    stated = accounting.PrivateTrainings(
         simulation.federation, [torch.arange(3)] * 2, trainings, DPSGD(noise_multiplier=1.0)
-    )
+    ).epsilons()
     assert Ledger.load(tmp_path / "ledger.json").epsilon(1e-5) == pytest.approx(float(stated[1]), rel=1e-9)
 
 

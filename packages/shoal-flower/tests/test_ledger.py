@@ -19,7 +19,7 @@ def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
         ledger.save(path)
         ledger = Ledger.load(path)
     assert ledger.rounds == 3
-    assert ledger.epsilon(1e-5) == accounting.epsilon([(0.1, 60)], 1.1, 1e-5)
+    assert ledger.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 60)], 1e-5)
 
 
 def test_rounds_with_different_noise_are_composed():

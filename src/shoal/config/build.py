@@ -8,16 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.config.client_files import (
-    Reading,
-    check_sizes,
-    decided_data,
-    draw_split,
-    load_client_data,
-    own_data,
-    reading_of,
-    require_partition,
-)
+from shoal.config.client_files import check_sizes, decided_data, draw_split, reading_of, require_partition
 from shoal.config.kinds import failure, load, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
@@ -41,6 +32,7 @@ from shoal.data import (
     partition_dataset,
 )
 from shoal.data.partition import PartitionIndices
+from shoal.data.user.own_files import Reading, load_client_data, own_data
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
@@ -238,7 +230,8 @@ def resolve(config: Config, data: SourceData) -> Resolved:
         with in_table("data"):
             _partition(config).check(data, [*config.data.groups.values()])
     with in_table("model"):
-        model = _model(network, data, indices)
+        scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
+        model = _model(network, data, scale)
     _check_tables(config, data, indices)
     setup = checked_setup(config, model, data.kind)
     if config.property_attack is not None:
@@ -246,7 +239,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
         with in_table("property_attack"):
             indices = config.property_attack.draw(config, data, stream)
     # Shipped networks need no trial.
-    tried = _first_examples(data) if ":" in network.name and network.features is None else None
+    tried = _first_examples(data, scale) if ":" in network.name and network.features is None else None
     with in_table("engine"):
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("privacy"):
@@ -296,15 +289,14 @@ def _clients(config: Config, data: SourceData) -> int:
     return len(data) if isinstance(data, Federation) else len(data.client_names)
 
 
-def _model(network: Network, data: SourceData, indices: PartitionIndices | None) -> Model:
+def _model(network: Network, data: SourceData, scale: Standardizer | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
-    scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
-    inputs = _inputs(data)
+    inputs = _inputs(data, scale)
     if data.kind == "texts":
         shape = TextShape(data.vocabulary if isinstance(data, TextDataset) else _largest_word(data), network.classes)
     elif data.kind == "rows":
-        shape = VectorShape(inputs.shape[1] if scale is None else scale.width, network.classes)
+        shape = VectorShape(inputs.shape[1], network.classes)
     else:
         require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are no images, rows or texts")
         channels, height, width = inputs.shape[1:]
@@ -351,13 +343,16 @@ def _features(network: Network) -> Features | None:
     return replace(features, modules={name: load(name, "features.maps") for name in features.maps if ":" in name})
 
 
-def _inputs(data: SourceData) -> Tensor:
-    """The inputs of all examples, not yet scaled."""
+def _inputs(data: SourceData, scale: Standardizer | None) -> Tensor:
+    """The inputs of all examples, not yet scaled; of clients' tables the first two rows, by their ``scale``."""
     match data:
         case Federation():
             return data.clients.x
         case ClientDataset():
-            return data.x
+            if isinstance(data.x, Tensor):
+                return data.x
+            assert scale is not None
+            return scale.transform(data.x.head(2))
         case TextDataset():
             return data.words
         case TableDataset():
@@ -372,9 +367,9 @@ def _largest_word(data: SourceData) -> int:
     return max(int(part.x.max()) for part in parts if part.x.numel())
 
 
-def _first_examples(data: SourceData) -> tuple[Tensor, Tensor]:
+def _first_examples(data: SourceData, scale: Standardizer | None) -> tuple[Tensor, Tensor]:
     """Inputs and labels of at most two examples, on which a network is tried."""
-    x, y = _inputs(data)[:2], data.clients.y[:2] if isinstance(data, Federation) else data.labels[:2]
+    x, y = _inputs(data, scale)[:2], data.clients.y[:2] if isinstance(data, Federation) else data.labels[:2]
     return x.float() / 255 if x.dtype == torch.uint8 else x if data.kind == "texts" else x.float(), y
 
 

@@ -1,37 +1,20 @@
-"""Data of a configuration whose clients have their examples already, and whatever a user's own function returns."""
+"""Data of a configuration whose clients have their examples already."""
 
 from dataclasses import replace
-from pathlib import Path
 
-import pandas as pd
+from torch import Tensor
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit import NEED_HOLDOUT
 from shoal.config.kinds import name_of, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table, table_of
-from shoal.core.errors import InputError, described, looked_in, printable, require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import spelled
-from shoal.data import (
-    ClientDataset,
-    ClientSplit,
-    Columns,
-    Federation,
-    Group,
-    LabelledDataset,
-    PictureFormat,
-    SourceData,
-    load_folder,
-    load_table,
-)
+from shoal.data import ClientDataset, ClientSplit, Federation, Group, LabelledDataset, PictureFormat, SourceData
 from shoal.data.partition import PartitionIndices
-from shoal.data.user.arrays import labelled_arrays
-from shoal.data.user.table_file import table_dataset
-from shoal.data.user.table_rows import frame_of
-
-Reading = PictureFormat | Columns
-"""The format of such a source's files."""
+from shoal.data.user.own_files import Reading
 
 
 def reading_of(section: DataSection) -> Reading | None:
@@ -39,50 +22,6 @@ def reading_of(section: DataSection) -> Reading | None:
     if section.partition is not None or own_source(section.source):
         return section.columns
     return section.columns or section.pictures or PictureFormat()
-
-
-def load_client_data(source: str, path: Path | None, task: str | None, reading: Reading) -> ClientDataset:
-    """The examples of the source ``folder`` or ``table``.
-
-    Raises:
-        InputError: no path, a task, or files that cannot be used.
-    """
-    if path is None:
-        what = "folder of pictures, or of a CSV file that names them" if source == "folder" else "CSV or Parquet file"
-        raise InputError(f"data source '{source}' needs 'path', that of a {what}")
-    require(task is None, f"data source '{source}' has no tasks; got the task '{task}'")
-    require(
-        path.exists(), f"data source '{source}' has the path '{printable(path)}', which does not exist{looked_in(path)}"
-    )
-    if isinstance(reading, PictureFormat):
-        return load_folder(path, reading)
-    require(path.is_file(), f"data source 'table' has the path '{path}', which is a folder; a file is needed")
-    return load_table(path, reading)
-
-
-def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
-    """The data that a user's function returned.
-
-    Raises:
-        InputError: neither a data set, a pair of inputs and labels, a table nor a federation; or keys ``client`` and
-            ``label`` that a table lacks or something else has.
-    """
-    table = isinstance(value, pd.DataFrame) or isinstance(getattr(value, "column_names", None), list)
-    require(
-        not table or columns is not None,
-        f"'{source}' returned a table, so 'client' and 'label' must name its columns of clients and labels",
-    )
-    require(table or columns is None, f"'{source}' returned no table, so 'client' and 'label' must be left out")
-    if table and isinstance(columns, Columns):
-        return table_dataset(f"the table of '{source}'", frame_of(source, value), columns, f"{source} row {{}}".format)
-    if isinstance(value, SourceData):
-        return value
-    if isinstance(value, tuple) and len(value) == 2:
-        return labelled_arrays(f"'{source}'", *value)
-    raise InputError(
-        f"'{source}' must return a Federation, a pair (inputs, labels), a DataFrame, an ImageDataset, a TextDataset or "
-        f"a TableDataset; got {described(value)}"
-    )
 
 
 def require_partition(section: DataSection, data: SourceData) -> None:
@@ -132,6 +71,7 @@ def decided_data(section: DataSection, data: ClientDataset | Federation) -> Data
         return replace(section, groups=groups, split=split)
     if section.columns is not None:
         return replace(section, groups=groups, split=split, columns=replace(section.columns, inputs=data.inputs))
+    assert isinstance(data.x, Tensor)
     _, channels, height, width = data.x.shape
     form = PictureFormat((height, width), 1 if channels == 1 else 3)
     return replace(section, groups=groups, split=split, pictures=form)

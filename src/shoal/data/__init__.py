@@ -5,7 +5,7 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 """
 
 from shoal.data.canaries import Canaries, MislabelledCanaries
-from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset, TextDataset
+from shoal.data.datasets import ImageDataset, LabelledDataset, Standardizer, TableDataset, TextDataset
 from shoal.data.federation import Federation
 from shoal.data.partition import Partition, partition_dataset
 from shoal.data.preferences import Preferences, draw_preferences
@@ -14,10 +14,8 @@ from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.user.arrays import Columns, Examples
 from shoal.data.user.client_dataset import ClientDataset, ClientSplit, SourceData, federation_of_clients
-from shoal.data.user.packed_arrays import ClientArrays
-from shoal.data.user.picture_folder import PictureFormat, load_folder
-from shoal.data.user.standardizer import Standardizer
-from shoal.data.user.table_file import load_table
+from shoal.data.user.from_tensors import ClientArrays
+from shoal.data.user.own_files import PictureFormat, load_folder, load_table
 
 __all__ = [
     "Canaries", "ClientArrays", "ClientDataset", "ClientSplit", "Columns", "Examples", "Federation", "Group",

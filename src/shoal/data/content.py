@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -40,6 +41,9 @@ def _digest(data: object, feed_tensor: Callable[[Tensor], Iterable[bytes | memor
             digest.update(repr((value.dtype, tuple(value.shape))).encode())
             for part in feed_tensor(value):
                 digest.update(part)
+        elif isinstance(value, pd.DataFrame):
+            feed(tuple(value))
+            digest.update(pd.util.hash_pandas_object(value, index=False).to_numpy().tobytes())
         elif is_dataclass(value):
             for field in filter(lambda field: field.compare, fields(value)):
                 digest.update(field.name.encode())

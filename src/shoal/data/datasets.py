@@ -1,11 +1,18 @@
-"""The three kinds of data sets: labelled images, labelled texts and labelled rows of numbers."""
+"""The three kinds of labelled data sets, images, texts and rows of numbers, and the scale of a table's columns."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+import pandas as pd
+import torch
 from torch import Tensor
 
+from shoal.core.errors import require
 from shoal.core.representation import one_line
+
+Impute = Literal["mean", "median", "most-frequent"]
+"""The replacement of empty cells in a column."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,3 +109,102 @@ class TableDataset:
 
 LabelledDataset = ImageDataset | TextDataset | TableDataset
 """A data set that is partitioned across clients."""
+
+
+@dataclass(frozen=True)
+class Standardizer:
+    """The scale of a table's columns, fitted to training rows, as numbers that a server can send to its clients.
+
+    A number becomes ``(x - mean) / std``, a word one input per word of its column: 1 for its own, 0 otherwise.
+
+    Args:
+        inputs: the names of the F columns.
+        mean: of each column; of words 0.
+        std: standard deviation of each column; infinite for a constant column, which becomes 0; of words 1.
+        words: the words of each column that have an input, none where it holds numbers; a row of another word has 0 in
+            all. (): all columns hold numbers.
+        fill: what replaces an empty cell of each column: a number, or the place of a word. (): nothing does.
+
+    Example:
+        >>> import pandas as pd
+        >>> from shoal.data import Standardizer
+        >>> rows = pd.DataFrame({"age": [40.0, 60.0], "ward": [7.0, 7.0], "sex": ["m", "f"]})
+        >>> standardizer = Standardizer.fit(rows)
+        >>> standardizer.mean, standardizer.std, standardizer.words
+        ((50.0, 7.0, 0.0), (10.0, inf, 1.0), ((), (), ('f', 'm')))
+        >>> standardizer.transform(rows)
+        tensor([[-1.,  0.,  0.,  1.],
+                [ 1.,  0.,  1.,  0.]])
+    """
+
+    inputs: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    words: tuple[tuple[str, ...], ...] = ()
+    fill: tuple[float, ...] = ()
+
+    @staticmethod
+    def fit(rows: pd.DataFrame, impute: Impute | None = None) -> "Standardizer":
+        """Fit to training rows: F columns of float64 or of words, NaN where a cell is empty.
+
+        ``impute`` replaces empty cells, in a column of words by the most frequent one; None: there are none.
+
+        Raises:
+            InputError: a column without any value.
+        """
+        # Here, so that what has no table does not load scikit-learn.
+        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
+        fill = {} if impute is None else {name: _replacement(column, impute) for name, column in rows.items()}
+        columns = [column for _, column in rows.fillna(fill).items()]
+        words = tuple(tuple(sorted(column.unique())) if _holds_words(column) else () for column in columns)
+        pairs = list(zip(columns, words, strict=True))
+        values = np.stack([np.zeros(len(rows)) if known else column.to_numpy() for column, known in pairs], axis=1)
+        scaler = StandardScaler().fit(values)
+        # Of equal numbers the standard deviation is rounding, which would be blown up to 1.
+        constant = (values.min(axis=0) == values.max(axis=0)) & np.array([not known for known in words])
+        places = (known.index(cell) if known else cell for cell, known in zip(fill.values(), words, strict=False))
+        return Standardizer(
+            inputs=tuple(map(str, rows)),
+            mean=tuple(np.asarray(scaler.mean_).tolist()),
+            std=tuple(np.where(constant, np.inf, np.asarray(scaler.scale_)).tolist()),
+            words=words if any(words) else (),
+            fill=tuple(map(float, places)),
+        )
+
+    @property
+    def width(self) -> int:
+        """The number of inputs of the network, one per column of numbers and one per word."""
+        return sum(len(column) or 1 for column in self.words or [()] * len(self.inputs))
+
+    def transform(self, rows: pd.DataFrame) -> Tensor:
+        """The rows (M, F), with the same columns, as float32 (M, width).
+
+        Raises:
+            InputError: a column of numbers where words were fitted, or the other way round, or an empty cell that
+                nothing replaces.
+        """
+        parts = []
+        for i, name in enumerate(self.inputs):
+            column, words = rows[name], self.words[i] if self.words else ()
+            kinds = ["words" if holds else "numbers" for holds in (_holds_words(column), words)]
+            require(kinds[0] == kinds[1], f"the column '{name}' holds {kinds[0]}, where others hold {kinds[1]}")
+            if self.fill:
+                column = column.fillna(words[int(self.fill[i])] if words else self.fill[i])
+            require(not column.isna().any(), f"the column '{name}' has an empty cell, and 'impute' replaces none")
+            cells = column.to_numpy()[:, None]
+            scaled = cells == np.array(words, dtype=object) if words else (cells - self.mean[i]) / self.std[i]
+            parts.append(scaled.astype(np.float32))
+        return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+def _replacement(column: pd.Series, impute: Impute) -> Any:  # noqa: ANN401 - a number or a word
+    """What replaces the empty cells of a column; `InputError` where all cells are empty."""
+    require(bool(column.notna().any()), f"the column '{column.name}' is empty in every training row; leave it out")
+    frequent = impute == "most-frequent" or _holds_words(column)
+    return column.mode().iloc[0] if frequent else column.agg(impute)
+
+
+def _holds_words(column: pd.Series) -> bool:
+    """Whether a column of a table holds words, and not numbers."""
+    return not pd.api.types.is_numeric_dtype(column)

@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.representation import shortened
+from shoal.data.names import Origins
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task
-from shoal.data.user.from_table import fields_from_table
-from shoal.data.user.from_tensors import Limits, fields_from_tensors
-from shoal.data.user.origins import Origins
-from shoal.data.user.packed_arrays import ClientArrays
+from shoal.data.user.from_tensors import ClientArrays, Limits, fields_from_tensors
+from shoal.data.user.tables import fields_from_table
 
 
 class Schedule(Protocol):

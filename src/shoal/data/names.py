@@ -1,7 +1,7 @@
-"""Names of clients, classes and groups: which are allowed, and their numbers."""
+"""Names of clients, classes and groups, their numbers, and the names of examples."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,12 @@ RESERVED = ("overall", "total")
 
 _INTEGER = re.compile("-?[0-9]{1,4000}")
 """Digits that Python turns into an integer."""
+
+NameOf = Callable[[int], str]
+"""Maps the number of an example to its name. A partial application of a function here, so that it can be pickled."""
+
+Origins = Mapping[str, NameOf]
+"""The names of the rows of a federation's examples, by the part that they are in: clients, holdout, test."""
 
 EVERYBODY = "all"
 """The name of the only group where clients have none; in an audit's keys it stands for the records of all groups."""
@@ -96,3 +102,36 @@ def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     ordered = tuple(sorted(distinct, key=lambda name: (int(name) if integers else 0, name)))
     number = {name: i for i, name in enumerate(ordered)}
     return torch.tensor([number[name] for name in names], dtype=torch.int64), ordered
+
+
+def numbered_name(name_of: NameOf, numbers: Tensor, row: int) -> str:
+    """The name of the ``row``-th of examples with these ``numbers`` (m,)."""
+    return name_of(int(numbers[row]))
+
+
+def file_row(file: str, number: int) -> str:
+    """A row of a table, counted as the file does: its header is row 1.
+
+    >>> file_row("wards.csv", 0)
+    'wards.csv row 2'
+    """
+    return f"{file} row {number + 2}"
+
+
+def official_example(data_set: str, train_count: int, number: int) -> str:
+    """An example of a published data set, by its place in the official split.
+
+    >>> official_example("mnist", 60_000, 60_007)
+    'mnist test[7]'
+    """
+    return f"{data_set} train[{number}]" if number < train_count else f"{data_set} test[{number - train_count}]"
+
+
+def own_example(name: str, offsets: Tensor, row: int) -> str:
+    """A place in the tensors of a list of clients, where client i has the rows from ``offsets[i]`` on.
+
+    >>> own_example("clients", torch.tensor([0, 2, 5]), 3)
+    'clients[1][1]'
+    """
+    client = int(torch.searchsorted(offsets, row, right=True)) - 1
+    return f"{name}[{client}][{row - int(offsets[client])}]"

@@ -10,20 +10,19 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
-from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset
+from shoal.data.datasets import ImageDataset, LabelledDataset, Standardizer, TableDataset
 from shoal.data.federation import Federation
-from shoal.data.names import require_unambiguous
+from shoal.data.names import numbered_name, official_example, require_unambiguous
 from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group, shifted_inputs, shifted_labels, skew_labels
-from shoal.data.user.origins import numbered_name, official_example
-from shoal.data.user.standardizer import Standardizer
 
 DEFAULT_STREAM = Stream(0, ("data",))
 """The stream of the data in `shoal run` with seed 0."""
@@ -200,8 +199,9 @@ def partitioned(
     if dataset.train_count < len(dataset.labels):
         name_of = partial(official_example, dataset.name, dataset.train_count)
     if isinstance(dataset, TableDataset):
-        names, rows = tuple(map(str, range(dataset.rows.shape[1]))), dataset.rows.double()
-        dataset = replace(dataset, rows=Standardizer.fit(names, rows[training.indices]).transform(rows))
+        rows = pd.DataFrame(dataset.rows.double().numpy()).rename(columns=str)
+        scale = Standardizer.fit(rows.iloc[training.indices.numpy()])
+        dataset = replace(dataset, rows=scale.transform(rows))
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)

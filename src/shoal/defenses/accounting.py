@@ -18,6 +18,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -35,40 +36,22 @@ from shoal.engine import ClientTrainings, LocalSGD
 from shoal.metrics.attack_bounds import AttackBound, History, composed_bound, gaussian_bound
 from shoal.metrics.intervals import Floats
 
-SampledSteps = tuple[float, int]
-"""The sampling rate of a step, in (0, 1], and a number of such steps."""
 
-
-def epsilon(
-    spent: Sequence[SampledSteps], noise_multiplier: float, delta: float, accountant: Accountant = "rdp"
-) -> float:
+def composed(history: Sequence[tuple[float, float, int]], delta: float, accountant: Accountant = "rdp") -> float:
     """The epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
 
     Args:
-        spent: sampling rates and steps.
-        noise_multiplier: sigma of all steps; 0: epsilon is infinite.
+        history: noise multipliers (0: epsilon is infinite), sampling rates in (0, 1], and numbers of such steps.
         delta: in (0, 1).
         accountant: "rdp", at Opacus' default orders, or "prv".
 
     Raises:
         InputError: the "prv" accountant would need too much memory.
 
-    >>> epsilon([], 1.0, 1e-5), epsilon([(0.1, 5)], 0.0, 1e-5)
+    >>> composed([], 1e-5), composed([(0.0, 0.1, 5)], 1e-5)
     (0.0, inf)
-    >>> round(epsilon([(0.01, 1000)], 1.0, 1e-5), 3)
+    >>> round(composed([(1.0, 0.01, 600), (1.0, 0.01, 400)], 1e-5), 3)
     2.101
-    """
-    return composed([(noise_multiplier, rate, steps) for rate, steps in spent], delta, accountant)
-
-
-def composed(history: Sequence[tuple[float, float, int]], delta: float, accountant: Accountant = "rdp") -> float:
-    """The epsilon of steps with perhaps different noise: noise multipliers, sampling rates, numbers of steps.
-
-    Raises:
-        InputError: as `epsilon`.
-
-    >>> composed([(1.0, 0.01, 600), (1.0, 0.01, 400)], 1e-5) == epsilon([(0.01, 600), (0.01, 400)], 1.0, 1e-5)
-    True
     """
     used = tuple(part for part in history if part[2] > 0)
     if not used:
@@ -133,61 +116,69 @@ def client_epsilons(
     return torch.tensor([epsilons[client] for client in clients], dtype=torch.float64)
 
 
-def federation_epsilons(
-    federation: Federation,
-    cohorts: Sequence[Tensor],
-    trainings: ClientTrainings,
-    rule: DPSGD,
-    first_round: int = 1,
-    choice_noise: float | None = None,
-    copies: Tensor | None = None,
-    *,
-    of: Callable[[History], float] | None = None,
-) -> Tensor:
-    """The epsilon (N,) float64 of each of a federation's N clients after some rounds and the trainings after the last.
-
-    A client with a schedule uses an example either in every k-th round or in all others: its epsilon is the larger of
-    the two.
+@dataclass(frozen=True, eq=False)
+class PrivateTrainings:
+    """The private trainings of a federation's N clients in some rounds and after the last of them.
 
     Args:
+        federation: of the clients. One with a schedule uses an example either in every k-th round or in all others: its
+            epsilon is the larger of the two.
         cohorts: positions of the clients of each round.
         trainings: of every client, with all defences.
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
-        choice_noise, of: as of `client_epsilons`.
+        choice_noise: as of `client_epsilons`.
         copies: as of `client_epsilons`; None: they are counted.
     """
-    copies = most_copies(federation.clients) if copies is None else copies
-    count = len(federation)
-    attended = torch.zeros(len(cohorts), count, dtype=torch.int64)
-    for here, cohort in zip(attended, cohorts, strict=True):
-        here[cohort] = 1
-    first = torch.zeros_like(attended)
-    if trainings.first is not None and bool(attended.any()):
-        begin = int(attended.any(dim=1).int().argmax())
-        first[begin], attended[begin] = attended[begin].clone(), 0
 
-    def counted(sizes: Tensor, of_rounds: Tensor, of_first: Tensor, all_sizes: Tensor) -> list[Counted]:
-        in_rounds = [(local, sizes, of_rounds) for local in trainings.rounds]
-        in_first = [(local, sizes, of_first) for local in trainings.first or ()]
-        return [*in_rounds, *in_first, *((local, all_sizes, torch.ones_like(sizes)) for local in trainings.final)]
+    federation: Federation
+    cohorts: Sequence[Tensor]
+    trainings: ClientTrainings
+    rule: DPSGD
+    first_round: int = 1
+    choice_noise: float | None = None
+    copies: Tensor | None = None
 
-    sizes = federation.clients.sizes
-    spent = counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes)
-    epsilons = client_epsilons(spent, rule, choice_noise, copies, of)
-    schedule = federation.schedule
-    if schedule is None:
+    def epsilons(self, of: Callable[[History], float] | None = None) -> Tensor:
+        """The epsilon (N,) float64 of each client; ``of`` as of `client_epsilons`."""
+        federation, trainings = self.federation, self.trainings
+        copies = most_copies(federation.clients) if self.copies is None else self.copies
+        attended = torch.zeros(len(self.cohorts), len(federation), dtype=torch.int64)
+        for here, cohort in zip(attended, self.cohorts, strict=True):
+            here[cohort] = 1
+        first = torch.zeros_like(attended)
+        if trainings.first is not None and bool(attended.any()):
+            begin = int(attended.any(dim=1).int().argmax())
+            first[begin], attended[begin] = attended[begin].clone(), 0
+
+        def spent(sizes: Tensor, of_rounds: Tensor, of_first: Tensor, all_sizes: Tensor, copies: Tensor) -> Tensor:
+            counted = [(local, sizes, of_rounds) for local in trainings.rounds]
+            counted += [(local, sizes, of_first) for local in trainings.first or ()]
+            counted += [(local, all_sizes, torch.ones_like(sizes)) for local in trainings.final]
+            return client_epsilons(counted, self.rule, self.choice_noise, copies, of)
+
+        sizes = federation.clients.sizes
+        epsilons = spent(sizes, attended.sum(dim=0), first.sum(dim=0), sizes, copies)
+        schedule = federation.schedule
+        if schedule is None:
+            return epsilons
+        numbers = range(self.first_round, self.first_round + len(self.cohorts))
+        present = torch.tensor([schedule.present(number) for number in numbers], dtype=torch.bool)
+        for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
+            parts = torch.stack([federation.clients_in_round(number).sizes[i] for number in (schedule.period, 1)])
+            later, begun = (
+                torch.stack([rounds[present, i].sum(), rounds[~present, i].sum()]) for rounds in (attended, first)
+            )
+            epsilons[i] = spent(parts, later, begun, sizes[i].expand(2), copies[i].expand(2)).max()
         return epsilons
-    numbers = range(first_round, first_round + len(cohorts))
-    present = torch.tensor([schedule.present(number) for number in numbers], dtype=torch.bool)
-    for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
-        parts = torch.stack([federation.clients_in_round(number).sizes[i] for number in (schedule.period, 1)])
-        later, begun = (
-            torch.stack([rounds[present, i].sum(), rounds[~present, i].sum()]) for rounds in (attended, first)
-        )
-        spent = counted(parts, later, begun, sizes[i].expand(2))
-        epsilons[i] = client_epsilons(spent, rule, choice_noise, copies[i].expand(2), of).max()
-    return epsilons
+
+    def bound(self) -> AttackBound:
+        """The limit of every view on the records of any client, with noise at clients."""
+
+        def largest(index: int) -> float:
+            return float(self.epsilons(lambda history: composed_bound(history)[index]).max())
+
+        return AttackBound(largest(0), largest(1))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -261,24 +252,6 @@ def bounds_by_view(
     """The limit of each view on the records of any client, with noise in sums; as `epsilons_by_view`."""
     mus = epsilons_by_view(rule, rounds, choice_noise, copies=copies, of=float)
     return {view: gaussian_bound(float(of_clients.max())) for view, of_clients in mus.items()}
-
-
-def federation_bound(
-    federation: Federation,
-    cohorts: Sequence[Tensor],
-    trainings: ClientTrainings,
-    rule: DPSGD,
-    first_round: int = 1,
-    choice_noise: float | None = None,
-    copies: Tensor | None = None,
-) -> AttackBound:
-    """The limit of every view on the records of any client, with noise at clients; as `federation_epsilons`."""
-
-    def largest(index: int) -> float:
-        count = federation, cohorts, trainings, rule, first_round, choice_noise, copies
-        return float(federation_epsilons(*count, of=lambda history: composed_bound(history)[index]).max())
-
-    return AttackBound(largest(0), largest(1))
 
 
 def _mu(noise: float, rounds: int, chosen: float) -> float:

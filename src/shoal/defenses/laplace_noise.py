@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.core.errors import require
+from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, PositiveFloat, settings
 from shoal.defenses.defense import TrainingSetup
@@ -70,8 +70,8 @@ class LaplaceNoise:
         >>> LaplaceNoise(noise_multiplier=1.0).leakage(50_186)
         50186.0
         """
-        require(bool(self.noise_multiplier), "a leakage for every update needs a 'noise_multiplier' above 0")
-        assert self.noise_multiplier is not None
+        if not self.noise_multiplier:
+            raise InputError("a leakage for every update needs a 'noise_multiplier' above 0")
         return parameters / self.noise_multiplier
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class LaplaceNoise:
         noisy = ends.clone()
         for row, seed, norm in zip(noisy, seeds.tolist(), moved, strict=True):
             # A client whose update is 0 adds none: its epsilon would be infinite.
-            mean = norm * self.noise_multiplier if self.noise_multiplier is not None else parameters / self._epsilon
+            mean = norm * (self.noise_multiplier or 0.0) if self.epsilon is None else parameters / self.epsilon
             row.add_(laplace_noise(parameters, mean, Stream(seed)("laplace noise")).to(row))
         return noisy
 
@@ -100,11 +100,6 @@ class LaplaceNoise:
             f"{layout.size - layout.trainable} of this one's numbers are not",
         )
         return replace(setup, client_filter=self)
-
-    @property
-    def _epsilon(self) -> float:
-        assert self.epsilon is not None
-        return self.epsilon
 
 
 def laplace_noise(parameters: int, mean: float, stream: Stream) -> Tensor:

@@ -17,8 +17,7 @@ from shoal.core.errors import InputError, described, quoted, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 from shoal.core.representation import one_line
-from shoal.models.image_order import take_images
-from shoal.models.layers import SeededDropout, changing_buffers, require_trainable
+from shoal.models.layers import SeededDropout, changing_buffers, require_trainable, take_images
 
 LOG = logging.getLogger(__name__)
 

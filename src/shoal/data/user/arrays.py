@@ -5,7 +5,7 @@ says what is allowed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from shoal.core.errors import InputError, described, require
+from shoal.core.errors import InputError, described, quoted, require
 from shoal.core.representation import one_line, shortened
 from shoal.core.settings import Flag, settings
-from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset, TextDataset
+from shoal.data.datasets import ImageDataset, Impute, LabelledDataset, TableDataset, TextDataset
 from shoal.data.names import require_group_names
-from shoal.data.user.loaders import pair_of_loader
 
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
@@ -27,11 +26,11 @@ Arrays = tuple[Any, Any]
 Task = Literal["classification", "regression"]
 """Labels as classes or as numbers to be predicted. Labels alone do not say which: prices may be integers."""
 
-Impute = Literal["mean", "median", "most-frequent"]
-"""The replacement of empty cells in a column."""
-
 Table = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
+
+_LABELS = ("label", "labels")
+"""The keys of labels in batches of Hugging Face's data sets."""
 
 _PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
 
@@ -109,14 +108,15 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
 
     Args:
         name: of the examples in sentences, such as "client 3".
-        value: a pair (x, y), a data set of PyTorch that gives pairs, or a `DataLoader` (`pair_of_loader`).
+        value: a pair (x, y), a data set of PyTorch that gives pairs, or a `DataLoader` whose batches are pairs or
+            dictionaries of the inputs, under any key, and ``label`` or ``labels``.
         task: what labels are.
 
     Raises:
         InputError: they cannot be converted, or differ in number.
     """
     if isinstance(value, DataLoader):
-        value = pair_of_loader(name, value)
+        value = _pair_of_loader(name, value)
     elif isinstance(value, Dataset):
         require(isinstance(value, Sized), f"{name} is a data set without a length; give one with __len__")
         rows = [value[i] for i in range(len(value))]  # pyright: ignore[reportArgumentType]
@@ -230,6 +230,27 @@ def grey_or_rgb(picture: Any, channels: Literal[1, 3] | None = None) -> Any:  # 
     if mode.startswith(("I", "F")):
         raise ValueError(f"more than 8 bits per channel, Pillow's mode {mode}; 8 bits are allowed")
     return picture.convert("L" if (channels or (1 if mode in ("1", "L", "LA") else 3)) == 1 else "RGB")
+
+
+def _pair_of_loader(name: str, loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
+    """Inputs (m, ...) and labels (m,) of all batches, in the loader's order."""
+    pairs = [_pair(name, batch) for batch in loader]
+    require(bool(pairs), f"{name} is a data loader without batches")
+    xs, ys = zip(*pairs, strict=True)
+    return torch.cat(xs), torch.cat(ys)
+
+
+def _pair(name: str, batch: object) -> tuple[Tensor, Tensor]:
+    allowed = f"give batches that are pairs (x, y) of tensors, or dictionaries of inputs and {quoted(_LABELS)}"
+    if isinstance(batch, Mapping):
+        labels = [key for key in batch if key in _LABELS]
+        found = f"{name} is a data loader of batches with {quoted(map(str, batch))}; {allowed}"
+        require(len(batch) == 2 and len(labels) == 1, found)
+        batch = [*(values for key, values in batch.items() if key not in _LABELS), batch[labels[0]]]
+    pair = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
+    require(pair, f"{name} is a data loader of batches of {described(batch)}; {allowed}")
+    x, y = batch  # pyright: ignore[reportGeneralTypeIssues]
+    return x, y
 
 
 def _is_picture(value: object) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
+import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -12,16 +13,21 @@ from torch import Tensor
 from shoal.core.errors import quoted, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, Positive, settings
-from shoal.data.datasets import LabelledDataset
+from shoal.data.datasets import Impute, LabelledDataset, Standardizer
 from shoal.data.federation import Federation
 from shoal.data.memory_format import gather, to_channels_first
-from shoal.data.names import EVERYBODY, groups_of_clients, numbered, require_group_names, similar_names
+from shoal.data.names import (
+    EVERYBODY,
+    NameOf,
+    groups_of_clients,
+    numbered,
+    numbered_name,
+    require_group_names,
+    similar_names,
+)
 from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.data.user.arrays import Impute
-from shoal.data.user.origins import NameOf, numbered_name
-from shoal.data.user.standardizer import Standardizer, Words
 
 _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
@@ -32,28 +38,25 @@ class ClientDataset:
 
     Args:
         name: of the file or folder, in sentences.
-        x: pictures (M, C, H, W) uint8, or rows of a table (M, F) float64, not standardised.
+        x: pictures (M, C, H, W) uint8, or a frame of M rows, not standardised, whose F columns are of float64 or of
+            words, NaN where a cell is empty.
         labels: (M,) int64, the classes by their numbers.
         client: (M,) int64, the client of each example.
         group: (N,) int64, the group of each client.
         class_names, client_names, group_names: by number.
-        inputs: names of the F columns; none for pictures.
-        words: the words of each column, whose places are in ``x``; none where it holds numbers.
-        impute: what replaces empty cells, which are NaN; None: there are none.
+        impute: what replaces empty cells; None: there are none.
         warnings: sentences for the user before training.
         origin: maps the number of an example to its name in the file or folder.
     """
 
     name: str
-    x: Tensor
+    x: Tensor | pd.DataFrame
     labels: Tensor
     client: Tensor
     group: Tensor
     class_names: tuple[str, ...]
     client_names: tuple[str, ...]
     group_names: tuple[str, ...]
-    inputs: tuple[str, ...] = ()
-    words: Words = ()
     impute: Impute | None = None
     warnings: tuple[str, ...] = ()
     origin: NameOf = str
@@ -61,7 +64,12 @@ class ClientDataset:
     @property
     def kind(self) -> str:
         """The kind of the examples, in the plural."""
-        return "images" if self.x.dim() == 4 else "rows"
+        return "images" if isinstance(self.x, Tensor) else "rows"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the F columns; none of pictures."""
+        return () if isinstance(self.x, Tensor) else tuple(map(str, self.x))
 
     @property
     def classes(self) -> int:
@@ -76,13 +84,11 @@ class ClientDataset:
     @staticmethod
     def from_names(
         name: str,
-        x: Tensor,
+        x: Tensor | pd.DataFrame,
         *,
         clients: Sequence[str],
         labels: Sequence[str],
         groups: Sequence[str] | None = None,
-        inputs: Sequence[str] = (),
-        words: Words = (),
         impute: Impute | None = None,
         warnings: Sequence[str] = (),
         origin: NameOf = str,
@@ -110,8 +116,6 @@ class ClientDataset:
             class_names=class_names,
             client_names=client_names,
             group_names=group_names,
-            inputs=tuple(inputs),
-            words=words,
             impute=impute,
             warnings=(*warnings, *(f"{name}: {sentence}" for sentence in similar_names(named))),
             origin=origin,
@@ -137,12 +141,10 @@ class ClientDataset:
         clients = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"
         others = ClientDataset.from_names(
             self.name,
-            self.x[kept],
+            self.x[kept] if isinstance(self.x, Tensor) else self.x.iloc[kept.numpy()],
             clients=[self.client_names[i] for i in self.client[kept].tolist()],
             labels=[self.class_names[i] for i in self.labels[kept].tolist()],
             groups=[self.group_names[i] for i in self.group[self.client[kept]].tolist()],
-            inputs=self.inputs,
-            words=self.words,
             impute=self.impute,
             origin=partial(numbered_name, self.origin, kept),
         )
@@ -150,9 +152,9 @@ class ClientDataset:
 
     def standardizer(self, indices: PartitionIndices) -> Standardizer | None:
         """The standardizer of all clients' training rows; None for pictures."""
-        if self.x.dim() == 4:
+        if isinstance(self.x, Tensor):
             return None
-        return Standardizer.fit(self.inputs, self.x[indices.clients.indices], self.words, self.impute)
+        return Standardizer.fit(self.x.iloc[indices.clients.indices.numpy()], self.impute)
 
     def description(self) -> Iterator[str]:
         """The meaning of the numbers in results, in lines."""
@@ -164,14 +166,14 @@ class ClientDataset:
             counted = enumerate(_counts(names, numbers))
             by_number = "by number" in title
             yield f"{title}: " + ", ".join(f"{f'{i} ' * by_number}'{name}' ({count:,})" for i, (name, count) in counted)
-        if self.x.dim() == 4:
+        if isinstance(self.x, Tensor):
             _, channels, height, width = self.x.shape
             yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
         else:
-            worded = [name for name, words in zip(self.inputs, self.words, strict=False) if words]
-            yield f"inputs, standardised: {quoted(name for name in self.inputs if name not in worded)}"
-            if worded:
-                yield f"inputs, one for each word: {quoted(worded)}"
+            words = self.x.select_dtypes(exclude="number").columns
+            yield f"inputs, standardised: {quoted(self.x.columns.difference(words, sort=False))}"
+            if len(words):
+                yield f"inputs, one for each word: {quoted(words)}"
 
 
 SourceData = LabelledDataset | ClientDataset | Federation
@@ -263,10 +265,10 @@ def federation_of_clients(
     clients' training examples.
 
     Example:
-        >>> import torch, shoal
+        >>> import pandas as pd, shoal
         >>> from shoal.data import ClientDataset, ClientSplit, federation_of_clients
-        >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
-        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels, inputs=["age"])
+        >>> x, labels = pd.DataFrame({"age": map(float, range(20))}), ["ill", "healthy", "healthy", "ill"] * 5
+        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
         >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), "threshold", shoal.Stream(0))
         >>> federation = federation_of_clients(data, ClientSplit().draw(data, shoal.Stream(0)), preferences)
         >>> data.class_names, federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
@@ -300,10 +302,11 @@ def federation_of_clients(
 
 def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
     """The inputs as float32."""
-    if scale is None:
+    if isinstance(data.x, Tensor):
         return to_channels_first(data.x.permute(0, 2, 3, 1).contiguous().float() / 255)
+    assert scale is not None
     require(
         data.inputs == scale.inputs,
         f"{data.name} has the inputs {quoted(data.inputs)}, where others have {quoted(scale.inputs)}",
     )
-    return scale.transform(data.x, data.words)
+    return scale.transform(data.x)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse, load_file
@@ -35,7 +36,6 @@ from shoal.data import (
     draw_preferences,
     federation_of_clients,
 )
-from shoal.data.content import most_copies
 from shoal.data.memory_format import gather
 from shoal.defenses import TrainingSetup
 from shoal.models import FeatureMap, Shape, VectorShape
@@ -272,10 +272,9 @@ def _copies(data: ClientDataset, path: Path | None) -> int:
 
     It is the same whatever the server asks, which reads off the budget's refusal how much one record was charged.
     """
-    if data.inputs:
-        # As one client's, also what is held out; 0.0 and -0.0 are one number.
-        every = Shards.from_contiguous(data.x + 0.0, data.labels, torch.tensor([len(data.labels)]))
-        return int(most_copies(every)[0])
+    if isinstance(data.x, pd.DataFrame):
+        # Also what is held out; 0.0 and -0.0 are one number.
+        return int(data.x.groupby([*data.x, data.labels.numpy()], dropna=False).size().max())
     assert path is not None
     folder = path if path.is_dir() else path.parent
     files = [hashlib.sha256((folder / data.origin(i)).read_bytes()).digest() for i in range(len(data.labels))]
@@ -288,19 +287,16 @@ def _seen_as(data: ClientDataset, scale: Standardizer) -> ClientDataset:
     An empty cell that it does not fill has the mean of numbers, and no word. So has each cell of a column that holds
     numbers where the scale has words, or the other way round.
     """
-    values, words = [], []
-    for i, (name, mean) in enumerate(zip(scale.inputs, scale.mean, strict=True)):
-        at = data.inputs.index(name)
-        column, own, fitted = data.x[:, at], data.words[at], scale.words[i] if scale.words else ()
-        if bool(own) != bool(fitted):
+    assert isinstance(data.x, pd.DataFrame)
+    rows = data.x[[*scale.inputs]].copy()
+    for name, mean, words in zip(scale.inputs, scale.mean, scale.words or ((),) * len(scale.inputs), strict=True):
+        kind = np.dtype(object if words else np.float64)
+        if pd.api.types.is_numeric_dtype(rows[name]) == bool(words):
             LOG.warning("%s: the column '%s' does not hold what it holds at the server; it is empty", data.name, name)
-            column, own = torch.full_like(column, torch.nan), fitted
+            rows[name] = pd.Series(np.nan, rows.index, kind)
         if not scale.fill:
-            own = (*own, "") if fitted else ()
-            column = column.nan_to_num(len(own) - 1 if fitted else mean)
-        values.append(column)
-        words.append(own)
-    return replace(data, x=torch.stack(values, dim=1), inputs=scale.inputs, words=tuple(words))
+            rows[name] = rows[name].fillna("" if words else mean)
+    return replace(data, x=rows)
 
 
 def _federation(run: AskedRun, data: ClientDataset) -> Federation:

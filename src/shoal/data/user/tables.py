@@ -1,9 +1,11 @@
-"""Rows of a table as examples, the same for a file and for a frame in Python, with the kind of each column."""
+"""A user's tables: the rows of a file or a frame as examples, and as the fields of a federation."""
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +14,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, described, nearest, quoted, require, require_instance
-from shoal.data.user.arrays import Columns, Table, Task, stacked
+from shoal.data.datasets import Standardizer
+from shoal.data.names import EVERYBODY, groups_of_clients, numbered, numbered_name, similar_names
+from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task, stacked, tensors_of
+from shoal.data.user.from_tensors import ClientArrays, Limits, fields_from_tensors
+
+LOG = logging.getLogger("shoal")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,10 +28,8 @@ class TableRows:
 
     Attributes:
         name: of the table, in sentences.
-        x: (M, F) float64, a word by its place in ``words`` and NaN where a cell is empty; of a column of pictures or
-            lists (M, ...), as they are.
-        inputs: names of the F columns; none of pictures.
-        words: the words of each column in sorted order; none where it holds numbers.
+        x: a frame of F columns of float64 or of words, NaN where a cell is empty; of a column of pictures or lists
+            (M, ...), as they are.
         clients: (M,) names.
         labels: (M,) names of classes; of a regression the column.
         groups: (M,) names; None without a column of groups.
@@ -32,9 +37,7 @@ class TableRows:
     """
 
     name: str
-    x: Tensor
-    inputs: tuple[str, ...]
-    words: tuple[tuple[str, ...], ...]
+    x: Tensor | pd.DataFrame
     clients: list[str]
     labels: Any
     groups: list[str] | None
@@ -44,7 +47,78 @@ class TableRows:
 _WHOLE = re.compile(r"\A\s*(0|-?[1-9][0-9]*)(\.0*)?\s*\Z")
 """The spelling of an integer, also with an empty fraction or spaces."""
 
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
+"""The spelling of an integer of 64 bits."""
+
 _Kind = Literal["numbers", "words", "numbers and others", "other"]
+
+
+def fields_from_table(
+    table: Table,
+    columns: Columns,
+    *,
+    test: Table,
+    shadow: Table | None,
+    limits: tuple[Limits, Limits],
+    classes: int | None,
+    task: Task,
+) -> dict[str, Any]:
+    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas."""
+    trained = read_rows("the table", frame_of("the table", table, getattr(columns, "client", "")), columns, task)
+    scale, partitioned = None, hasattr(table, "load_partition")
+    if isinstance(trained.x, pd.DataFrame):
+        scale = Standardizer.fit(trained.x, columns.impute)
+        columns = replace(columns, inputs=scale.inputs)
+    numbers, distinct = pd.factorize(np.array(trained.clients, dtype=object))
+    client, clients = torch.from_numpy(numbers), list(distinct)
+    class_names = numbered(trained.labels)[1] if task == "classification" else ()
+    # With `classes`, integers are classes as they are. A code such as 01 is none.
+    as_they_are = classes is not None and all(map(_INTEGER.fullmatch, class_names))
+    number = {name: int(name) if as_they_are else i for i, name in enumerate(class_names)}
+    groups, group_names = None, ()
+    if trained.groups is not None:
+        example_group, group_names = numbered(trained.groups)
+        group = groups_of_clients("the table", (client, clients), (example_group, group_names))
+        groups = [group_names[g] for g in group.tolist()]
+    named = [("clients", clients), ("classes", class_names), ("groups", group_names)]
+    for sentence in (*trained.warnings, *(f"the table: {warning}" for warning in similar_names(named))):
+        LOG.warning("%s", sentence)
+
+    def pair(rows: TableRows) -> Arrays:
+        y = rows.labels
+        if class_names:
+            unknown = [name for name in y if not (_INTEGER.fullmatch(name) if as_they_are else name in number)]
+            require(not unknown, f"{rows.name} has the label '{(unknown or [''])[0]}', which no client has")
+            y = [int(name) if as_they_are else number[name] for name in y]
+        x = scale.transform(rows.x) if scale is not None and isinstance(rows.x, pd.DataFrame) else rows.x
+        return tensors_of(rows.name, (x, y), task)
+
+    position = {key: i for i, key in enumerate(zip(clients, groups or [EVERYBODY] * len(clients), strict=True))}
+
+    def examples(name: str, table: Table) -> Examples:
+        frame = frame_of(name, table)
+        if partitioned and columns.client not in frame:
+            frame = frame.assign(**{columns.client: None})
+        rows = read_rows(name, frame, columns, task, of_clients=False)
+        x, y = pair(rows)
+        row_groups = [EVERYBODY] * len(y) if rows.groups is None else list(rows.groups)
+        owners = [position.get(key, -1) for key in zip(rows.clients, row_groups, strict=True)]
+        return Examples(x, y, row_groups, owners if max(owners, default=-1) >= 0 else None)
+
+    x, y = pair(trained)
+    order = torch.argsort(client, stable=True)
+    fields = fields_from_tensors(
+        ClientArrays(x[order], y[order], torch.bincount(client)),
+        test=examples("the test table", test),
+        shadow=None if shadow is None else examples("the shadow table", shadow),
+        groups=groups,
+        holdout=None,
+        limits=limits,
+        classes=classes,
+        task=task,
+    )
+    origins = {**fields["origins"], "clients": partial(numbered_name, "table[{}]".format, order)}
+    return fields | {"names": tuple(map(str, clients)), "origins": origins}
 
 
 def frame_of(name: str, table: Table, client: str = "") -> pd.DataFrame:
@@ -101,16 +175,14 @@ def read_rows(
     for column in [*names, columns.label][0 if of_clients else 1 :]:
         require_named(name, table[column])
     inputs, warnings = _inputs(name, table, columns)
-    pictures = len(inputs) == 1 and _kind(table[inputs[0]]) == "other"
-    values = [] if pictures else [_column(table[column]) for column in inputs]
-    x = stacked(name, table[inputs[0]].tolist()) if pictures else torch.from_numpy(np.stack([v for v, _ in values], 1))
-    if not pictures:
-        _require_values(name, inputs, x.numpy(), empty=columns.impute is not None)
+    if len(inputs) == 1 and _kind(table[inputs[0]]) == "other":
+        x = stacked(name, table[inputs[0]].tolist())
+    else:
+        x = pd.DataFrame({column: _cells(table[column]) for column in inputs})
+        _require_values(name, x, empty=columns.impute is not None)
     return TableRows(
         name=name,
         x=x,
-        inputs=() if pictures else tuple(inputs),
-        words=tuple(words for _, words in values),
         clients=_spelled(table[columns.client]),
         labels=table[columns.label].to_numpy() if task == "regression" else _labels(name, table[columns.label]),
         groups=None if columns.group is None else _spelled(table[columns.group]),
@@ -216,20 +288,19 @@ def _code_warnings(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Ite
         yield f"{name}: inputs that may be ids or codes: {', '.join(codes)}; 'inputs' can leave them out"
 
 
-def _column(column: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column as numbers (M,) float64, and its words where it holds some."""
+def _cells(column: pd.Series) -> np.ndarray:
+    """A column as numbers (M,) float64, or as words, NaN where a cell is empty."""
     if _kind(column) == "numbers":
-        return pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan), ()
-    places, words = pd.factorize(column.map(str, na_action="ignore"), sort=True)
-    return np.where(places < 0, np.nan, places), tuple(words)
+        return pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan)
+    return column.map(str, na_action="ignore").to_numpy(dtype=object, na_value=np.nan)
 
 
-def _require_values(name: str, inputs: Sequence[str], values: np.ndarray, *, empty: bool) -> None:
-    """Raise where inputs (M, F) are infinite or, unless cells may be ``empty``, NaN."""
-    wrong = np.isinf(values) if empty else ~np.isfinite(values)
-    counts = wrong.sum(axis=0)
+def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
+    """Raise where cells are infinite or, unless cells may be ``empty``, NaN."""
+    wrong = inputs.isin([np.inf, -np.inf]) if empty else inputs.isin([np.inf, -np.inf]) | inputs.isna()
+    counts = wrong.sum()
     if counts.any():
-        where = [f"'{column}' ({count:,})" for column, count in zip(inputs, counts.tolist(), strict=True) if count]
+        where = [f"'{column}' ({count:,})" for column, count in counts.items() if count]
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
         total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
         kind = "infinite" if empty else "empty, NaN or infinite"

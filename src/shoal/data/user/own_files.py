@@ -1,0 +1,339 @@
+"""Files of clients' own examples, a folder of pictures or a table, and the data that a user's function returns."""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import getitem
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor
+
+from shoal.core import foreign_files
+from shoal.core.errors import InputError, described, looked_in, printable, require, unread
+from shoal.core.foreign_files import require_at_most, require_small_csv
+from shoal.core.settings import settings
+from shoal.data.names import NameOf, file_row
+from shoal.data.sources.file_contents import read_pictures
+from shoal.data.user.arrays import Columns, grey_or_rgb, labelled_arrays
+from shoal.data.user.client_dataset import ClientDataset, SourceData
+from shoal.data.user.tables import frame_of, read_rows, require_columns, require_distinct, require_named
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+_BILINEAR = 2  # Pillow's filter
+
+PARQUET = (".parquet", ".pq")
+_EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"]
+"""Cells without a value; a client or a group may be called so."""
+
+
+def _height_and_width(size: tuple[int, ...]) -> tuple[int, ...]:
+    if len(size) != 2:
+        raise ValueError("two integers, [height, width]")
+    return size
+
+
+@settings
+class PictureFormat:
+    """The form of every picture after reading.
+
+    Args:
+        size: [height, width] in pixels to which every picture is resized (bilinear, without keeping its proportions);
+            None: all have one size already.
+        channels: 1: grey; 3: RGB. None: 3 where a picture has colours, else 1.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    size: (
+        Annotated[
+            tuple[Annotated[int, Field(ge=1, le=10_000, strict=True)], ...],
+            Field(strict=False),
+            AfterValidator(_height_and_width),
+        ]
+        | None
+    ) = None
+    channels: Literal[1, 3] | None = None
+
+
+Reading = PictureFormat | Columns
+"""The format of files of clients' own examples."""
+
+
+def load_client_data(source: str, path: Path | None, task: str | None, reading: Reading) -> ClientDataset:
+    """The examples of the source ``folder`` or ``table``.
+
+    Raises:
+        InputError: no path, a task, or files that cannot be used.
+    """
+    if path is None:
+        what = "folder of pictures, or of a CSV file that names them" if source == "folder" else "CSV or Parquet file"
+        raise InputError(f"data source '{source}' needs 'path', that of a {what}")
+    require(task is None, f"data source '{source}' has no tasks; got the task '{task}'")
+    require(
+        path.exists(), f"data source '{source}' has the path '{printable(path)}', which does not exist{looked_in(path)}"
+    )
+    if isinstance(reading, PictureFormat):
+        return load_folder(path, reading)
+    require(path.is_file(), f"data source 'table' has the path '{path}', which is a folder; a file is needed")
+    return load_table(path, reading)
+
+
+def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
+    """The data that a user's function returned.
+
+    Raises:
+        InputError: neither a data set, a pair of inputs and labels, a table nor a federation; or keys ``client`` and
+            ``label`` that a table lacks or something else has.
+    """
+    table = isinstance(value, pd.DataFrame) or isinstance(getattr(value, "column_names", None), list)
+    require(
+        not table or columns is not None,
+        f"'{source}' returned a table, so 'client' and 'label' must name its columns of clients and labels",
+    )
+    require(table or columns is None, f"'{source}' returned no table, so 'client' and 'label' must be left out")
+    if table and isinstance(columns, Columns):
+        return table_dataset(f"the table of '{source}'", frame_of(source, value), columns, f"{source} row {{}}".format)
+    if isinstance(value, SourceData):
+        return value
+    if isinstance(value, tuple) and len(value) == 2:
+        return labelled_arrays(f"'{source}'", *value)
+    raise InputError(
+        f"'{source}' must return a Federation, a pair (inputs, labels), a DataFrame, an ImageDataset, a TextDataset or "
+        f"a TableDataset; got {described(value)}"
+    )
+
+
+def load_table(path: Path, columns: Columns) -> ClientDataset:
+    """The rows of a table as examples, in the order of the file.
+
+    Labels may be words; they and the clients are numbered in sorted order, integers by size.
+
+    Args:
+        path: a CSV file (by commas, UTF-8, with a header, possibly compressed), or ``.parquet``.
+        columns: what its columns are.
+
+    Raises:
+        InputError: a file that cannot be read, as `read_rows`, or no pyarrow, which reads Parquet.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import pandas as pd
+        >>> import shoal
+        >>> from shoal.data import load_table
+        >>> table = pd.DataFrame({"who": ["b", "a"], "age": [30, 40], "note": ["x", "y"], "state": ["ill", "well"]})
+        >>> with TemporaryDirectory() as folder:
+        ...     table.to_csv(Path(folder, "wards.csv"), index=False)
+        ...     data = load_table(Path(folder, "wards.csv"), shoal.Columns(client="who", label="state"))
+        ...
+        >>> data.client_names, data.inputs, len(data.warnings)
+        (('a', 'b'), ('age',), 1)
+    """
+    parquet = path.suffix.lower() in PARQUET
+    names = [column for column in (columns.client, columns.group) if column is not None]
+    table = _read_parquet(path) if parquet else read_csv(path, names, columns.label)
+    return table_dataset(f"'{path}'", table, columns, partial(file_row, path.name))
+
+
+def table_dataset(name: str, table: pd.DataFrame, columns: Columns, origin: NameOf) -> ClientDataset:
+    """The rows of ``table``, which sentences call ``name``; ``origin`` names each of them.
+
+    Raises:
+        InputError: as `read_rows`.
+    """
+    rows = read_rows(name, table, columns)
+    require(isinstance(rows.x, pd.DataFrame), f"{name} has no column of numbers or words; the inputs are these")
+    return ClientDataset.from_names(
+        rows.name,
+        rows.x,
+        clients=rows.clients,
+        labels=rows.labels,
+        groups=rows.groups,
+        impute=columns.impute,
+        warnings=rows.warnings,
+        origin=origin,
+    )
+
+
+def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.DataFrame:
+    """A CSV file whose columns ``names`` and ``label`` are text; of these only ``label`` has the usual empty cells.
+
+    Raises:
+        InputError: it is missing, no CSV file, or has two columns of one name.
+    """
+    text = [*names, *([] if label is None else [label])]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            require_small_csv(path)
+            header = pd.read_csv(path, nrows=0, encoding="utf-8-sig", index_col=False).columns
+            # As a header, a name that comes twice gets a number.
+            first = pd.read_csv(path, nrows=1, header=None, encoding="utf-8-sig", dtype=str, keep_default_na=False)
+            titles = first.iloc[0].tolist()
+            require_distinct(f"'{path}'", filter(None, titles))
+            empty = {column: [""] if column in names else _EMPTY for column in header}
+            return pd.read_csv(
+                path,
+                encoding="utf-8-sig",
+                index_col=False,
+                dtype=dict.fromkeys(text, str),
+                keep_default_na=False,
+                na_values=empty,
+                low_memory=False,
+            )
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read: {unread(path, error)}; a readable file is needed") from error
+    # No UTF-8, no columns, or rows of more cells than the header.
+    except (ValueError, pd.errors.ParserWarning) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"'{path}' is not a CSV file with a header, by commas and in UTF-8: {reason}") from error
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    try:
+        from pyarrow import parquet  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise InputError("Parquet files are read with pyarrow: pip install 'shoal[parquet]'") from error
+    try:
+        about = parquet.read_metadata(path)
+        size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        require_at_most(size, foreign_files.MAX_BYTES, "bytes")
+        require_at_most(about.num_rows, foreign_files.MAX_ROWS, "rows")
+        require_at_most(about.num_columns, foreign_files.MAX_COLUMNS, "columns")
+        # A value that repeats takes no bytes in the file.
+        require_at_most(about.num_rows * about.num_columns, foreign_files.MAX_CELLS, "cells")
+        return pd.read_parquet(path, engine="pyarrow")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"'{path}' cannot be read as a Parquet file: {reason}") from error
+
+
+class _Picture(NamedTuple):
+    path: Path
+    client: str
+    label: str
+    group: str | None = None
+
+
+def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
+    """The pictures of a folder ``path/client/class/picture.png``, or of a CSV file of pictures.
+
+    The CSV file has the columns ``client``, ``class``, ``path`` (from the file's folder on) and, where clients have
+    groups, ``group``. Names that begin with a dot are ignored, and so are files beside the folders of clients or
+    classes that are not pictures. The order in which the system lists files changes nothing.
+
+    Raises:
+        InputError: no picture, one of no client or no class, one that cannot be read, different sizes without
+            ``form.size``, or no Pillow.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from shoal.data import PictureFormat, load_folder
+        >>> with TemporaryDirectory() as folder:
+        ...     for name in ("anna/cat", "anna/dog", "ben/cat"):
+        ...         Path(folder, name).mkdir(parents=True)
+        ...         Image.new("L", (8, 8)).save(Path(folder, name, "1.png"))
+        ...     data = load_folder(Path(folder), PictureFormat())
+        ...
+        >>> data.client_names, data.class_names, tuple(data.x.shape)
+        (('anna', 'ben'), ('cat', 'dog'), (3, 1, 8, 8))
+    """
+    pictures = list(_in_folder(path) if path.is_dir() else _in_csv(path))
+    require(
+        bool(pictures),
+        f"'{path}' has no pictures; they are expected as client/class/picture.png, or named by a CSV file",
+    )
+    paths, clients, labels, groups = zip(*pictures, strict=True)
+    within = path if path.is_dir() else path.parent
+    return ClientDataset.from_names(
+        f"'{path}'",
+        _decoded(paths, form),
+        clients=clients,
+        labels=labels,
+        groups=None if groups[0] is None else groups,
+        origin=partial(getitem, tuple(os.path.relpath(picture, within) for picture in paths)),
+    )
+
+
+def _in_folder(folder: Path) -> Iterator[_Picture]:
+    for client in _children(folder, "client"):
+        for label in _children(client, "class"):
+            for picture in _listed(label):
+                readable = picture.is_file() and picture.suffix.lower() in SUFFIXES
+                require(
+                    readable, f"'{picture}' is not a picture; a folder of a class holds {', '.join(SUFFIXES)} alone"
+                )
+                yield _Picture(picture, client.name, label.name)
+
+
+def _children(folder: Path, level: str) -> Iterator[Path]:
+    """The folders in a folder; a picture beside them is an error."""
+    for path in _listed(folder):
+        if path.is_dir():
+            yield path
+        else:
+            beside = path.suffix.lower() in SUFFIXES
+            require(not beside, f"'{path}' is a picture of no {level}; it belongs into a folder client/class")
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"'{folder}' cannot be read: {error.strerror}; a readable folder is needed") from error
+
+
+def _in_csv(path: Path) -> Iterator[_Picture]:
+    columns = ("path", "client", "class", "group")
+    table = read_csv(path, columns)
+    require_columns(f"'{path}'", table, columns[:3])
+    used = [column for column in columns if column in table]
+    for column in used:
+        require_named(f"'{path}'", table[column])
+    rows: dict[str, int] = {}
+    for row, (file, *names) in enumerate(table[used].itertuples(index=False), start=1):
+        place = os.path.normpath(path.parent / file)
+        # Of two copies one could be trained on and the other be a non-member.
+        require(place not in rows, f"'{path}' names '{file}' in the rows {rows.get(place)} and {row}; once is allowed")
+        rows[place] = row
+        yield _Picture(path.parent / file, *names)
+
+
+def _decoded(paths: Sequence[Path], form: PictureFormat) -> Tensor:
+    """The pictures (M, C, H, W) uint8, in the order of the paths."""
+    images = read_pictures(paths, _FORMATS, partial(_pixels, form))
+    sizes: dict[tuple[int, ...], Path] = {}
+    for path, image in zip(paths, images, strict=True):
+        sizes.setdefault(image.shape[:2], path)
+    spelled = [f"{height}x{width} ('{path}')" for (height, width), path in sizes.items()]
+    require(
+        len(sizes) == 1,
+        f"the pictures have different sizes, such as {' and '.join(spelled[:2])}; set 'size' = [height, width]",
+    )
+    channels = max(image.shape[2] for image in images)
+    images = [image if image.shape[2] == channels else image.repeat(channels, axis=2) for image in images]
+    return torch.from_numpy(np.stack(images).transpose(0, 3, 1, 2).copy())
+
+
+def _pixels(form: PictureFormat, picture: "Image") -> np.ndarray:
+    """One picture (H, W, C) uint8, upright as its camera says, without transparency."""
+    from PIL import ImageOps  # noqa: PLC0415 - Pillow is an extra
+
+    upright = grey_or_rgb(ImageOps.exif_transpose(picture), form.channels)
+    if form.size is not None:
+        height, width = form.size
+        upright = upright.resize((width, height), _BILINEAR)
+    return np.atleast_3d(np.asarray(upright))
