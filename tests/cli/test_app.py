@@ -18,7 +18,7 @@ from run_files import content
 from shoal.__main__ import script
 from shoal.cli.app import main
 from shoal.data import load_dataset
-from shoal.runs import measuring
+from shoal.runs import run_training
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr(sys, "argv", ["shoal", *arguments])
-        patched.setattr(measuring, "measure_final", fit)
+        patched.setattr(run_training, "measure_final", fit)
         call = called(script, tmp_path / "log")
         call.wait_until(lambda: call.printed)
         assert (call.end(signal.SIGINT), call.printed) == (130, f"fitting\n{INTERRUPTED}\n")

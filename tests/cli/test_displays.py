@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from shoal.cli.displays import AuditDisplay
+from shoal.runs.progress import LiveBar
 
 
 @pytest.fixture
@@ -14,10 +14,10 @@ def lines(monkeypatch):
 
     def printed(*calls):
         output = io.StringIO()
-        with AuditDisplay(Console(file=output, width=100)) as display:
+        with LiveBar(Console(file=output, width=100), "reference federation") as display:
             for i, call in enumerate(calls):
                 monkeypatch.setattr("shoal.runs.progress.time.perf_counter", lambda now=10.0 * i: now)
-                display(*call)
+                display.reference_federations(*call)
         return output.getvalue().splitlines()
 
     return printed

@@ -29,7 +29,7 @@ y = ["accuracy.overall"]
 @pytest.fixture
 def sweep(toy_sweep, tmp_path, monkeypatch):
     """The path of a sweep of two runs of one group, which leave out their own pages."""
-    monkeypatch.setattr("shoal.sweeps.workers.report_of", lambda out, **_: (out / "report.html").touch())
+    monkeypatch.setattr("shoal.sweeps.runner.report_of", lambda out, **_: (out / "report.html").touch())
     changes = {"data__groups": {"all": {"share": 1.0}}, "algorithm": {"name": "ifca", "rounds": 2}}
     path = toy_sweep(tmp_path, SWEEP, **changes, red_team={"every": 0, "attack": "gap"})
     return path.rename(tmp_path / "rates.toml")

@@ -20,8 +20,7 @@ from shoal.data.sources.idx import read_idx
 from shoal.deployment.client.ledger import Ledger
 from shoal.runs.audits.audit_files import read_scores
 from shoal.runs.audits.trace import parse_arrays
-from shoal.runs.files import read_run
-from shoal.runs.hashes import require_unchanged
+from shoal.runs.files import read_run, require_unchanged
 
 DEEP = '{"algorithm": ' + "[" * 100_000
 DOTTED = "a" + ".a" * 100

@@ -159,7 +159,7 @@ def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of
             os.kill(process.pid, signal.SIGKILL)
 
     with monkeypatch.context() as patched, workers_are_forks():
-        patched.setattr("shoal.cli.displays.AuditDisplay.__call__", killing)
+        patched.setattr("shoal.runs.progress.LiveBar.reference_federations", killing)
         assert main(["audit", str(out), *arguments]) == 1
     assert re.fullmatch("shoal: a worker process was ended from outside, .*\n", capsys.readouterr().err)
     stored = {path.name: path.stat().st_mtime_ns for path in (out / "references").glob("*.safetensors")}
@@ -578,7 +578,7 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
     assert audit.flat() == from_file.audit.flat() == result.audit(references=3).flat()
     with pytest.raises(InputError, match="was read from a directory"):
         load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
-    with pytest.raises(InputError, match="was made from Python"):
+    with pytest.raises(InputError, match="is of a simulation in Python, .* audit it there"):
         audit_run(tmp_path / "saved")
 
 

@@ -147,7 +147,7 @@ def test_a_saved_result_cannot_be_run_from_its_file(saved, tmp_path, capsys, arg
     assert main(["run", *(each.format(saved) for each in arguments), *more]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again" in said
+    assert "is of a simulation in Python, whose examples are in no file; run it again there" in said
 
 
 def test_a_run_by_configuration_does_not_go_on_in_a_saved_result(saved, toy_config):

@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def test_parts_add_up_to_the_total(build, mlp, clock, monkeypatch) -> None:
     # Parts of a round are timed in the engine, and the files of the last one where they are written.
-    for module in ("shoal.engine.round_clock", "shoal.runs.directory", "shoal.runs.measuring"):
+    for module in ("shoal.engine.round_clock", "shoal.runs.run_training"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(perf_counter=lambda: clock["time"]))
     choose = shoal.IFCA.plan
 

@@ -331,7 +331,8 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         require_data(table, path)
     require(
         SIMULATION not in table,
-        f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
+        f"{path}: is of a simulation in Python, whose examples are in no file; run it again there (shoal.simulate), or "
+        "audit it there (Result.audit)",
     )
     base = table.get("base")
     require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")

@@ -32,15 +32,14 @@ from shoal.runs.directory import (
     logged,
     opened,
     rounds_before,
-    train,
     warned,
 )
 from shoal.runs.files import read_warnings
-from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import description_of
 from shoal.runs.result import Result, load, result_of, samples_of, write_files
-from shoal.runs.sinks.sink import OpenSinks, Sink, logged_run
+from shoal.runs.run_training import measured, train
+from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import (
@@ -175,10 +174,6 @@ class Run:
             return ()
         return self.watch if isinstance(self.watch, Sequence) else [self.watch]
 
-    @property
-    def _sinks(self) -> Sequence[Sink]:
-        return [watch for watch in self._watches if isinstance(watch, Sink)]
-
     @cached_property
     def _mapped(self) -> Simulation:
         """The simulation with its features, which take a while to compute."""
@@ -205,7 +200,9 @@ class Run:
         out = None if checkpoints is None else checkpoints.parent
         with display or nullcontext():
             progress = self._progress(simulation, engine, description, checkpoints)
-            with OpenSinks(self._sinks, logged_run(description, out, progress), self.checkpoint_every) as logs:
+            logged_run = LoggedRun(description.title, description.settings, out, progress.state.round)
+            sinks = [watch for watch in self._watches if isinstance(watch, Sink)]
+            with OpenSinks(sinks, logged_run, self.checkpoint_every) as logs:
 
                 def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
                     for one in (logs, *watches):

@@ -38,7 +38,7 @@ from shoal.models import FeatureMap
 from shoal.reports.deployment_page import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.directory import is_begun, is_finished, logged, opened
-from shoal.runs.hashes import differences
+from shoal.runs.files import differences
 from shoal.runs.result import FEATURES, named_models, write_models
 from shoal.simulation.simulation import Simulation, SimulationState, with_features
 
