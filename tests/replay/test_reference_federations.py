@@ -15,7 +15,7 @@ from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay import reference_federations
 from shoal.replay.reference_federations import AttackedRun, join_scores
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 @pytest.fixture(scope="module")

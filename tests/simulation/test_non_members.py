@@ -18,7 +18,8 @@ from shoal.metrics.summary import parse_summary
 from shoal.runs.comparison import compare
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.simulation import initial_state, measure_final, run_rounds
+from shoal.simulation.measure import measure_final
+from shoal.simulation.play import initial_state, run_rounds
 
 pytestmark = pytest.mark.usefixtures("_rendered_figures")
 

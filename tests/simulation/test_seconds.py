@@ -8,7 +8,7 @@ import shoal
 from full_simulation import simulate_with
 from shoal.engine.round_clock import RoundClock
 from shoal.simulation import simulation
-from shoal.simulation.simulation import PARTS, SimulationState
+from shoal.simulation.play import PARTS, SimulationState
 
 ROUNDS = 3
 

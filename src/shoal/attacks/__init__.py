@@ -32,7 +32,6 @@ from shoal.attacks.span.candidates import Candidates, SpanScores
 from shoal.attacks.span.joint import ModelJoint, UpdateJoint
 from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
 from shoal.attacks.span.span import ModelSpan, UpdateSpan
-from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
 from shoal.attacks.updates.client_membership import client_scores, cohort_coefficients
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
@@ -49,9 +48,9 @@ __all__ = [
     "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore", "LossThreshold",
     "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
     "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
-    "Query", "ReconstructedUpdates", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
+    "Query", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
     "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
     "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View", "augmentation_votes", "boundary_distance",
-    "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
+    "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes",
     "update_scores",
 ]  # fmt: skip

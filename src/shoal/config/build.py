@@ -44,9 +44,8 @@ from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
-from shoal.models.cached_features import frozen_prefix
 from shoal.simulation.checks import check_algorithm, check_coordinator
-from shoal.simulation.simulation import Simulation, examples_kind
+from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +239,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     with in_table("model"):
         model = _model(network, data, indices)
     with in_table("defenses"):
-        kind = examples_kind(data.kind, model, fixed=network.features is not None)
+        kind = data.kind if network.features is None else "features"
         setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
@@ -249,11 +248,6 @@ def resolve(config: Config, data: SourceData) -> Resolved:
             indices = config.property_attack.draw(config, data, stream)
     # Shipped networks need no trial.
     tried = _first_examples(data) if ":" in network.name and network.features is None else None
-    if model.cache_features:
-        with in_table("model"):
-            x, y = _first_examples(data)
-            prefix = frozen_prefix(setup.model, x)
-            setup, tried = replace(setup, model=prefix.rest(setup.model)), (prefix.mapped(x), y)
     with in_table("engine"):
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("algorithm"):
@@ -334,7 +328,7 @@ def _model(network: Network, data: SourceData, indices: PartitionIndices | None)
 def fitted(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
     """The model of a network of Shoal's or of a user's own, fitted to ``shape``."""
     own = ":" in network.name
-    return network.model_of(partial(load(network.name, "name"), shape)) if own else network.model(shape)
+    return Model(partial(load(network.name, "name"), shape)) if own else network.model(shape)
 
 
 def _features(network: Network) -> Features | None:

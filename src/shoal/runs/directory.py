@@ -23,8 +23,8 @@ from shoal.runs.files import (
     write_hashes,
 )
 from shoal.runs.updates import FOLDER
+from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import not_evaluated
-from shoal.simulation.simulation import SimulationState
 
 try:
     import fcntl

@@ -59,7 +59,6 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         "measured_by": model.metric,
         "outputs": model.outputs,
         "inputs": model.inputs,
-        "cache_features": model.cache_features or None,
         "canaries": None if canaries is None else fingerprint(tuple(vars(canaries).values())),
         "start": start and {"models": fingerprint((start.state.models,)), "public": start.public},
         "malicious_clients": simulation.malicious_clients,

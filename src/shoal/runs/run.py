@@ -42,16 +42,8 @@ from shoal.runs.run_training import measured, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.simulation import (
-    GAP_AT_THE_END,
-    Simulation,
-    SimulationState,
-    Watch,
-    first_examples,
-    initial_state,
-    move_to_engine,
-    with_features,
-)
+from shoal.simulation.play import SimulationState, Watch, initial_state, move_to_engine
+from shoal.simulation.simulation import GAP_AT_THE_END, Simulation, first_examples, with_features
 
 LOG = logging.getLogger("shoal")
 

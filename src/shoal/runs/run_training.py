@@ -16,10 +16,11 @@ from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.checkpoint import save_checkpoint, stored_observations
 from shoal.runs.result import named_models, write_models
 from shoal.runs.updates import FOLDER, megabytes, write_updates
-from shoal.simulation.coordination import changed_directives
 from shoal.simulation.distillation import released
-from shoal.simulation.outcome import Outcome
-from shoal.simulation.simulation import Simulation, SimulationState, Watch, added, measure_final, run_rounds
+from shoal.simulation.measure import Outcome, measure_final
+from shoal.simulation.play import SimulationState, Watch, added, run_rounds
+from shoal.simulation.round_metrics import changed_directives
+from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
 

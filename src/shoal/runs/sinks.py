@@ -25,8 +25,9 @@ from shoal.core.settings import settings
 from shoal.engine import RoundReport
 from shoal.metrics.summary import FlatSummary, Metrics
 from shoal.runs.files import decisive_settings
+from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import Row
-from shoal.simulation.simulation import Simulation, SimulationState
+from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
 

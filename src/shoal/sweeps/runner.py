@@ -28,8 +28,8 @@ from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.outcome import ROUND_COLUMNS
-from shoal.simulation.simulation import Watch
+from shoal.simulation.measure import ROUND_COLUMNS
+from shoal.simulation.play import Watch
 from shoal.sweeps.plan import PlannedRun, SweepProgress, dataset_of, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
 from shoal.sweeps.sweep_file import Sweep, read_sweep

@@ -88,7 +88,6 @@ def audit_page(
         section_of("by-model", audit_tables.by_model(findings(audit, "model"))),
         section_of("by-client", audit_tables.by_client(findings(audit, "client"), records)),
         section_of("guesses", audit_tables.guesses_table(audit.guesses)),
-        section_of("reconstruction", audit_tables.reconstruction_table(audit.guesses)),
         _exposed_records(audit, pictures, scored_by),
         Section(
             "epsilon",

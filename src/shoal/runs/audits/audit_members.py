@@ -24,7 +24,8 @@ from shoal.replay.trace_attacks import attacks_on_rounds
 from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditFiles, AuditRequest, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
-from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
+from shoal.simulation.play import SimulationState, move_to_engine
+from shoal.simulation.simulation import Simulation
 
 PICTURED_RECORDS = 20
 """Records that the page shows as pictures."""
@@ -138,7 +139,7 @@ def audit_trace(
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md; or of a Flower app, as of `app_trace`.
+        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
         gates, attacks: as of `audit_run`.
@@ -180,7 +181,7 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
     if spans:
         known = trace.knowledge(engine)
         exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
-    audit = audit_server(scores, trace.rounds(), trace.preferences, attacks=[*exact, *attacks])
+    audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
     return replace(audit, omitted={**audit.omitted, **omitted})
 
 
