@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,54 +239,6 @@ def workers_of(out: Path) -> set[int]:
     """The processes that did the runs, from what they logged."""
     logs = [path.read_text() for path in out.glob("runs/*/run.log")]
     return {int(line.split()[2]) for log in logs for line in log.splitlines()}
-
-
-def has_played(log: Path) -> bool:
-    """Whether a run has finished its first round."""
-    return "round 1:" in log.read_text()
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until_ended(processes: set[int]) -> bool:
-    """Whether all these processes end; a minute is more than they need on any machine."""
-    for _ in range(600):
-        if not any(is_alive(each) for each in processes):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("_no_run_pages")
-def test_two_at_a_time_killed_and_started_again_give_the_same_bytes(written, finished, tmp_path):
-    """One run is finished before; two are killed in their first rounds; the fourth has not begun."""
-    out = tmp_path / "killed"
-    done = sorted(finished.glob("runs/*/"))[0]
-    shutil.copytree(done, out / "runs" / done.name)
-    shutil.copy(finished / "base.toml", out)
-    before = {path: path.stat().st_mtime_ns for path in (out / "runs" / done.name).rglob("*")}
-    command = [sys.executable, "-m", "shoal", "sweep", str(written), "--out", str(out), "--jobs", "2"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        while not [path for path in out.glob("runs/*/run.log") if path.parent.name != done.name and has_played(path)]:
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert not (out / "results.csv").exists()
-    orphans = workers_of(out) - {os.getpid()}
-    assert orphans
-    outcome = run_sweep(read_sweep(written), out)
-    assert (outcome.finished, outcome.failed) == (4, {})
-    assert content(out) == content(finished)
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-    assert not [path for path in out.rglob(".*") if path.suffix != ".lock"], "a temporary file was left behind"
-    assert until_ended(orphans)
 
 
 @pytest.mark.usefixtures("_no_run_pages")

@@ -169,12 +169,12 @@ def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
 
 def stored_examples(out: Path) -> str:
     """The hash of the examples that the run in ``out`` was begun with; "" where it has none."""
-    return _read_hashes(out).get("examples", "") if (out / HASHES).exists() else ""
+    return _read_hashes(out)["examples"]
 
 
 def stored_files(out: Path) -> Mapping[str, str]:
     """The hashes of the files of the finished run in ``out``, by path; none where it has no hashes."""
-    return _read_hashes(out).get("files", {}) if (out / HASHES).exists() else {}
+    return _read_hashes(out).get("files", {})
 
 
 def require_same_examples(out: Path, examples: str) -> None:
@@ -190,7 +190,7 @@ def require_same_examples(out: Path, examples: str) -> None:
 def require_unchanged(out: Path) -> None:
     """Raise `InputError` where a file of the finished run in ``out`` is missing or not what the run wrote."""
     require((out / HASHES).exists(), f"{out}: has no {HASHES}, the hashes of its examples and files; run it anew")
-    for name, expected in _read_hashes(out).get("files", {}).items():
+    for name, expected in stored_files(out).items():
         path = out / name
         require(path.exists(), f"{path}: is missing; restore it, or run in another directory")
         require(
@@ -200,6 +200,8 @@ def require_unchanged(out: Path) -> None:
 
 
 def _read_hashes(out: Path) -> dict[str, Any]:
+    if not (out / HASHES).exists():
+        return {"examples": ""}
     try:
         about = read_json(out / HASHES)
     except (OSError, ValueError) as error:

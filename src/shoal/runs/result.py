@@ -1,7 +1,7 @@
 """The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings, write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
-from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
+from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS
 from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, Start
@@ -246,31 +246,6 @@ class Result:
         from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
-
-
-def result_of(
-    outcome: Outcome, simulation: Simulation, engine: Engine, description: RunDescription, warnings: Iterable[str] = ()
-) -> Result:
-    """The result of ``simulation`` on ``engine``, with the ``warnings`` that were logged."""
-    model = simulation.setup.model
-    of_run = Summary(run={"algorithm": description.algorithm, "dataset": description.dataset})
-    return Result(
-        summary=of_run | outcome.summary,
-        clients=outcome.clients,
-        rounds=outcome.rounds,
-        roc=outcome.roc,
-        models=named_models(model, outcome.state),
-        description=description,
-        samples=samples_of(simulation.federation),
-        features=simulation.features if isinstance(simulation.features, FeatureMap) else None,
-        state=outcome.state,
-        updates=outcome.updates,
-        canaries=outcome.canaries,
-        warnings=tuple(dict.fromkeys(warnings)),
-        simulation=simulation,
-        engine=engine,
-        frozen=model.frozen_names,
-    )
 
 
 def named_models(model: Model, state: State) -> dict[int, dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Algorithm, Engine, LocalSGD, RoundReport
+from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
@@ -37,7 +38,7 @@ from shoal.runs.directory import (
 from shoal.runs.files import read_warnings
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import description_of
-from shoal.runs.result import Result, load, result_of, samples_of, write_files
+from shoal.runs.result import Result, load, named_models, samples_of, write_files
 from shoal.runs.run_training import measured, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
@@ -206,9 +207,27 @@ class Run:
                 outcome = measured(
                     simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
                 )
-                result = result_of(outcome, simulation, engine, description, warnings)
-                logs.end(result.summary)
-        return replace(result, samples=samples_of(self.simulation.federation), state=progress.state)
+                about = {"algorithm": description.algorithm, "dataset": description.dataset}
+                summary = Summary(run=about) | outcome.summary
+                logs.end(summary)
+        model = simulation.setup.model
+        return Result(
+            summary=summary,
+            clients=outcome.clients,
+            rounds=outcome.rounds,
+            roc=outcome.roc,
+            models=named_models(model, outcome.state),
+            description=description,
+            samples=samples_of(self.simulation.federation),
+            features=simulation.features if isinstance(simulation.features, FeatureMap) else None,
+            state=progress.state,
+            updates=outcome.updates,
+            canaries=outcome.canaries,
+            warnings=tuple(dict.fromkeys(warnings)),
+            simulation=simulation,
+            engine=engine,
+            frozen=model.frozen_names,
+        )
 
     def _progress(
         self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None
