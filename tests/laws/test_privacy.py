@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +20,11 @@ from torch import Tensor
 
 from every_algorithm import ALGORITHMS
 from linear_training import MODEL, Kept
-from shoal import simulate
+from shoal import algorithms, simulate
 from shoal.algorithms import (
     APFL,
     PACFL,
     RDPCFL,
-    Algorithms,
     Ditto,
     EarlyStopping,
     FedAvg,
@@ -181,7 +180,7 @@ def findings(algorithm: Any, federation: Federation) -> set[str]:
 
 def test_privacy_laws_cover_every_algorithm():
     kinds = {type(inside) for each in ALGORITHMS for inside in with_bases(each)}
-    assert kinds == set(get_args(Algorithms))
+    assert kinds == set(algorithms.ALGORITHMS.values())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)

@@ -1,5 +1,7 @@
 """The AUC that is predicted of the matched filter, against the filter itself on moves of one gradient."""
 
+from math import inf
+
 import pytest
 import torch
 from torch.nn import functional
@@ -45,14 +47,7 @@ def measured(members, noise, clipped, draws=5):
 
 @pytest.mark.parametrize(
     ("members", "noise", "clipped"),
-    [
-        (20, 0.1, 1.0),
-        (20, 0.5, 1.0),
-        (50, 1.0, 1.0),
-        (150, 0.0, float("inf")),
-        (300, 0.0, float("inf")),
-        (60, 0.2, 1.0),
-    ],
+    [(20, 0.1, 1.0), (20, 0.5, 1.0), (50, 1.0, 1.0), (60, 0.2, 1.0), (150, 0.0, inf), (300, 0.0, inf)],
 )
 def test_the_filter_finds_what_is_predicted(members, noise, clipped):
     terms = initial_gradients(MODEL, ROW, *examples(1200, 0), ["hidden", "output"], clipped).terms["hidden"]

@@ -26,10 +26,6 @@ def simulation_of(federation=None, *, hidden=16, rounds=4, **changes):
     return shoal.Simulation(federation or federation_of(), model, rounds=rounds, **settings)
 
 
-def report_model():
-    return shoal.create_model("mlp", shoal.VectorShape(inputs=40, classes=3), hidden=16)
-
-
 def verdicts(report):
     return dict(zip(report.views["view"], report.views["verdict"], strict=True))
 
@@ -105,10 +101,10 @@ def test_noise_and_optimizers_end_the_exact_attack():
 def test_noise_in_the_sum_hides_more_from_clients_than_from_the_server():
     rule = shoal.DPSGD(noise_multiplier=8.0, noise="sum", min_clients=4)
     local = shoal.LocalSGD(steps=1, batch_size="all")
-    report = simulation_of(local=local, defenses=[rule], rounds=1).preflight()
-    flat = report.flat()
+    simulation = simulation_of(local=local, defenses=[rule], rounds=1)
+    flat = simulation.preflight().flat()
     assert flat["epsilon.outsider"] < flat["epsilon.client"] < flat["epsilon.server"]
-    result = shoal.simulate(federation_of(), report_model(), shoal.FedAvg(), local, rounds=1, defenses=[rule])
+    result = shoal.Run(simulation).train()
     for view in ("outsider", "client", "server"):
         assert result.summary.overall[f"epsilon.{view}"] == pytest.approx(flat[f"epsilon.{view}"])
     # Four shares of noise 4 are a noise of 8 in the sum.

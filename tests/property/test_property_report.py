@@ -44,7 +44,6 @@ from shoal.property.property_page import (
     draw_map,
     draw_points,
     maps,
-    property_section,
     rolling_mean,
     running_auc,
     tsne_maps,
@@ -118,7 +117,7 @@ def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, 
 def section_of(summary: Summary, updates: pd.DataFrame, clusters: int = 2, **attack: object) -> Section:
     config = attacked(**attack)
     assert config.property_attack is not None
-    return property_section(config.property_attack, config.data.task, summary, updates, clusters)
+    return config.property_attack.page(config.data.task, summary, updates, clusters)
 
 
 def cells(summary: Summary, updates: pd.DataFrame, clusters: int = 2) -> dict[str, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 May import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
 `MembershipAttack`, an active property attacker the engine's `MaliciousClient`, an attack on the scores of reference
-models `ReferenceAttack`. To add a membership-inference attack: a new file, and its name in `MembershipAttacks`.
+models `ReferenceAttack`. To add a membership-inference attack: a new file, and its name in `MEMBERSHIP_ATTACKS`.
 """
 
 from shoal.attacks.membership_attack import (
@@ -39,14 +39,14 @@ from shoal.attacks.updates.source_inference import GroupInference, Guesses, Sour
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
 from shoal.attacks.updates.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 
-MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
-"""The membership-inference attacks that a configuration can name."""
+MEMBERSHIP_ATTACKS = {cls.name: cls for cls in (ShadowModelAttack, LossThreshold, Gap)}
+"""The membership-inference attacks that a configuration can name, by their names."""
 
 __all__ = [
-    "RMIA", "Acquisition", "BaVarIA", "Candidates", "ClusterIdentity", "DifficultyCalibration", "FedMIACosine",
-    "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference", "Guesses", "HarvestedModel",
-    "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore", "LossThreshold",
-    "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
+    "MEMBERSHIP_ATTACKS", "RMIA", "Acquisition", "BaVarIA", "Candidates", "ClusterIdentity", "DifficultyCalibration",
+    "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference", "Guesses",
+    "HarvestedModel", "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore",
+    "LossThreshold", "LossTrajectory", "MembershipAttack", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
     "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
     "Query", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
     "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",

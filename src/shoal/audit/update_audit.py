@@ -202,19 +202,17 @@ def _records(
             client=owner[rows],
             group=scores.group[rows],
             model=scores.clients[i],
-            attack=attack.name + (AGAINST_CLIENTS if other_clients else ""),
-            view=attack.view,
             exact=exact[i, rows],
         )
         tables.append(table)
     return RecordTable.join(tables)
 
 
-def without_server(audit: Audit) -> Audit:
-    """An audit of a run of which no round was recorded: what that leaves out of choices."""
-    reason = "needs recorded rounds, which the run has not (record.updates)"
-    names = (ClusterIdentity().name, PreferenceInference().name)
-    return replace(audit, omitted={**audit.omitted, **dict.fromkeys(names, reason)})
+WITHOUT_ROUNDS: Mapping[str, str] = dict.fromkeys(
+    (ClusterIdentity().name, PreferenceInference().name),
+    "needs recorded rounds, which the run has not (record.updates)",
+)
+"""Why an audit of a run without recorded rounds has no guesses from choices, by their names."""
 
 
 def audit_server(
@@ -227,8 +225,7 @@ def audit_server(
 
     In `Audit.attacks` each attack of the server stands twice: against records that nobody trained on, and, with
     `AGAINST_CLIENTS` in its name, against other clients' examples. `Audit.guesses` has the server's guesses beside
-    membership: the client of a record, the group of a client, and the half of its group, stricter or
-    laxer.
+    membership: the client of a record, the group of a client, and the half of its group, stricter or laxer.
 
     Args:
         scores: of the recorded rounds.

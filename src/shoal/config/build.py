@@ -18,10 +18,11 @@ from shoal.config.client_files import (
     reading_of,
     require_partition,
 )
-from shoal.config.kinds import failure, load
+from shoal.config.kinds import failure, load, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.entry_points import installed
+from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
@@ -41,6 +42,7 @@ from shoal.data import (
     partition_dataset,
 )
 from shoal.data.partition import PartitionIndices
+from shoal.data.sources.catalog import SOURCES
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
@@ -205,11 +207,14 @@ def load_source(
     """
     where = None if path is None else Path(path).expanduser()
     with in_table("data"):
-        if ":" not in source and reading is not None:
+        code = own_source(source)
+        if code is None and reading is not None:
             return load_client_data(source, where, task, reading)
-        if ":" not in source:
+        if code is None:
+            names = [*SOURCES, *installed("shoal.sources", SOURCES)]
+            require(source in SOURCES, f"unknown data source '{source}'; {nearest(source, names)}")
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
-        function = load(source, "source")
+        function = load(code, "source")
         try:
             value = function(where, task)
         except InputError:

@@ -15,8 +15,7 @@ import tomli_w
 
 from shoal.audit.measurement import declared_metrics
 from shoal.config.build import build
-from shoal.config.kinds import algorithm_title, name_of, require_data, title_of
-from shoal.config.round_attack_section import RoundAttackSection
+from shoal.config.kinds import RoundAttackSection, algorithm_title, name_of, require_data, title_of
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BeforeValidator, Field
 
 from shoal.core.errors import InputError, nearest, require
-from shoal.core.settings import Count, Fraction, Positive, checked, settings
+from shoal.core.settings import Count, FieldError, Fraction, Positive, settings
 from shoal.engine.engine import Threads
 from shoal_flower.messages import Limits
 
@@ -200,6 +200,8 @@ def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _S
     """The settings of this ``kind`` in a configuration; ``where`` begins each sentence of an `InputError`."""
     keys = {name: name.replace("_", "-") for name in kind.__dataclass_fields__}  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        return kind(**{name: checked(kind, name, config[key], key) for name, key in keys.items() if key in config})
+        return kind(**{name: config[key] for name, key in keys.items() if key in config})
+    except FieldError as error:
+        raise InputError(f"{where}: {FieldError(error.errors, keys)}") from None
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

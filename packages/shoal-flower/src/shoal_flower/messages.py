@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Annotated, get_args
+from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.algorithms import Algorithms
+from shoal.algorithms import ALGORITHMS
 from shoal.core.errors import InputError, ShoalError, require
 from shoal.core.formats import cell
 from shoal.core.representation import one_line
@@ -145,7 +145,7 @@ def parts_of(algorithm: Algorithm) -> RemoteRounds:
     Raises:
         InputError: the algorithm, or how it is set, needs more of clients in a round than one reply.
     """
-    names = ", ".join(kind.title for kind in get_args(Algorithms) if hasattr(kind, "remote_rounds"))
+    names = ", ".join(kind.title for kind in ALGORITHMS.values() if hasattr(kind, "remote_rounds"))
     require(
         isinstance(algorithm, RunsRemotely),
         f"'algorithm.name': {type(algorithm).__name__} does not run on several machines, since it has no method "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoal.attacks import UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.update_audit import ScoredUpdates, all_attacks, audit_server, with_server, without_server
+from shoal.audit.update_audit import WITHOUT_ROUNDS, ScoredUpdates, all_attacks, audit_server, with_server
 from shoal.core.errors import path_of, require
 from shoal.core.processes import Workplace
 from shoal.core.randomness import Stream
@@ -80,7 +80,7 @@ def audit_members(
     on_scores, on_updates = all_attacks(simulation.attacks)
     audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
     if recorded is None:
-        audit = without_server(audit)
+        audit = replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS})
     else:
         # Where the run can be repeated, the span attacks are on its own records already.
         server = _audited_trace(recorded, engine, on_updates, spans=not seen)
