@@ -25,7 +25,7 @@ from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
+from shoal.runs.checkpoint import keep_newest_checkpoints, load_checkpoint
 from shoal.runs.directory import (
     existing_directory_error,
     extend_rounds,
@@ -41,7 +41,7 @@ from shoal.runs.record import description_of
 from shoal.runs.result import Result, load, named_models, samples_of, write_files
 from shoal.runs.run_training import measured, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
-from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
+from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.play import SimulationState, Watch, initial_state, move_to_engine
 from shoal.simulation.simulation import GAP_AT_THE_END, Simulation, first_examples, with_features
@@ -118,7 +118,12 @@ class Run:
         recorded = self.simulation.record_updates
         require(self.out is not None or not recorded, "'record_updates' needs 'out', where they are written")
         integer("checkpoint_every", self.checkpoint_every, "such as 1", 1)
-        require_room(self.simulation, integer("max_megabytes", self.max_megabytes, "such as 1000"), "max_megabytes")
+        most, needed = integer("max_megabytes", self.max_megabytes, "such as 1000"), megabytes(self.simulation)
+        require(
+            needed <= most,
+            f"the recorded updates take {needed:,.0f} MB, but 'max_megabytes' is {most:,}; "
+            "record fewer rounds or raise it",
+        )
 
     def train(self, *, resume: bool = False) -> Result:
         """Train and measure the simulation.
@@ -157,7 +162,7 @@ class Run:
             result = self._trained(engine, description, checkpoints, ())
             write_files(out, result)
             # From the last checkpoint a finished run can be prolonged.
-            keep_last_checkpoint(checkpoints)
+            keep_newest_checkpoints(checkpoints, 1)
             LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
         return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
