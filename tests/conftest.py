@@ -138,6 +138,22 @@ def toy_config() -> Callable[..., Config]:
 
 
 @pytest.fixture(scope="session")
+def toy_run(toy_config, tmp_path_factory) -> Callable[..., Path]:
+    """Returns the directory of a finished run of `toy_config`, which is made once and which no test may change."""
+    from shoal.runs.run import run  # noqa: PLC0415 - most tests need no runs
+
+    made: dict[str, Path] = {}
+
+    def finished(**changes: Any) -> Path:
+        key = repr(sorted(changes.items()))
+        if key not in made:
+            made[key] = run(toy_config(**changes), tmp_path_factory.mktemp("runs") / "toy")
+        return made[key]
+
+    return finished
+
+
+@pytest.fixture(scope="session")
 def toy_sweep() -> Callable[..., Path]:
     """Writes the text of a sweep's file beside its base, a small run with changes, and returns the file's path."""
 

@@ -1,7 +1,9 @@
-"""What a run's directory holds apart from wall times, for the tests that compare runs."""
+"""Runs that are stopped, and what their directories hold apart from wall times, for the tests that compare runs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 TABLES = ("config.toml", "rounds.csv", "clients.csv", "roc.csv", "property.csv")
 TENSORS = ("models.safetensors", "samples.safetensors")
@@ -17,3 +19,13 @@ def content(out: Path) -> dict[str, bytes]:
     """Every file whose bytes the clock does not change, and the summary without wall times."""
     paths = [out / name for name in (*TABLES, *TENSORS) if (out / name).exists()]
     return {path.name: path.read_bytes() for path in paths} | {"summary": json.dumps(metrics(out)).encode()}
+
+
+def stop_after(number: int) -> Callable[..., None]:
+    """A watch that interrupts a run after a round."""
+
+    def watch(simulation: Any, progress: Any, report: Any) -> None:
+        if report is not None and progress.state.round == number:
+            raise KeyboardInterrupt
+
+    return watch

@@ -293,6 +293,10 @@ SIMULATIONS = {
         lambda: regressed(federation=regression(shadow=None)),
         "LossThreshold needs a shadow set of at least 2 examples, on which the server trains shadow models; got 0",
     ),
+    "references 1.5": (
+        lambda: simulated(reference_federations=1.5),
+        "'reference_federations' must be an integer",
+    ),
     "no red team": (lambda: simulated(algorithm=IFCAMIR()), "the red team's 'every' must be at least 1; got 0"),
     "more clusters": (lambda: simulated(algorithm=IFCA(9)), "'clusters' must be at most the federation's 4 clients"),
     "rounds 0": (lambda: simulated(rounds=0), "'rounds' must be at least 1; got 0"),

@@ -12,7 +12,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change_key, key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, ShoalError, quoted, require
+from shoal.core.processes import Workers, Workplace
 from shoal.core.settings import Count, Positive, settings
 from shoal.data.content import fingerprint_up_to_rounding
 from shoal.data.preferences import VIEWS
@@ -38,9 +39,8 @@ from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.measure import CLIENT_COLUMNS
-from shoal.sweeps import SweepProgress, Workers
 from shoal.sweeps.plan import PlannedRun, dataset_of, planned_runs
-from shoal.sweeps.runner import OnStart, finish_runs
+from shoal.sweeps.runner import SweepWatch, finish_runs
 from shoal.sweeps.sweep_file import Run
 
 CHANGEABLE = ("model", "algorithm", "local", "defenses", "coordinator", "release", "red_team")
@@ -219,25 +219,17 @@ def read_defence(path: Path, board: Board, *, allow_code: bool = True) -> Defenc
 def measure(
     board: Board,
     defence: Defence,
-    out: Path,
+    place: Workplace[SweepWatch],
     *,
     judge: bool = False,
-    workers: Workers | None = None,
-    data_dir: Path | None = None,
-    on_start: OnStart | None = None,
-    on_run_end: Callable[[SweepProgress], None] | None = None,
 ) -> pd.DataFrame:
-    """Run and audit a defence on every federation and seed; what is finished in ``out`` is not done again.
+    """Run and audit a defence on every federation and seed; what is finished in ``place`` is not done again.
 
     Args:
         board: the federations.
         defence: what is measured.
-        out: the directory of the runs.
+        place: the directory of the runs, and what does them.
         judge: on the seeds of `Defence.seeds` in place of the development seeds.
-        workers: where runs are done.
-        data_dir: where to look for data first.
-        on_start: as of `shoal.sweeps.run_sweep`.
-        on_run_end: called after each run.
 
     Returns:
         A row for each federation and seed: ``accuracy``, of the ``minority`` (the group with fewest clients) and of the
@@ -247,10 +239,11 @@ def measure(
         models that one client receives and returns over all rounds in which it takes part, each of float32.
 
     Raises:
-        InputError: a federation is not the board's, or cannot be run with this defence, or ``out`` cannot be written;
+        InputError: a federation is not the board's, or cannot be run with this defence, or ``place`` cannot be written;
             nothing is written then.
         ShoalError: a run failed; what is done is kept.
     """
+    data_dir = place.data_dir
     board.require_same(data_dir)
     seeds = defence.seeds(board.asked.judging_seeds) if judge else tuple(board.asked.development_seeds)
     asked = [
@@ -259,10 +252,9 @@ def measure(
         for seed in seeds
     ]
     planned = planned_runs(asked, "board", data_dir)
-    runs = out / "runs"
+    runs = place.out / "runs"
     make_directory(runs)
-    watched = {"data_dir": data_dir, "on_start": on_start, "on_run_end": on_run_end}
-    finish_runs(planned, runs, workers, pages=False, **watched).require_all()
+    finish_runs(planned, replace(place, out=runs), pages=False).require_all()
     about = [{"defence": defence.name, **job.run.settings, "seed": job.run.seed} for job in planned]
     figures = [_row(job, runs / job.digest, board, data_dir) for job in planned]
     return pd.DataFrame([one | row for one, row in zip(about, figures, strict=True)])
@@ -311,9 +303,8 @@ def shown(given: argparse.Namespace) -> str:
     if given.defence is not None:
         defence = read_defence(given.defence, board, allow_code=given.allow_code)
         with SweepDisplay(Console(stderr=True, quiet=given.quiet)) as display:
-            watched = {"data_dir": given.data_dir, "on_start": display.started, "on_run_end": display.run_ended}
-            workers = Workers(given.jobs, given.cluster)
-            own = measure(board, defence, given.out, judge=given.judge, workers=workers, **watched)
+            place = Workplace(given.out, Workers(given.jobs, given.cluster), given.data_dir, display)
+            own = measure(board, defence, place, judge=given.judge)
         path = given.out / f"{given.defence.stem}.csv"
         write_text(path, own.to_csv(index=False))
         rows = pd.concat([rows[rows["defence"] != defence.name], own], ignore_index=True) if len(rows) else own

@@ -133,7 +133,6 @@ from .runs.comparison import (
     Comparison as Comparison,
     compare as compare,
 )
-from .runs.measuring import MeasurementError as MeasurementError
 from .runs.result import (
     Result as Result,
     load as load,
@@ -143,7 +142,8 @@ from .runs.run import (
     run as run,
     simulate as simulate,
 )
-from .runs.sinks.tensorboard import TensorBoard as TensorBoard
+from .runs.run_training import MeasurementError as MeasurementError
+from .runs.sinks import TensorBoard as TensorBoard
 from .simulation.distillation import Distillation as Distillation
 from .simulation.engine_settings import EngineSettings as EngineSettings
 from .simulation.simulation import Simulation as Simulation

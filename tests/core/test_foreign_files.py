@@ -19,8 +19,7 @@ from shoal.data.sources.file_contents import read_pictures
 from shoal.data.sources.idx import read_idx
 from shoal.runs.audits.audit_files import read_scores
 from shoal.runs.audits.trace import parse_arrays
-from shoal.runs.files import read_run
-from shoal.runs.hashes import require_unchanged
+from shoal.runs.files import read_run, require_unchanged
 from shoal_flower.client.ledger import Ledger
 
 DEEP = '{"algorithm": ' + "[" * 100_000

@@ -169,7 +169,7 @@ def test_rounds_of_several_steps_are_refused_and_the_fraud_ends_with_its_block(d
 @pytest.mark.parametrize(("sampling", "rate"), [("full", 1.0), ("poisson", 0.5)])
 def test_the_multipliers_cost_what_they_are_named_after(dp, sampling, rate):
     for target, noise in dp.NOISE[sampling].items():
-        assert accounting.composed([(rate, 10)], noise, 1e-5) == pytest.approx(target, rel=0.01)
+        assert accounting.composed([(noise, rate, 10)], 1e-5) == pytest.approx(target, rel=0.01)
 
 
 def test_no_attacker_proves_more_than_one_without_a_mistake(dp):
@@ -185,14 +185,14 @@ def epsilons():
 @pytest.mark.parametrize(("rate", "steps", "delta"), [(0.1, 30, 1e-5), (1.0, 1, 1e-4)])
 def test_its_rdp_is_opacus_s(epsilons, rate, steps, delta):
     found = epsilons.ACCOUNTANTS["RDP, Opacus"](epsilons.Setting("", rate, steps, delta), 0.8)
-    assert found == pytest.approx(accounting.composed([(rate, steps)], 0.8, delta), abs=1e-6)
+    assert found == pytest.approx(accounting.composed([(0.8, rate, steps)], delta), abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
 def test_its_exact_epsilon_is_what_prv_comes_near_from_above(epsilons, rate, sigma):
     exact = epsilons.exact(epsilons.Setting("", rate, 1, 1e-5), sigma)
-    assert exact <= accounting.composed([(rate, 1)], sigma, 1e-5, "prv") <= exact + 0.03
+    assert exact <= accounting.composed([(sigma, rate, 1)], 1e-5, "prv") <= exact + 0.03
 
 
 def test_one_step_of_173_examples_by_the_moments_accountant_gives_both_of_the_paper_s(epsilons):

@@ -11,6 +11,7 @@ from shoal.cli.app import main
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
+from shoal.core.processes import Workplace
 from shoal.defenses.accounting import gaussian_epsilon
 from shoal.metrics.attack_bounds import gaussian_bound
 from shoal.protection import Demand, protect, sentences
@@ -308,7 +309,7 @@ def test_a_promise_without_a_setting_that_keeps_it_is_refused(toy_config, tmp_pa
     asked = (Demand(epsilon=2.0), "an epsilon of 2"), (Demand(0.6, promise=True), "a limit of 0.6 on every")
     for demand, said in asked:
         with pytest.raises(InputError, match=f"none has {said}"):
-            protect(config, tmp_path / "out", demand)
+            protect(config, Workplace(tmp_path / "out"), demand)
     assert not (tmp_path / "out").exists()
 
 

@@ -12,7 +12,7 @@ from full_simulation import simulate_with
 from html_page import page_of
 from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load
 from shoal.audit.canary_audit import CANARY_COLUMNS, canary_summary, one_run_audit
-from shoal.config.build import build, load_data, resolve
+from shoal.config.build import build, load_data
 from shoal.config.schema import parse_config
 from shoal.data.content import fingerprint
 from shoal.runs.result import report_of
@@ -146,25 +146,6 @@ def test_figures_are_of_the_canaries_with_a_score():
     assert overall["canaries.auc"] == overall["canaries.found"] == 1
     assert overall["canaries.epsilon_low"] == one_run_audit(scores, member, delta=1e-6).epsilon > 1
     assert overall["canaries.delta"] == 1e-6
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"canaries": {"per_client": 12}},
-            r"\[canaries\]: 'per_client' = 12 canaries need 'clients' with more examples",
-        ),
-        ({"canaries": {"per_client": 2, "clients": 11}}, r"at least 11 of them; 10 of 10 have more"),
-        ({"canaries": {"per_client": -1}}, "'canaries.per_client' must be at least 0; got -1"),
-        ({"canaries": {"clients": "some"}}, "'canaries.clients' must be"),
-        ({"canaries": {"per_clients": 2}}, "unknown key 'canaries.per_clients'; did you mean 'per_client'"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_refused_before_anything_is_drawn(toy_config, changes, sentence):
-    data = load_data(toy_config().data)
-    with pytest.raises(InputError, match=sentence):
-        resolve(toy_config(**changes), data)
 
 
 def test_canaries_of_another_federation_are_refused(mlp: Model, planted, build):

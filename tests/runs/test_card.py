@@ -12,9 +12,9 @@ from shoal.cli.app import main
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.core.formats import percent
-from shoal.runs.audits.audit_files import AboutAudited, write_audit
+from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audit
 from shoal.runs.audits.card import write_card
-from shoal.runs.hashes import stored_examples, stored_files
+from shoal.runs.files import stored_examples, stored_files
 from shoal.runs.run import run as run_config
 
 pytestmark = pytest.mark.usefixtures("_unrendered_figures")
@@ -52,7 +52,7 @@ def test_a_run_that_nobody_attacked_claims_nothing_and_names_the_command(run: Pa
 
 def test_an_interval_that_holds_chance_is_open_and_any_other_exposed(run: Path) -> None:
     audit = audit_of({"lira": 0.57, "gap": 0.52})
-    write_audit(run, audit, AboutAudited("title", run=run, rounds=ROUNDS))
+    write_audit(run, audit, AboutAudited("title", run=run, rounds=ROUNDS), AuditRequest())
     document = write_card(run, run / "elsewhere").document
     found = [one for by_name in document["exposure"]["views"].values() for one in by_name.values()]
     assert {one["outcome"] for one in found} == {"exposed", "open"}
@@ -64,7 +64,7 @@ def test_an_interval_that_holds_chance_is_open_and_any_other_exposed(run: Path) 
 
 
 def test_an_audit_of_other_rounds_is_none(run: Path) -> None:
-    write_audit(run, audit_of(), AboutAudited("title", run=run, rounds=ROUNDS - 1))
+    write_audit(run, audit_of(), AboutAudited("title", run=run, rounds=ROUNDS - 1), AuditRequest())
     assert not write_card(run).document["exposure"]["asked"]
 
 

@@ -11,12 +11,12 @@ from shoal.cli.app import main
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.runs.comparison import compare
-from shoal.runs.run import run
 
 
 @pytest.fixture(scope="module")
-def first(toy_config, tmp_path_factory):
-    return run(toy_config(algorithm__rounds=1, red_team__attack="gap"), tmp_path_factory.mktemp("runs") / "first")
+def first(toy_run, tmp_path_factory):
+    run = toy_run(algorithm__rounds=1, red_team__attack="gap")
+    return shutil.copytree(run, tmp_path_factory.mktemp("runs") / "first")
 
 
 @pytest.fixture

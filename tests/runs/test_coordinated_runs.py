@@ -9,7 +9,7 @@ import torch
 
 import shoal
 from full_simulation import simulate_with
-from run_files import content
+from run_files import content, stop_after
 from shoal.control import RecordedDirectives
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.comparison import compare
@@ -49,8 +49,8 @@ def directives_by_round(rounds: pd.DataFrame, name: str = "l2") -> dict[int, lis
 
 
 @pytest.fixture(scope="module")
-def finished(toy_config, tmp_path_factory):
-    return run(toy_config(**STEERED), tmp_path_factory.mktemp("runs") / "whole")
+def finished(toy_run):
+    return toy_run(**STEERED)
 
 
 @pytest.fixture
@@ -68,14 +68,6 @@ def obeyed(monkeypatch):
 
     monkeypatch.setattr(RecordedDirectives, "update", updated)
     return seen
-
-
-def killed_after(number: int):
-    def watch(simulation, progress, report):
-        if progress.state.round == number:
-            raise KeyboardInterrupt
-
-    return watch
 
 
 def test_python_and_a_file_steer_alike(build, mlp):
@@ -118,7 +110,7 @@ def test_a_simulation_killed_between_estimates_and_resumed_is_never_killed(build
     obeyed.clear()
     out = tmp_path / "killed"
     with pytest.raises(KeyboardInterrupt):
-        simulated(federation, mlp, out=out, watch=killed_after(3), **asked)
+        simulated(federation, mlp, out=out, watch=stop_after(3), **asked)
     simulated(federation, mlp, out=out, resume=True, **asked)
     assert content(out) == content(tmp_path / "whole")
     assert [{n: given["l2"] for n, given in each.items()} for each in obeyed] == by_references
@@ -129,7 +121,7 @@ def test_a_run_killed_and_resumed_is_never_killed_and_its_audit_obeys_its_direct
 ):
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(toy_config(**STEERED), out, watch=killed_after(3))
+        run(toy_config(**STEERED), out, watch=stop_after(3))
     run(toy_config(**STEERED), out, resume=True)
     assert content(out) == content(finished)
     assert not obeyed

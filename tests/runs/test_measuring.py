@@ -148,7 +148,7 @@ def test_a_run_of_the_command_line_keeps_its_models_too(toy_config, tmp_path, mo
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.runs.measuring.measure_final", failing)
+        patch.setattr("shoal.runs.run_training.measure_final", failing)
         with pytest.raises(MeasurementError, match="measuring failed: this attack needs more; the trained"):
             run(toy_config(), out)
     assert load_file(out / "models.safetensors")

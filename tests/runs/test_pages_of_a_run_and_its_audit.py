@@ -11,7 +11,7 @@ from run_of_any_shape import ROUNDS, finished, report_text
 from shoal.audit.audit import parse_gates
 from shoal.config.schema import parse_config
 from shoal.reports.run.description import RunDescription
-from shoal.runs.audits.audit_files import AboutAudited, write_audit
+from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audit
 from shoal.runs.result import report_of
 
 WARNING = "the shadow set is too small for cluster 1"
@@ -28,8 +28,8 @@ def run(tmp_path: Path) -> Path:
 
 
 def audited(run: Path, out: Path, rounds: int = ROUNDS, *gates: str) -> str:
-    about = AboutAudited("title", gates=parse_gates(gates), run=run, rounds=rounds)
-    return write_audit(out, audit_of(), about).page.read_text()
+    about = AboutAudited("title", run=run, rounds=rounds)
+    return write_audit(out, audit_of(), about, AuditRequest(parse_gates(gates))).page.read_text()
 
 
 def test_the_audit_has_the_first_word_on_the_page_of_its_run(run: Path) -> None:
@@ -98,12 +98,12 @@ def test_a_simulation_in_memory_keeps_its_warnings(tmp_path: Path, capfd: pytest
 
 
 def test_a_lower_bound_of_0_is_never_shown_without_what_it_proves(run: Path) -> None:
-    about = AboutAudited("title")
-    text = write_audit(run / "none", audit_of(empirical_epsilon=0.0), about).page.read_text()
+    about = AboutAudited("title"), AuditRequest()
+    text = write_audit(run / "none", audit_of(empirical_epsilon=0.0), *about).page.read_text()
     assert '<dd class="value">0.00</dd><dd class="remark">nothing was proven; lower bound' in text
     assert "nothing was proven, neither a leak nor that there is none" in text
     assert (
-        "nothing was proven" not in write_audit(run / "some", audit_of(empirical_epsilon=1.0), about).page.read_text()
+        "nothing was proven" not in write_audit(run / "some", audit_of(empirical_epsilon=1.0), *about).page.read_text()
     )
 
 

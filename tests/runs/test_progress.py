@@ -11,7 +11,7 @@ from rich.console import Console
 from shoal.algorithms import IFCA
 from shoal.data import Federation
 from shoal.engine import LocalSGD, RoundPlan, RoundReport, State
-from shoal.runs.progress import Display
+from shoal.runs.progress import Display, LiveBar
 from shoal.runs.run import run
 from shoal.simulation.play import SimulationState
 from shoal.simulation.simulation import Simulation
@@ -109,3 +109,28 @@ def test_directives_are_shown_and_limits_that_cannot_be_kept_are_said_once(mlp, 
     shown = ["", "0.00 / 0.50", "", "0.25 / 0.50", "0.25 / 0.00", ""]
     assert [each[0].strip() if each else "" for each in found] == shown
     assert "cannot" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("calls", "lines"),
+    [
+        (
+            [(0, 3), (1, 3), (2, 3), (3, 3)],
+            ["1 of 3; about 20 s left", "2 of 3; about 10 s left", "3 of 3"],
+        ),
+        # Stored ones took no time, and say nothing of it.
+        (
+            [(30, 32), (31, 32), (32, 32)],
+            ["30 of 32 reference federations are there already", "31 of 32; about 10 s left", "32 of 32"],
+        ),
+        ([(16, 16)], ["16 of 16 reference federations are there already"]),
+    ],
+    ids=["none stored", "some stored", "all stored"],
+)
+def test_the_time_left_is_of_the_reference_federations_that_are_to_be_trained(calls, lines, monkeypatch):
+    output = io.StringIO()
+    with LiveBar(Console(file=output, width=100), "reference federation") as display:
+        for i, call in enumerate(calls):
+            monkeypatch.setattr("shoal.runs.progress.time.perf_counter", lambda now=10.0 * i: now)
+            display.reference_federations(*call)
+    assert [line.removeprefix("reference federation ") for line in output.getvalue().splitlines()] == lines

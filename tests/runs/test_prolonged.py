@@ -4,14 +4,9 @@ import pytest
 import torch
 
 import shoal
-from run_files import content
+from run_files import content, stop_after
 from shoal.core.errors import InputError
 from shoal.runs.run import run
-
-
-def stop(simulation, progress, report):
-    if progress.state.round == 2:
-        raise KeyboardInterrupt
 
 
 # The third round, the last at first, is evaluated then and not in the longer run.
@@ -29,7 +24,7 @@ def test_a_prolonged_run_is_the_longer_run(toy_config, tmp_path, changes, finish
         (out / "report.html").write_text("of the shorter run")
     else:
         with pytest.raises(KeyboardInterrupt):
-            run(short, out, watch=stop)
+            run(short, out, watch=stop_after(2))
     run(long, out, resume=True)
     assert content(out) == content(run(long, tmp_path / "whole"))
     assert "prolonged from 3 rounds to 6" in (out / "run.log").read_text()
@@ -48,7 +43,7 @@ def test_a_simulation_in_python_is_prolonged_as_a_file_s_run_is(build, mlp, tmp_
         shoal.Run(simulation(3), out).train()
     else:
         with pytest.raises(KeyboardInterrupt):
-            shoal.Run(simulation(3), out, watch=stop).train()
+            shoal.Run(simulation(3), out, watch=stop_after(2)).train()
     longer = shoal.Run(simulation(6), out).train(resume=True)
     shoal.Run(simulation(6), tmp_path / "whole").train()
     assert content(out) == content(tmp_path / "whole")
@@ -60,7 +55,7 @@ def test_a_simulation_in_python_is_prolonged_as_a_file_s_run_is(build, mlp, tmp_
 def test_killed_while_it_is_prolonged_it_goes_on(toy_config, tmp_path):
     out = run(toy_config(algorithm__rounds=1), tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        run(toy_config(algorithm__rounds=3), out, resume=True, watch=stop)
+        run(toy_config(algorithm__rounds=3), out, resume=True, watch=stop_after(2))
     assert not (out / "summary.json").exists()
     run(toy_config(algorithm__rounds=3), out, resume=True)
     assert content(out) == content(run(toy_config(algorithm__rounds=3), tmp_path / "whole"))

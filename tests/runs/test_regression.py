@@ -200,20 +200,6 @@ def test_saved_and_loaded_it_is_the_same_regression(result, page, tmp_path):
     assert loaded.report(tmp_path / "again.html").read_text(encoding="utf-8") == page
 
 
-def test_killed_and_resumed_it_ends_as_an_uninterrupted_one(result, tmp_path):
-    def stop(_, progress, report):
-        if report is not None and progress.state.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        simulated(out=tmp_path / "run", watch=stop)
-    resumed = simulated(out=tmp_path / "run", resume=True)
-    assert torch.equal(resumed.state.models, result.state.models)
-    assert metrics_of(resumed) == metrics_of(result)
-    with pytest.raises(shoal.InputError, match="metric"):
-        simulated(shoal.Model(linear, squared_error, minus_absolute_error), out=tmp_path / "run", resume=True)
-
-
 def test_a_metric_of_one_s_own_is_reported_and_trains_the_same_models(result, tmp_path):
     own = simulated(shoal.Model(linear, squared_error, minus_absolute_error), out=tmp_path / "own")
     assert torch.equal(own.state.models, result.state.models)

@@ -1,7 +1,6 @@
 """Results of simulations in Python: to a directory and back, gone on from, and never killed."""
 
 import copy
-import json
 import pickle
 import re
 import shutil
@@ -17,6 +16,7 @@ from torch import nn
 import shoal
 from full_simulation import simulate_with
 from html_page import Page, page_of
+from run_files import stop_after
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.cli.app import main
 from shoal.data.content import fingerprint
@@ -131,12 +131,14 @@ def test_a_result_that_came_back_is_saved_as_the_same_files(saved, tmp_path):
     assert all((again / path.name).read_bytes() == path.read_bytes() for path in saved.iterdir())
 
 
-def test_the_commands_take_a_saved_result(saved, tmp_path, capsys):
+def test_the_commands_take_a_saved_result(result, saved, tmp_path, capsys):
     copy = shutil.copytree(saved, tmp_path / "copy")
     assert main(["report", str(copy)]) == 0
-    text = page_of((copy / "report.html").read_text()).text
-    assert "IFCA on memory-" in text
-    assert "33.3333 % of the clients" in text or "few" in text
+    page = (copy / "report.html").read_text()
+    assert page == result.report(tmp_path / "page.html").read_text()
+    assert "IFCA on memory-" in page_of(page).text
+    with pytest.raises(shoal.InputError, match="cannot be written"):
+        result.report(tmp_path)
     assert main(["compare", str(copy), str(saved)]) == 0
     assert "Against copy, run shows no clear difference in accuracy" in " ".join(capsys.readouterr().out.split())
 
@@ -147,12 +149,16 @@ def test_a_saved_result_cannot_be_run_from_its_file(saved, tmp_path, capsys, arg
     assert main(["run", *(each.format(saved) for each in arguments), *more]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again" in said
+    assert "is of a simulation in Python, whose examples are in no file; run it again there" in said
 
 
-def test_a_run_by_configuration_does_not_go_on_in_a_saved_result(saved, toy_config):
+def test_a_simulation_and_a_configuration_do_not_go_on_in_each_other_s_directories(saved, toy_config, toy_run):
     with pytest.raises(shoal.InputError, match="holds a run of a simulation in Python, not of a configuration"):
         shoal.run(toy_config(), saved, resume=True)
+    with pytest.raises(shoal.InputError, match="holds a run of a configuration, not of a simulation in Python"):
+        simulated(out=toy_run(algorithm__rounds=1), resume=True)
+    with pytest.raises(shoal.InputError, match="'resume' needs 'out'"):
+        simulated(resume=True)
 
 
 def test_nothing_is_overwritten_and_nothing_left_behind(result, saved, tmp_path, monkeypatch):
@@ -187,15 +193,6 @@ def test_an_algorithm_of_a_notebook_is_named_and_reported(tmp_path):
     assert "Mine on memory-" in page_of(back.report(tmp_path / "page.html").read_text()).text
 
 
-def test_the_page_is_that_of_the_command_line(result, saved, tmp_path):
-    page = result.report(tmp_path / "page.html")
-    copy = shutil.copytree(saved, tmp_path / "copy")
-    assert main(["report", str(copy)]) == 0
-    assert (copy / "report.html").read_text() == page.read_text()
-    with pytest.raises(shoal.InputError, match="cannot be written"):
-        result.report(tmp_path)
-
-
 def test_a_plot_shows_each_cluster_with_units(result):
     mpl.use("Agg")
     before = dict(mpl.rcParams)
@@ -215,54 +212,38 @@ def test_a_plot_shows_each_cluster_with_units(result):
     mpl.pyplot.close(size.figure)
 
 
-def test_a_finished_run_by_configuration_is_loaded_with_its_models(toy_config, tmp_path):
-    out = shoal.run(toy_config(algorithm__rounds=1), tmp_path / "out")
+def test_a_finished_run_by_configuration_is_loaded_with_its_models(toy_run, tmp_path):
+    out = toy_run(algorithm__rounds=1)
     back = shoal.load(out)
     assert back.summary.run["dataset"] == "digits"
     assert sorted(back.models) == [0, 1]
     assert back.models[0]["hidden.weight"].shape == (16, 64)
     assert back.state is None
+    broken = shutil.copytree(out, tmp_path / "broken")
+    (broken / "models.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(shoal.InputError, match="is damaged"):
+        shoal.load(broken)
     for name in ("models.safetensors", "summary.json"):
-        broken = shutil.copytree(out, tmp_path / f"without {name}")
         (broken / name).unlink()
         with pytest.raises(shoal.InputError, match=name):
             shoal.load(broken)
-    (out / "models.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(shoal.InputError, match="is damaged"):
-        shoal.load(out)
 
 
-class StoppedError(Exception):
-    pass
-
-
-def stop_after(number):
-    def watch(simulation, progress, report):
-        if report is not None and progress.state.round == number:
-            raise StoppedError
-
-    return watch
-
-
-@pytest.mark.parametrize("algorithm", [shoal.IFCA(clusters=2), shoal.Scaffold()], ids=["ifca", "scaffold"])
-def test_killed_and_resumed_is_never_killed(tmp_path, algorithm):
-    whole = simulated(algorithm=algorithm)
-    out = tmp_path / "out"
+def test_killed_and_resumed_is_never_killed(tmp_path):
+    whole, out = simulated(), tmp_path / "out"
     for number in (1, 3):
-        with pytest.raises(StoppedError):
-            simulated(algorithm=algorithm, out=out, resume=number > 1, watch=stop_after(number))
+        with pytest.raises(KeyboardInterrupt):
+            simulated(out=out, resume=number > 1, watch=stop_after(number))
     assert not (out / "summary.json").exists()
-    resumed = simulated(algorithm=algorithm, out=out, resume=True)
+    resumed = simulated(out=out, resume=True)
     require_same(whole, resumed)
     require_same(whole, shoal.load(out))
-    # Beside the clients' vectors of algorithms that have them.
-    names = {path.name for path in (out / "checkpoint").iterdir() if path.suffix != ".rows"}
-    assert [name[:12] for name in names] == ["round-000004"]
+    assert [path.name[:12] for path in (out / "checkpoint").iterdir()] == ["round-000004"]
     log = (out / "run.log").read_text()
     assert "resume after round 3" in log
     assert log.count("round 4:") == 1
     # A finished one is only read.
-    require_same(resumed, simulated(algorithm=algorithm, out=out, resume=True, watch=stop_after(4)))
+    require_same(resumed, simulated(out=out, resume=True, watch=stop_after(4)))
 
 
 def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_path):
@@ -275,19 +256,6 @@ def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_
     clients = shoal.load(out).clients
     assert clients["name"].tolist() == [*named.names]
     assert set(clients["group"]) == {"=1+1", "many"}
-
-
-def test_no_directory_is_overwritten(saved, tmp_path):
-    with pytest.raises(
-        shoal.InputError,
-        match="exists already; choose another directory, or go on in it with --resume",
-    ):
-        simulated(out=saved)
-    with pytest.raises(shoal.InputError, match="'resume' needs 'out'"):
-        simulated(resume=True)
-    (tmp_path / "precious").write_text("")
-    with pytest.raises(shoal.InputError, match="is not a run directory"):
-        simulated(out=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -309,12 +277,6 @@ def test_no_directory_is_overwritten(saved, tmp_path):
 def test_another_simulation_does_not_go_on_in_a_directory(saved, changes, words):
     with pytest.raises(shoal.InputError, match=words):
         simulated(out=saved, resume=True, **changes)
-
-
-def test_a_simulation_does_not_go_on_in_a_run_by_configuration(toy_config, tmp_path):
-    out = shoal.run(toy_config(algorithm__rounds=1), tmp_path / "out")
-    with pytest.raises(shoal.InputError, match="holds a run of a configuration, not of a simulation in Python"):
-        simulated(out=out, resume=True)
 
 
 def test_threads_do_not_make_another_simulation(saved):
@@ -402,7 +364,7 @@ def test_models_with_batch_norm_load_strictly_and_start_others(tmp_path):
 
 def test_a_start_that_is_resumed_is_never_killed(tmp_path, result):
     whole = simulated(rounds=2, start=result)
-    with pytest.raises(StoppedError):
+    with pytest.raises(KeyboardInterrupt):
         simulated(rounds=2, start=result, out=tmp_path / "out", watch=stop_after(5))
     require_same(whole, simulated(rounds=2, start=result, out=tmp_path / "out", resume=True))
     with pytest.raises(shoal.InputError, match=r"simulation.start.models = '\w+', but this one has None"):
@@ -442,12 +404,6 @@ def test_epsilon_is_of_the_new_rounds_alone():
     first = simulated(**private)
     more = simulated(**private, start=first)
     assert more.summary.overall["epsilon"] == pytest.approx(first.summary.overall["epsilon"])
-
-
-def test_a_summary_file_holds_what_every_run_has(saved):
-    summary = json.loads((saved / "summary.json").read_text())
-    assert list(summary)[:4] == ["algorithm", "dataset", "seed", "rounds"]
-    assert summary["algorithm"] == "ifca"
 
 
 def test_progress_is_shown_to_a_person_alone(monkeypatch, capsys):

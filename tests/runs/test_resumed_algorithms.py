@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from run_files import content
+from run_files import content, stop_after
 from shoal.engine import ClientVectors
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.run import run
@@ -14,18 +14,12 @@ ALGORITHMS = {
     "one-shot": {"clusters": 2},
     "r-dpcfl": {"clusters": 2},
     "fedem": {"clusters": 2},
+    "ditto": {},
+    "scaffold": {},
     "apfl": {"adaptive": True},
     "group-privacy": {"clusters": 2},
 }
 BRIEF = {"red_team__every": 0, "red_team__attack": "gap", "evaluation__every": 3, "data__test_examples": 20}
-
-
-def stop_after(number):
-    def watch(simulation, progress, report):
-        if report is not None and progress.state.round == number:
-            raise KeyboardInterrupt
-
-    return watch
 
 
 def state_of(out):

@@ -10,8 +10,7 @@ from shoal.cli.app import main
 from shoal.core.errors import InputError
 from shoal.runs.result import load
 from shoal.runs.run import run
-from shoal.runs.sinks.sink import LoggedRun
-from shoal.runs.sinks.tensorboard import TensorBoard, _EventFile
+from shoal.runs.sinks import LoggedRun, TensorBoard, _EventFile
 
 
 @dataclass
@@ -148,14 +147,14 @@ def test_an_absent_package_or_another_tracker_is_one_sentence_and_nothing_is_tra
     assert all(word in said for word in ("'--log'", "'tensorboard'", "'mlflow'", "docs/use.md"))
     folder = ModuleSpec("tensorboard", None, is_package=True)
     for found in (None, folder):  # A folder of logs can be imported.
-        monkeypatch.setattr("shoal.runs.sinks.tensorboard.find_spec", lambda _, found=found: found)
+        monkeypatch.setattr("shoal.runs.sinks.find_spec", lambda _, found=found: found)
         assert main(["run", "small.toml", "--log", "tensorboard"]) == 2
         assert "pip install 'shoal[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_without_a_directory_names_the_folder(tmp_path):
-    about = LoggedRun("a title", {"a": [1]}, "a = [1]", None, 0)
+    about = LoggedRun("a title", "a = [1]", None, 0)
     with pytest.raises(InputError, match="'folder' of TensorBoard is missing"):
         TensorBoard().open_log(about)
     writer = TensorBoard(tmp_path / "tb").open_log(about)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from full_simulation import simulate_with
 from html_page import page_of
-from run_files import content
+from run_files import content, stop_after
 from shoal.algorithms import FedAvg
 from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference
 from shoal.audit import audit_updates
@@ -35,14 +35,14 @@ def recorded(out):
 
 
 @pytest.fixture(scope="module")
-def plain(toy_config, tmp_path_factory):
-    return run(toy_config(**FOUR), tmp_path_factory.mktemp("plain") / "out")
+def plain(toy_run):
+    return toy_run(**FOUR)
 
 
 @pytest.fixture(scope="module")
-def watched(toy_config, tmp_path_factory):
+def watched(toy_run):
     """The same run with the updates of every second round."""
-    return run(toy_config(**FOUR, record__updates=2), tmp_path_factory.mktemp("watched") / "out")
+    return toy_run(**FOUR, record__updates=2)
 
 
 def test_recording_changes_no_byte_of_a_run(plain, watched):
@@ -98,14 +98,6 @@ def test_the_recorded_updates_are_those_that_the_engine_computes_again(watched):
             state = after
 
 
-def stop_after(number):
-    def watch(simulation, progress, report):
-        if progress.state.round == number and report is not None:
-            raise KeyboardInterrupt
-
-    return watch
-
-
 def test_killed_and_resumed_leaves_the_same_files(watched, toy_config, tmp_path):
     out, config = tmp_path / "out", toy_config(**FOUR, record__updates=2)
     for number in (2, 5):
@@ -139,19 +131,6 @@ def test_what_takes_too_much_room_is_refused_before_anything_is_written(toy_conf
     assert not (tmp_path / "out").exists()
     _, simulation = build(toy_config(**wide))
     assert megabytes(simulation) == 4 * 10 * simulation.setup.model.layout.size * 4 / 1e6
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
-        ("updates", "every", "'record.updates' must be an integer; got 'every'"),
-        ("updates", -1, "'record.updates' must be at least 0; got -1"),
-        ("max_megabytes", 0, "'record.max_megabytes' must be at least 1; got 0"),
-    ],
-)
-def test_wrong_values_of_the_table_are_one_sentence(toy_config, key, value, sentence):
-    with pytest.raises(InputError, match=sentence):
-        toy_config(record={key: value})
 
 
 def test_a_table_that_records_nothing_and_the_room_that_is_allowed_are_no_other_run(toy_config):

@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that evaluating a round moves by 10 and the last measurement by 1,000."""
     clock = Clock(monkeypatch)
     # Parts of a round are timed in the engine, and the files of the last one where they are written.
-    for module in ("engine.round_clock", "simulation.play", "simulation.measure", "runs.directory", "runs.measuring"):
+    for module in ("engine.round_clock", "simulation.play", "simulation.measure", "runs.run_training"):
         monkeypatch.setattr(f"shoal.{module}.time", SimpleNamespace(perf_counter=lambda: clock.time))
     clock.slow(play, "round_metrics", 10.0)
     clock.slow(measure, "measure_models", 1000.0)

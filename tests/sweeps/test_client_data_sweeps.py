@@ -1,11 +1,13 @@
 """Sweeps of data that clients have already: files are read once, and count by what they hold."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tomli_w
 
 from shoal.data.user import own_files
-from shoal.sweeps import read_sweep, run_sweep, workers
+from shoal.sweeps import read_sweep, run_sweep, runner
 
 SWEEP = """
 base = "base.toml"
@@ -18,7 +20,7 @@ seeds = [0]
 @pytest.fixture
 def sweep_of(tmp_path, monkeypatch):
     """Makes a sweep over a key of a table with two clients; the files are ``few.csv`` and ``many.csv``."""
-    monkeypatch.setattr(workers, "report_of", lambda out, **_: (out / "report.html").touch())
+    monkeypatch.setattr(runner, "report_of", lambda out, **_: (out / "report.html").touch())
     draw = np.random.default_rng(0)
     for name, each in (("few", 5), ("many", 60)):
         rows = [f"{'ab'[i % 2]},{i // 2 % 2},{draw.normal()},words" for i in range(2 * each)]
@@ -55,6 +57,7 @@ def test_the_work_that_is_done_counts_the_examples_of_files(sweep_of, tmp_path):
     states = []
     files = [str(tmp_path / name) for name in ("few.csv", "many.csv")]
     sweep = sweep_of("data.path", files)
-    run_sweep(sweep, tmp_path / "out", on_start=lambda now: states.append(now()), on_run_end=states.append)
+    watch = SimpleNamespace(started=lambda now: states.append(now()), run_ended=states.append)
+    run_sweep(sweep, tmp_path / "out", watch=watch)
     # Of 10 and of 120 rows a fifth is held out; each round counts for one example more.
     assert [now.done for now in states] == pytest.approx([0, 9 / (9 + 97), 1])

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -18,6 +18,7 @@ import run_files
 from forked_calls import workers_are_forks
 from shoal.core import processes
 from shoal.core.errors import InputError, ShoalError
+from shoal.core.processes import Workplace
 from shoal.data import load_dataset
 from shoal.reports import plotting
 from shoal.reports.sweep import sweep_page
@@ -25,7 +26,7 @@ from shoal.reports.sweep.report_spec import read_report_spec
 from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.run import run
-from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, workers
+from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, runner
 from shoal.sweeps.plan import progress_of
 from shoal.sweeps.results_table import by_size
 from shoal.sweeps.sweep_file import Run
@@ -104,7 +105,7 @@ def empty_page(out: Path, **_: object) -> None:
 @pytest.fixture
 def _no_run_pages(monkeypatch):
     """The pages of single runs and the sweep's figures are empty, which saves most of a toy sweep's time."""
-    monkeypatch.setattr(workers, "report_of", empty_page)
+    monkeypatch.setattr(runner, "report_of", empty_page)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def finished(written, tmp_path_factory):
     """The directory of the sweep of four runs, done one after the other; its figures and the runs' pages are empty."""
     out = tmp_path_factory.mktemp("out") / "whole"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(workers, "report_of", empty_page)
+        patched.setattr(runner, "report_of", empty_page)
         outcome = run_sweep(read_sweep(written), out)
     assert (outcome.finished, outcome.failed) == (4, {})
     return out
@@ -120,18 +121,18 @@ def finished(written, tmp_path_factory):
 
 @pytest.mark.usefixtures("_no_run_pages")
 def test_one_run_with_several_jobs_is_done_here_and_these_train_its_references(two_runs, tmp_path, monkeypatch):
-    left, given, do = plan.plan_runs(read_sweep(two_runs))[:1], [], workers.run
+    left, given, do = plan.plan_runs(read_sweep(two_runs))[:1], [], runner.run
     (tmp_path / "runs").mkdir()
 
     def seen(*arguments, **others):
         given.append(others["workers"])
         return do(*arguments, **others)
 
-    monkeypatch.setattr(workers, "run", seen)
-    assert [*workers.run_all(left, tmp_path / "runs", Workers(jobs=2))] == [(left[0].digest, None)]
+    monkeypatch.setattr(runner, "run", seen)
+    assert [*runner.run_all(left, Workplace(tmp_path / "runs", Workers(jobs=2)))] == [(left[0].digest, None)]
     assert (tmp_path / "runs" / left[0].digest / "report.html").exists()
     assert given == [Workers(jobs=2)]
-    assert [*workers.run_all(left[:0], tmp_path / "runs", Workers(jobs=1))] == []
+    assert [*runner.run_all(left[:0], Workplace(tmp_path / "runs"))] == []
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -211,7 +212,7 @@ def test_what_is_finished_is_not_done_again(written, finished, tmp_path, monkeyp
 
     before = content(finished)
     with monkeypatch.context() as patched:
-        patched.setattr(workers, "run", never)
+        patched.setattr(runner, "run", never)
         assert run_sweep(read_sweep(written), finished).finished == 4
     assert content(finished) == before
     # Another seed is two more runs, and leaves the others alone.
@@ -240,61 +241,15 @@ def workers_of(out: Path) -> set[int]:
     return {int(line.split()[2]) for log in logs for line in log.splitlines()}
 
 
-def has_played(log: Path) -> bool:
-    """Whether a run has finished its first round."""
-    return "round 1:" in log.read_text()
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until_ended(processes: set[int]) -> bool:
-    """Whether all these processes end; a minute is more than they need on any machine."""
-    for _ in range(600):
-        if not any(is_alive(each) for each in processes):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("_no_run_pages")
-def test_two_at_a_time_killed_and_started_again_give_the_same_bytes(written, finished, tmp_path):
-    """One run is finished before; two are killed in their first rounds; the fourth has not begun."""
-    out = tmp_path / "killed"
-    done = sorted(finished.glob("runs/*/"))[0]
-    shutil.copytree(done, out / "runs" / done.name)
-    shutil.copy(finished / "base.toml", out)
-    before = {path: path.stat().st_mtime_ns for path in (out / "runs" / done.name).rglob("*")}
-    command = [sys.executable, "-m", "shoal", "sweep", str(written), "--out", str(out), "--jobs", "2"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        while not [path for path in out.glob("runs/*/run.log") if path.parent.name != done.name and has_played(path)]:
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert not (out / "results.csv").exists()
-    orphans = workers_of(out) - {os.getpid()}
-    assert orphans
-    outcome = run_sweep(read_sweep(written), out)
-    assert (outcome.finished, outcome.failed) == (4, {})
-    assert content(out) == content(finished)
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-    assert not [path for path in out.rglob(".*") if path.suffix != ".lock"], "a temporary file was left behind"
-    assert until_ended(orphans)
-
-
 @pytest.mark.usefixtures("_no_run_pages")
 def test_a_sweep_of_which_a_worker_is_killed_says_so_and_goes_on_when_started_again(written, finished, tmp_path):
     def kill(_):
         os.kill(active_children()[0].pid, signal.SIGKILL)
 
+    watch = SimpleNamespace(started=lambda _: None, run_ended=kill)
+
     with workers_are_forks(), pytest.raises(ShoalError, match="a worker process was ended from outside"):
-        run_sweep(read_sweep(written), tmp_path / "out", workers=Workers(jobs=2), on_run_end=kill)
+        run_sweep(read_sweep(written), tmp_path / "out", workers=Workers(jobs=2), watch=watch)
     outcome = run_sweep(read_sweep(written), tmp_path / "out")
     assert (outcome.finished, outcome.failed) == (4, {})
     assert content(tmp_path / "out") == content(finished)
@@ -305,14 +260,14 @@ def test_a_run_that_two_sweeps_want_at_once_is_done_once(two_runs, tmp_path):
     first, outcomes, others = plan.plan_runs(read_sweep(two_runs))[0], [], []
 
     def want():
-        outcomes.append(workers.run_one(first.config, first.digest, tmp_path, None))
+        outcomes.append(runner.run_one(Workplace(tmp_path), (first.config, first.digest)))
 
     def watch(simulation, progress, report):
         if report is None:
             others.append(threading.Thread(target=want))
             others[0].start()
 
-    outcomes.append(workers.run_one(first.config, first.digest, tmp_path, None, watch))
+    outcomes.append(runner.run_one(Workplace(tmp_path, watch=watch), (first.config, first.digest)))
     others[0].join()
     assert outcomes == [(first.digest, None)] * 2
     assert (tmp_path / first.digest / "run.log").read_text().count("begin") == 1
@@ -378,7 +333,7 @@ def test_a_process_loads_the_data_of_a_sweep_once(two_runs, loads, tmp_path):
     # As a worker process, which has not planned.
     plan.forget_datasets()
     for each in planned:
-        assert workers.run_one(each.config, each.digest, tmp_path, None) == (each.digest, None)
+        assert runner.run_one(Workplace(tmp_path), (each.config, each.digest)) == (each.digest, None)
     assert len(loads) == 3
 
 
@@ -425,13 +380,13 @@ def test_a_defect_leaves_its_traceback_until_the_run_succeeds(two_runs, tmp_path
         raise ZeroDivisionError("of all things")
 
     out = tmp_path / "out"
-    monkeypatch.setattr(workers, "run", broken)
+    monkeypatch.setattr(runner, "run", broken)
     outcome = run_sweep(read_sweep(two_runs), out)
     assert (outcome.finished, set(outcome.failed.values())) == (0, {"ZeroDivisionError: of all things"})
     tracebacks = sorted(out.glob("runs/*.error.txt"))
     assert len(tracebacks) == 2
     assert all("in broken" in path.read_text() for path in tracebacks)
-    monkeypatch.setattr(workers, "run", run)
+    monkeypatch.setattr(runner, "run", run)
     assert run_sweep(read_sweep(two_runs), out).finished == 2
     assert not list(out.glob("runs/*.error.txt"))
 
@@ -470,7 +425,8 @@ def test_of_two_sweeps_at_once_the_last_to_write_is_shown(written, finished, tmp
     copy = shutil.copytree(finished, tmp_path / "copy")
     fewer = read_sweep(change(written, tmp_path, "seeds = [0, 1]", "seeds = [1]"))
     # The other starts, and ends, while the first is at work.
-    run_sweep(read_sweep(written), copy, on_start=lambda _: run_sweep(fewer, copy) and None)
+    watch = SimpleNamespace(started=lambda _: run_sweep(fewer, copy), run_ended=lambda _: None)
+    run_sweep(read_sweep(written), copy, watch=watch)
     assert read_sweep(copy / "sweep.toml").seeds == (0, 1)
     assert report_of_sweep(copy)
     assert content(copy) == content(finished)
@@ -581,7 +537,8 @@ def test_the_work_that_is_done_counts_images_and_not_runs(two_runs, tmp_path):
     # A round of the first run has a twelfth of the second's images.
     path = change(two_runs, tmp_path, '"local.learning_rate" = [0.1, 0.5]', '"data.examples_per_client" = [1, 12]')
     states = []
-    run_sweep(read_sweep(path), tmp_path / "out", on_start=lambda now: states.append(now()), on_run_end=states.append)
+    watch = SimpleNamespace(started=lambda now: states.append(now()), run_ended=states.append)
+    run_sweep(read_sweep(path), tmp_path / "out", watch=watch)
     assert [(now.finished, now.failed) for now in states] == [(0, 0), (1, 0), (2, 0)]
     assert states[0].done == 0
     assert states[1].done == pytest.approx(1 / 13, abs=0.02)

@@ -120,7 +120,7 @@ def run(
     from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
-    from shoal.runs.sinks.tensorboard import TensorBoard
+    from shoal.runs.sinks import TensorBoard
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
@@ -162,21 +162,15 @@ def sweep(
 ) -> Answer:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
     from shoal.cli.displays import SweepDisplay
-    from shoal.sweeps import Workers, read_sweep, run_sweep
+    from shoal.core.processes import Workers
+    from shoal.sweeps import read_sweep, run_sweep
     from shoal.sweeps.results_table import read_results
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / sweep.stem
     runs = read_sweep(sweep, _with_device(None, device))
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
-        outcome = run_sweep(
-            runs,
-            directory,
-            workers=Workers(jobs, cluster),
-            data_dir=data_dir,
-            on_start=display.started,
-            on_run_end=display.run_ended,
-        )
+        outcome = run_sweep(runs, directory, workers=Workers(jobs, cluster), data_dir=data_dir, watch=display)
     for run, reason in outcome.failed.items():
         typer.echo(f"shoal: {run}: failed: {' '.join(reason.split())}", err=True)
     document = {
@@ -221,24 +215,16 @@ def protect(
     """Find the cheapest protection that keeps a limit: protected.toml and a page; resumes where it was interrupted."""
     from shoal.cli.displays import SweepDisplay
     from shoal.config.schema import read_config
+    from shoal.core.processes import Workers, Workplace
     from shoal.data.preferences import View
     from shoal.protection import Demand, protect as search, sentences
-    from shoal.sweeps import Workers
 
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
     settings = read_config(config, changes or [], allow_code=allow_code or None)
     demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging, epsilon, promise)
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
-        protection = search(
-            settings,
-            directory,
-            demand,
-            workers=Workers(jobs, cluster),
-            data_dir=data_dir,
-            on_start=display.started,
-            on_run_end=display.run_ended,
-        )
+        protection = search(settings, Workplace(directory, Workers(jobs, cluster), data_dir, display), demand)
     protected, page = directory / "protected.toml", directory / "protection.html"
     document = {**asdict(protection), **asdict(demand), "configuration": protected, "report": page}
     lines = [*sentences(protection, demand), f"Configuration: {protected}", f"Report: {page}"]
@@ -281,15 +267,14 @@ def audit(
     quiet: Quiet = False,
 ) -> Answer:
     """Attack a run's members with every attack: audit.json and audit.html."""
-    from shoal.audit.audit import parse_gates
-    from shoal.cli.displays import AuditDisplay, format_audit
+    from shoal.cli.displays import format_audit
     from shoal.config.kinds import made
     from shoal.runs.audits.audit_members import audit_scores, audit_trace
     from shoal.runs.audits.audit_run import audit_run
+    from shoal.runs.progress import LiveBar
 
     end_soon_after_interrupt()
-    expressions = gate or []
-    gates, attacks = parse_gates(expressions), [made(name, "--attack") for name in attack or []]
+    asked = {"gates": gate or [], "attacks": [made(name, "--attack") for name in attack or []], "out": out}
     require(
         [run, scores, trace].count(None) == 2,
         "shoal audit takes one of a run's directory, --scores FILE and --trace DIR",
@@ -300,30 +285,26 @@ def audit(
     )
     require(run is not None or queries == 1, "'--queries' asks a run's models; leave it out with --scores and --trace")
     if scores is not None:
-        outcome = audit_scores(scores, out=out, gates=expressions, attacks=attacks)
+        outcome = audit_scores(scores, **asked)
     elif trace is not None:
-        outcome = audit_trace(
-            trace, out=out, data_dir=data_dir, gates=expressions, attacks=attacks, allow_code=allow_code
-        )
+        outcome = audit_trace(trace, **asked, data_dir=data_dir, allow_code=allow_code)
     else:
         assert run is not None
-        with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
+        with LiveBar(Console(stderr=True, quiet=quiet), "reference federation") as display:
             outcome = audit_run(
                 run,
+                **asked,
                 references=references,
-                out=out,
                 data_dir=data_dir,
                 duplicates="leave-out" if leave_out_duplicates else None,
                 queries=queries,
                 jobs=jobs,
                 cluster=cluster,
-                watch=display,
-                gates=expressions,
-                attacks=attacks,
+                watch=display.reference_federations,
                 allow_code=allow_code,
             )
     said = f"{format_audit(outcome.audit, outcome.flat)}\nReport: {outcome.page}"
-    return Answer({**outcome.flat, "report": outcome.page}, said, gates)
+    return Answer({**outcome.flat, "report": outcome.page}, said, outcome.gates)
 
 
 @command(app, 'preflight experiments/control/bar-base.toml --gate "auc <= 0.6"')

@@ -1,4 +1,4 @@
-"""Progress of ``shoal audit`` and ``shoal sweep``, and the tables and sentences that commands print."""
+"""Progress of ``shoal sweep``, and the tables and sentences that commands print."""
 
 import sys
 import time
@@ -25,17 +25,6 @@ from shoal.sweeps import SweepProgress
 
 _VERDICTS = {"can be recognised": "bold red", "may be recognised": "yellow", "are hidden": "green"}
 """The words of verdicts in sentences, and their colours."""
-
-
-class AuditDisplay(LiveBar):
-    """Shows how many reference federations are trained: live on a terminal, elsewhere a line for each."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, "reference federation", refresh_per_second=4)
-
-    def __call__(self, done: int, count: int) -> None:
-        """Show where the audit stands; the signature is `shoal.runs.audits.audit_members.AuditWatch`."""
-        self.reference_federations(done, count)
 
 
 def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:

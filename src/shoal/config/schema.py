@@ -315,13 +315,14 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         (5, 5)
     """
     table, path = read_toml(path), Path(path)
+    require(
+        SIMULATION not in table,
+        f"{path}: is of a simulation in Python, whose examples are in no file; run it again there (shoal.simulate), or "
+        "audit it there (Result.audit)",
+    )
     of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
     if allow_code is False or (allow_code is None and of_run):
         require_data(table, path)
-    require(
-        SIMULATION not in table,
-        f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
-    )
     base = table.get("base")
     require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
     for wish in changes:

@@ -8,7 +8,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -19,6 +20,7 @@ from shoal.core.machine import cores
 _Shared = TypeVar("_Shared")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_Watch = TypeVar("_Watch")
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,24 @@ class Workers:
 
 IN_TURN = Workers()
 """This process does one item after another."""
+
+
+@dataclass(frozen=True)
+class Workplace(Generic[_Watch]):
+    """The place of long work.
+
+    Args:
+        out: directory of its files.
+        workers: the processes that share it; results are the same.
+        data_dir: where to look for data first.
+        watch: told of its progress; None: nobody is.
+    """
+
+    out: Path
+    workers: Workers = IN_TURN
+    data_dir: Path | None = None
+    watch: _Watch | None = None
+
 
 _begun: tuple[Callable[[Any, Any], Any], Any]
 """In a worker process: the work, and what is shared."""

@@ -10,7 +10,7 @@ protection.html         the page
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan, nan
 from pathlib import Path
@@ -23,6 +23,7 @@ from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config, parse_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, require
+from shoal.core.processes import Workplace
 from shoal.data import Federation, SourceData
 from shoal.data.preferences import VIEWS
 from shoal.protection.judgement import (
@@ -40,9 +41,8 @@ from shoal.protection.judgement import (
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.protection.recommendation import sentences
 from shoal.reports.protection_page import protection_page
-from shoal.sweeps import SweepProgress, Workers
 from shoal.sweeps.plan import planned_runs
-from shoal.sweeps.runner import OnStart, finish_runs
+from shoal.sweeps.runner import SweepWatch, finish_runs
 from shoal.sweeps.sweep_file import Run
 
 LOG = logging.getLogger(__name__)
@@ -56,17 +56,8 @@ FIRST_JUDGED = 3
 """Judging seeds after which a rung whose mean is above the limit is given up."""
 
 
-def protect(
-    config: Config,
-    out: Path,
-    demand: Demand = DEMAND,
-    *,
-    workers: Workers | None = None,
-    data_dir: Path | None = None,
-    on_start: OnStart | None = None,
-    on_run_end: Callable[[SweepProgress], None] | None = None,
-) -> Protection:
-    """Search the ladder of ``config`` in the directory ``out``, and write what was found.
+def protect(config: Config, place: Workplace[SweepWatch], demand: Demand = DEMAND) -> Protection:
+    """Search the ladder of ``config`` in the directory of ``place``, and write what was found.
 
     Screening: every rung is trained on the first choosing seed, at each of its learning rates, and attacked nowhere;
     those that cannot be within the price are left out. Choosing: the others are attacked there, with reference
@@ -80,8 +71,9 @@ def protect(
         ShoalError: a run failed; what is done is kept.
     """
     require(config.property_attack is None, "'property_attack' cannot be protected against here; leave it out")
+    out = place.out
     _check_directory(out)
-    data = load_data(config.data, data_dir)
+    data = load_data(config.data, place.data_dir)
     evaluation = replace(
         config.evaluation,
         every=max(config.algorithm.rounds, 1_000),
@@ -100,7 +92,7 @@ def protect(
     )
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
-    runs = _Runs(out, measured, groups, workers or Workers(), data_dir, on_start, on_run_end)
+    runs = _Runs(replace(place, out=out / "runs"), measured, groups)
     figures, tried, left_out = _chosen_on_seeds(runs, rungs, demand)
     by_name = {rung.name: rung for rung in tried}
     alone = next(iter(possible_rungs(measured, data, (steps.server_alone,))), None) if steps.server_alone else None
@@ -153,13 +145,9 @@ def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
 class _Runs:
     """The runs of a search, in its directory."""
 
-    out: Path
+    place: Workplace[SweepWatch]
     config: Config
     groups: Sequence[str]
-    workers: Workers
-    data_dir: Path | None
-    on_start: OnStart | None
-    on_run_end: Callable[[SweepProgress], None] | None
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, rungs: Sequence[Rung], seeds: Sequence[int], *, attacked: bool) -> pd.DataFrame:
@@ -171,11 +159,10 @@ class _Runs:
                 evaluation = replace(config.evaluation, reference_federations=0, view=VIEWS[0])
                 config = replace(config, evaluation=evaluation)
             asked += [Run({"setting": rung.name}, seed, replace(config, seed=seed)) for seed in seeds]
-        planned = planned_runs(asked, "protect", self.data_dir)
+        planned = planned_runs(asked, "protect", self.place.data_dir)
         left = [job for job in planned if job.digest not in self.rows]
         if left:
-            watched = {"data_dir": self.data_dir, "on_start": self.on_start, "on_run_end": self.on_run_end}
-            ended = finish_runs(left, self.out / "runs", self.workers, pages=False, **watched)
+            ended = finish_runs(left, self.place, pages=False)
             ended.require_all()
             self.rows |= {str(row["run"]): row for row in ended.rows}
         return pd.DataFrame([{**self.rows[job.digest], **job.run.settings} for job in planned])

@@ -75,16 +75,11 @@ def save_checkpoint(
         # A damaged checkpoint of this round, which was repeated.
         if twin != path:
             twin.unlink()
-    _keep(folder, KEPT)
+    keep_newest_checkpoints(folder, KEPT)
 
 
-def keep_last_checkpoint(folder: Path) -> None:
-    """Remove all checkpoints but the newest, from which a finished run can be prolonged; observations stay."""
-    _keep(folder, 1)
-
-
-def _keep(folder: Path, count: int) -> None:
-    """Remove all but the newest ``count`` checkpoints."""
+def keep_newest_checkpoints(folder: Path, count: int) -> None:
+    """Remove all but the newest ``count`` checkpoints; observations stay."""
     for old in _newest_first(folder)[count:]:
         old.unlink()
 

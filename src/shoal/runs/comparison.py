@@ -19,7 +19,7 @@ from shoal.metrics.summary import Summary
 from shoal.reports.attack_titles import BY
 from shoal.reports.estimate import Estimate
 from shoal.reports.run.run_verdict import of_groups
-from shoal.runs.hashes import decisive_settings
+from shoal.runs.files import decisive_settings
 from shoal.runs.result import Result, read_tables
 
 ROWS = (
@@ -116,7 +116,7 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
         )
     titles = _titles(names, [result.description.algorithm_title for result in results])
     declared = {metric.key: metric for result in results for metric in result.description.metrics}
-    asked = _differing([_settings_of(result.description.settings) for result in results])
+    asked = _differing([decisive_settings(tomllib.loads(result.description.settings)) for result in results])
     table = {"view of exposure": [summary.view for summary in summaries]} | _metrics(summaries, metrics[0], declared)
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
@@ -130,11 +130,6 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
         ),
         summaries=dict(zip(titles, summaries, strict=True)),
     )
-
-
-def _settings_of(settings: str) -> dict[str, Any]:
-    """The settings of a run, by configuration or from Python, from the text of its config.toml."""
-    return decisive_settings(tomllib.loads(settings))
 
 
 def _read(out: Path, *, allow_code: bool) -> Result:

@@ -1,7 +1,15 @@
-"""The files of a run, read back and checked."""
+"""The files of a run, read back and checked, and hashes.json: SHA-256 of its examples and files.
 
+In hashes.json ``examples`` is `shoal.data.fingerprint` of the federation: every input, label, group and limit, and who
+has which. A finished run has ``files`` too: the hash of each file that later steps read, by its path in the run
+directory. That of config.toml is of the keys that decide the result; where the data are is none of them, so they may
+move. A checkpoint has a hash of its own in its name.
+"""
+
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +20,13 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from torch import Tensor
 
+from shoal.config.toml_files import read_toml
+from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, require
 from shoal.core.foreign_files import read_json, require_small_csv
 from shoal.core.formats import from_cells
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
+from shoal.runs.updates import FOLDER
 
 NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
 """Keys that every summary has."""
@@ -25,6 +36,21 @@ TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view")
 
 FROZEN = "frozen"
 """In models.safetensors, in the place of a cluster's number, of tensors that all models share."""
+
+HASHES = "hashes.json"
+
+_UNHASHED = (
+    "report.html",
+    "run.log",
+    "audit.json",
+    "audit.csv",
+    "audit.html",
+    "scores.csv",
+    "card.json",
+    "card.html",
+    HASHES,
+)
+"""Files that are written or grow after a run, or that no later step reads."""
 
 COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")
 """Columns without gaps."""
@@ -128,3 +154,89 @@ def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ..
                 models.setdefault(int(cluster), {})[name] = tensor
     require(sorted(models) == list(range(len(models))) and bool(models), f"{path}: is damaged: it lacks a model")
     return {k: frozen | tensors for k, tensors in sorted(models.items())}, tuple(frozen)
+
+
+def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
+    """Write hashes.json: of a run that has begun, or, with the text of its summary.json, of one that is finished."""
+    about: dict[str, Any] = {"examples": examples}
+    if summary is not None:
+        there = [path for folder in (out, out / FOLDER) if folder.is_dir() for path in sorted(folder.iterdir())]
+        named = {str(path.relative_to(out)): path for path in there if path.is_file() and path.name not in _UNHASHED}
+        hashes = {name: _hash(path) for name, path in named.items() if not path.name.startswith(".")}
+        about["files"] = hashes | {"summary.json": hashlib.sha256(summary.encode()).hexdigest()}
+    write_text(out / HASHES, json.dumps(about, indent=2) + "\n")
+
+
+def stored_examples(out: Path) -> str:
+    """The hash of the examples that the run in ``out`` was begun with; "" where it has none."""
+    return _read_hashes(out)["examples"]
+
+
+def stored_files(out: Path) -> Mapping[str, str]:
+    """The hashes of the files of the finished run in ``out``, by path; none where it has no hashes."""
+    return _read_hashes(out).get("files", {})
+
+
+def require_same_examples(out: Path, examples: str) -> None:
+    """Raise `InputError` where the run in ``out`` was begun with other examples than those of the hash ``examples``."""
+    before = stored_examples(out)
+    require(
+        before in ("", examples),
+        f"{out}: was run on other examples than the data have now (hash {before[:8]} then, {examples[:8]} now); "
+        "restore the data, or run in another directory",
+    )
+
+
+def require_unchanged(out: Path) -> None:
+    """Raise `InputError` where a file of the finished run in ``out`` is missing or not what the run wrote."""
+    require((out / HASHES).exists(), f"{out}: has no {HASHES}, the hashes of its examples and files; run it anew")
+    for name, expected in stored_files(out).items():
+        path = out / name
+        require(path.exists(), f"{path}: is missing; restore it, or run in another directory")
+        require(
+            _hash(path) == expected,
+            f"{path}: has changed since the run was finished; restore it, or run in another directory",
+        )
+
+
+def _read_hashes(out: Path) -> dict[str, Any]:
+    if not (out / HASHES).exists():
+        return {"examples": ""}
+    try:
+        about = read_json(out / HASHES)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{out / HASHES}: cannot be read: {error}") from error
+    valid = (
+        isinstance(about, dict) and isinstance(about.get("examples"), str) and isinstance(about.get("files", {}), dict)
+    )
+    require(valid, f"{out / HASHES}: is damaged: it must hold 'examples' and 'files'")
+    return about
+
+
+def _hash(path: Path) -> str:
+    if path.name == "config.toml":
+        settings = decisive_settings(read_toml(path))
+        settings.pop("data.path", None)
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config.toml by dotted key, but for the keys that change no result."""
+    free = ("engine.threads", "record.max_megabytes", "checkpoint.every")
+    return {key: value for key, value in _flat(table, "") if key not in free}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two config.toml differ, with both values; None where one of them has no value."""
+    old, new = decisive_settings(before), decisive_settings(now)
+    return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

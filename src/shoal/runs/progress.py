@@ -21,10 +21,17 @@ from shoal.simulation.simulation import Simulation
 
 
 class LiveBar:
-    """A progress bar that is live on a terminal while it is open."""
+    """A progress bar while it is open: live on a terminal, elsewhere lines.
+
+    Args:
+        console: where to.
+        unit: what is counted.
+        refresh_per_second: of the terminal.
+        current: returns the bar as it is now; None: it is updated by its methods.
+    """
 
     def __init__(
-        self, console: Console, unit: str, refresh_per_second: int, current: Callable[[], Progress] | None = None
+        self, console: Console, unit: str, refresh_per_second: int = 4, current: Callable[[], Progress] | None = None
     ) -> None:
         self._console = console
         what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
@@ -76,7 +83,7 @@ class Display(LiveBar):
     """
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console, "round", refresh_per_second=4)
+        super().__init__(console, "round")
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""

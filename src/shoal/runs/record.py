@@ -14,8 +14,9 @@ from typing import Any
 import tomli_w
 
 from shoal.audit.measurement import declared_metrics
+from shoal.config.build import build
 from shoal.config.kinds import RoundAttackSection, algorithm_title, name_of, require_data, title_of
-from shoal.config.schema import SIMULATION, read_config
+from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml
 from shoal.control import Coordinator
@@ -26,9 +27,9 @@ from shoal.data.content import fingerprint
 from shoal.metrics import Metric
 from shoal.models import metric_name
 from shoal.reports.run.description import RunDescription
-from shoal.runs.hashes import stored_examples
+from shoal.runs.files import require_same_examples, require_unchanged, stored_examples
 from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.simulation import Simulation, with_features
 
 _HEAD = "# A simulation in Python. This file is for reading: it cannot be run, since the examples are in no file.\n"
 
@@ -40,60 +41,47 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         simulation: as given, its data not yet moved to the engine.
         engine: that computes it, with its backend decided.
     """
-    federation, coordinator, start = simulation.federation, simulation.coordinator, simulation.start
-    model, canaries, digest = simulation.model, simulation.canaries, fingerprint(simulation.federation)
-    shares = dict(zip(federation.groups, federation.group_fractions.tolist(), strict=True))
+    federation, model, attack = simulation.federation, simulation.model, simulation.round_attack
+    canaries, start, coordinator = simulation.canaries, simulation.start, simulation.coordinator
+    digest, algorithm = fingerprint(federation), simulation.algorithm
+    section = None if attack is None else described_by(RoundAttackSection).from_simulation(simulation)
     evaluation = ("member_rounds", "reference_federations", "duplicates", "view")
-    table: dict[str, Any] = {
+    about = {
+        "federation": repr(federation),
+        "examples": digest,
+        "dataset": f"memory-{digest[:8]}",
+        "kind": federation.kind,
+        "metric": metric_name(simulation.setup.model.metric_for(federation.classes)),
+        "network": model.structure(),
+        "groups": dict(zip(federation.groups, federation.group_fractions.tolist(), strict=True)),
+        "loss": model.loss,
+        "measured_by": model.metric,
+        "outputs": model.outputs,
+        "inputs": model.inputs,
+        "canaries": None if canaries is None else fingerprint(tuple(vars(canaries).values())),
+        "start": start and {"models": fingerprint((start.state.models,)), "public": start.public},
+        "malicious_clients": simulation.malicious_clients,
+        "knobs": coordinator and coordinator.knobs,
+        "round_attack": attack and _named(attack) | {"table": attack.name, "columns": attack.columns},
+    }
+    table = {
         "seed": simulation.seed,
-        SIMULATION: {
-            "federation": repr(federation),
-            "examples": digest,
-            "dataset": f"memory-{digest[:8]}",
-            "kind": federation.kind,
-            "metric": metric_name(simulation.setup.model.metric_for(federation.classes)),
-            "network": _written(model.structure()),
-            "groups": shares,
-        },
-        "algorithm": _named(simulation.algorithm)
+        SIMULATION: about,
+        "algorithm": _named(algorithm)
         | {"rounds": simulation.last_round, "participation": simulation.participation}
-        | ({"title": title_of(simulation.algorithm)} if ":" in name_of(type(simulation.algorithm)) else {}),
-        "local": _written(simulation.local),
+        | ({"title": title_of(algorithm)} if ":" in name_of(type(algorithm)) else {}),
+        "local": simulation.local,
         "red_team": _written(simulation.red_team) | {"attack": _named(simulation.red_team.attack)},
-        "defenses": _written(simulation.defenses),
+        "defenses": simulation.defenses,
         "evaluation": {"every": simulation.evaluate_every} | {name: getattr(simulation, name) for name in evaluation},
         "engine": table_of(engine),
-    }
-    functions = (
-        ("loss", model.loss),
-        ("measured_by", model.metric),
-        ("outputs", model.outputs),
-        ("inputs", model.inputs),
-    )
-    for name, function in functions:
-        table[SIMULATION] |= {} if function is None else {name: _written(function)}
-    if canaries is not None:
-        tensors = (canaries.x, canaries.y, canaries.client, canaries.record, canaries.member)
-        table[SIMULATION]["canaries"] = fingerprint(tuple(tensors))
-    if start is not None:
-        table[SIMULATION]["start"] = {"models": fingerprint((start.state.models,)), "public": start.public}
-    if simulation.malicious_clients is not None:
-        table[SIMULATION]["malicious_clients"] = _written(simulation.malicious_clients)
-    if simulation.record_updates:
-        table["record"] = {"updates": simulation.record_updates}
-    if coordinator is not None:
-        table[SIMULATION]["knobs"] = _written(coordinator.knobs)
+        "record": {"updates": simulation.record_updates} if simulation.record_updates else None,
         # The law alone: of knobs a file has a table each, under names of its own.
-        table["coordinator"] = table_of(replace(coordinator, knobs={}))
-    attack = simulation.round_attack
-    if metrics := declared_metrics((*simulation.metrics, attack)):
-        table["metrics"] = [_written(vars(metric)) for metric in metrics]
-    if attack is not None:
-        about = _named(attack) | {"table": attack.name, "columns": list(attack.columns)}
-        table[SIMULATION]["round_attack"] = about
-        section = described_by(RoundAttackSection).from_simulation(simulation)
-        table |= {} if section is None else {"property_attack": table_of(section)}
-    text = _HEAD + tomli_w.dumps(table, multiline_strings=True)
+        "coordinator": coordinator and table_of(replace(coordinator, knobs={})),
+        "metrics": [vars(metric) for metric in declared_metrics((*simulation.metrics, attack))] or None,
+        "property_attack": section and table_of(section),
+    }
+    text = _HEAD + tomli_w.dumps(_written(table), multiline_strings=True)
     return replace(_described(tomllib.loads(text), text), examples=digest)
 
 
@@ -119,6 +107,21 @@ def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
         return replace(description, examples=stored_examples(out))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged: its table [{SIMULATION}] lacks {error}") from error
+
+
+def rebuilt(out: Path, data_dir: Path | None = None, *, allow_code: bool = False) -> tuple[Config, Simulation]:
+    """The configuration of the run in ``out`` and, with its features, the simulation that it describes.
+
+    Raises:
+        InputError: the run was made from Python; its data, or files of it if it is finished, have changed; or code that
+            it names may not be imported.
+    """
+    config = read_config(out / "config.toml", allow_code=allow_code)
+    if (out / "summary.json").exists():
+        require_unchanged(out)
+    config, simulation = build(config, data_dir)
+    require_same_examples(out, fingerprint(simulation.federation))
+    return config, with_features(simulation, config.engine.threads)
 
 
 def _described(table: Mapping[str, Any], text: str) -> RunDescription:

@@ -1,7 +1,7 @@
 """The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, described, file_errors, integer, path_of, require, require_instance
 from shoal.core.foreign_files import read_json
 from shoal.core.formats import csv_text, from_cells
-from shoal.core.processes import Workers
+from shoal.core.processes import Workers, Workplace
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
@@ -33,13 +33,12 @@ from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
-from shoal.runs.audits.audit_files import AboutAudited, stated_guarantee
-from shoal.runs.audits.audit_members import Attack, audit_members
-from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings
-from shoal.runs.hashes import write_hashes
+from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditRequest, stated_guarantee
+from shoal.runs.audits.audit_members import audit_members
+from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings, write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
-from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
+from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS
 from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, Start
@@ -215,19 +214,14 @@ class Result:
         Args:
             out: directory of the audit's files, made where it is missing. The scores of reference federations are kept
                 there, so that an audit goes on where it was interrupted. None: no files are kept.
-            references: federations that are trained again, each with other examples in the place of half of its own.
-            duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set,
-                has a copy with the same inputs and label; None: as the simulation says.
-            queries, jobs, cluster: as of `shoal.audit_run`.
-            watch: called before the first of these federations, and after each, with the numbers that are done and in
-                all.
-            attacks: your own, beside all others; see `shoal.audit_run`.
+            references, duplicates, queries, jobs, cluster, watch, attacks: as of `shoal.audit_run`.
 
         Raises:
             InputError: the result was read from a directory, had a property attack, or began at models that it is not
                 known how to train again; or ``out`` cannot be written.
         """
         references = integer("references", references, "such as 16", 0)
+        request = AuditRequest((), attacks, references, duplicates, queries)
         workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
         require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
         if self.simulation is None or self.state is None or self.engine is None:
@@ -240,19 +234,8 @@ class Result:
         progress = SimulationState(self.state, tuple(self._rows()))
         opened = TemporaryDirectory() if out is None else nullcontext(path_of("out", out))
         with opened as folder, self.engine.reopened() as engine:
-            return audit_members(
-                self.simulation,
-                progress,
-                engine,
-                Path(folder),
-                about,
-                references=references,
-                duplicates=duplicates,
-                queries=queries,
-                watch=watch,
-                workers=workers,
-                attacks=attacks,
-            ).audit
+            place = Workplace(Path(folder), workers, watch=watch)
+            return audit_members(self.simulation, progress, engine, request, place, about).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
         """Draw accuracy, exposure and size of each cluster by round.
@@ -263,31 +246,6 @@ class Result:
         from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
-
-
-def result_of(
-    outcome: Outcome, simulation: Simulation, engine: Engine, description: RunDescription, warnings: Iterable[str] = ()
-) -> Result:
-    """The result of ``simulation`` on ``engine``, with the ``warnings`` that were logged."""
-    model = simulation.setup.model
-    of_run = Summary(run={"algorithm": description.algorithm, "dataset": description.dataset})
-    return Result(
-        summary=of_run | outcome.summary,
-        clients=outcome.clients,
-        rounds=outcome.rounds,
-        roc=outcome.roc,
-        models=named_models(model, outcome.state),
-        description=description,
-        samples=samples_of(simulation.federation),
-        features=simulation.features if isinstance(simulation.features, FeatureMap) else None,
-        state=outcome.state,
-        updates=outcome.updates,
-        canaries=outcome.canaries,
-        warnings=tuple(dict.fromkeys(warnings)),
-        simulation=simulation,
-        engine=engine,
-        frozen=model.frozen_names,
-    )
 
 
 def named_models(model: Model, state: State) -> dict[int, dict[str, Tensor]]:

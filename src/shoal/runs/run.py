@@ -21,10 +21,11 @@ from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Algorithm, Engine, LocalSGD, RoundReport
+from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
+from shoal.runs.checkpoint import keep_newest_checkpoints, load_checkpoint
 from shoal.runs.directory import (
     existing_directory_error,
     extend_rounds,
@@ -32,16 +33,15 @@ from shoal.runs.directory import (
     logged,
     opened,
     rounds_before,
-    train,
     warned,
 )
 from shoal.runs.files import read_warnings
-from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import description_of
-from shoal.runs.result import Result, load, result_of, samples_of, write_files
-from shoal.runs.sinks.sink import OpenSinks, Sink, logged_run
-from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
+from shoal.runs.result import Result, load, named_models, samples_of, write_files
+from shoal.runs.run_training import measured, train
+from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
+from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.play import SimulationState, Watch, initial_state, move_to_engine
 from shoal.simulation.simulation import GAP_AT_THE_END, Simulation, first_examples, with_features
@@ -118,7 +118,12 @@ class Run:
         recorded = self.simulation.record_updates
         require(self.out is not None or not recorded, "'record_updates' needs 'out', where they are written")
         integer("checkpoint_every", self.checkpoint_every, "such as 1", 1)
-        require_room(self.simulation, integer("max_megabytes", self.max_megabytes, "such as 1000"), "max_megabytes")
+        most, needed = integer("max_megabytes", self.max_megabytes, "such as 1000"), megabytes(self.simulation)
+        require(
+            needed <= most,
+            f"the recorded updates take {needed:,.0f} MB, but 'max_megabytes' is {most:,}; "
+            "record fewer rounds or raise it",
+        )
 
     def train(self, *, resume: bool = False) -> Result:
         """Train and measure the simulation.
@@ -157,7 +162,7 @@ class Run:
             result = self._trained(engine, description, checkpoints, ())
             write_files(out, result)
             # From the last checkpoint a finished run can be prolonged.
-            keep_last_checkpoint(checkpoints)
+            keep_newest_checkpoints(checkpoints, 1)
             LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
         return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
@@ -166,10 +171,6 @@ class Run:
         if self.watch is None:
             return ()
         return self.watch if isinstance(self.watch, Sequence) else [self.watch]
-
-    @property
-    def _sinks(self) -> Sequence[Sink]:
-        return [watch for watch in self._watches if isinstance(watch, Sink)]
 
     @cached_property
     def _mapped(self) -> Simulation:
@@ -197,7 +198,9 @@ class Run:
         out = None if checkpoints is None else checkpoints.parent
         with display or nullcontext():
             progress = self._progress(simulation, engine, description, checkpoints)
-            with OpenSinks(self._sinks, logged_run(description, out, progress), self.checkpoint_every) as logs:
+            logged_run = LoggedRun(description.title, description.settings, out, progress.state.round)
+            sinks = [watch for watch in self._watches if isinstance(watch, Sink)]
+            with OpenSinks(sinks, logged_run, self.checkpoint_every) as logs:
 
                 def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
                     for one in (logs, *watches):
@@ -209,9 +212,27 @@ class Run:
                 outcome = measured(
                     simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
                 )
-                result = result_of(outcome, simulation, engine, description, warnings)
-                logs.end(result.summary)
-        return replace(result, samples=samples_of(self.simulation.federation), state=progress.state)
+                about = {"algorithm": description.algorithm, "dataset": description.dataset}
+                summary = Summary(run=about) | outcome.summary
+                logs.end(summary)
+        model = simulation.setup.model
+        return Result(
+            summary=summary,
+            clients=outcome.clients,
+            rounds=outcome.rounds,
+            roc=outcome.roc,
+            models=named_models(model, outcome.state),
+            description=description,
+            samples=samples_of(self.simulation.federation),
+            features=simulation.features if isinstance(simulation.features, FeatureMap) else None,
+            state=progress.state,
+            updates=outcome.updates,
+            canaries=outcome.canaries,
+            warnings=tuple(dict.fromkeys(warnings)),
+            simulation=simulation,
+            engine=engine,
+            frozen=model.frozen_names,
+        )
 
     def _progress(
         self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None

@@ -37,15 +37,6 @@ def megabytes(simulation: Simulation) -> float:
     return rounds * clients * simulation.setup.model.layout.size * 4 / 1e6
 
 
-def require_room(simulation: Simulation, most: int, key: str) -> None:
-    """Raise `InputError` where the updates take more than ``most`` megabytes, which ``key`` sets."""
-    needed = megabytes(simulation)
-    require(
-        needed <= most,
-        f"the recorded updates take {needed:,.0f} MB, but '{key}' is {most:,}; record fewer rounds or raise it",
-    )
-
-
 def write_updates(out: Path, updates: RoundUpdates) -> None:
     """Write a round's updates into the run directory ``out``."""
     folder = out / FOLDER

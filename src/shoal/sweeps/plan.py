@@ -17,7 +17,7 @@ from shoal.core.errors import InputError
 from shoal.data import SourceData
 from shoal.data.content import fingerprint
 from shoal.runs.directory import is_finished
-from shoal.runs.hashes import decisive_settings
+from shoal.runs.files import decisive_settings
 from shoal.sweeps.sweep_file import Run, Sweep
 
 LOADED_DATASETS = 2

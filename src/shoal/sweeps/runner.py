@@ -4,11 +4,12 @@ Its files are in docs/sweeps.md.
 """
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import tomli_w
@@ -16,19 +17,22 @@ from filelock import FileLock
 
 from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import title_of
+from shoal.config.schema import Config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, ShoalError, file_errors, require
-from shoal.core.processes import Workers
+from shoal.core.processes import IN_TURN, Workers, Workplace
 from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
+from shoal.runs.result import report_of
+from shoal.runs.run import run
 from shoal.simulation.measure import ROUND_COLUMNS
-from shoal.sweeps.plan import PlannedRun, SweepProgress, forget_datasets, plan_runs, progress_of
+from shoal.simulation.play import Watch
+from shoal.sweeps.plan import PlannedRun, SweepProgress, dataset_of, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
 from shoal.sweeps.sweep_file import Sweep, read_sweep
-from shoal.sweeps.workers import run_all
 
 UNFINISHED = "not finished"
 
@@ -48,18 +52,25 @@ class Outcome:
     failed: Mapping[str, str]
 
 
-OnStart = Callable[[Callable[[], SweepProgress]], None]
-"""Called before the first run, with a function that returns how far the sweep is at the time it is called."""
+class SweepWatch(Protocol):
+    """A display of a sweep's progress."""
+
+    def started(self, progress: Callable[[], SweepProgress], /) -> None:
+        """Show the sweep before its first run; ``progress`` returns how far it is at the time of the call."""
+        ...
+
+    def run_ended(self, now: SweepProgress, /) -> None:
+        """Show that a run ended."""
+        ...
 
 
 def run_sweep(
     sweep: Sweep,
     out: Path,
     *,
-    workers: Workers | None = None,
+    workers: Workers = IN_TURN,
     data_dir: Path | None = None,
-    on_start: OnStart | None = None,
-    on_run_end: Callable[[SweepProgress], None] | None = None,
+    watch: SweepWatch | None = None,
 ) -> Outcome:
     """Do the unfinished runs of a sweep in the directory ``out``, then write its tables, figures and page.
 
@@ -68,8 +79,7 @@ def run_sweep(
         out: its directory; where it exists already, the runs in it are kept.
         workers: where runs are done; by default one after the other in this process.
         data_dir: where to look for data first.
-        on_start: see `OnStart`.
-        on_run_end: called after each run.
+        watch: shown the progress.
 
     Raises:
         InputError: a sweep that cannot be run; nothing has been written then.
@@ -79,29 +89,28 @@ def run_sweep(
         >>> from tempfile import TemporaryDirectory
         >>> import tomli_w
         >>> import pandas as pd
-        >>> from shoal.sweeps import SweepProgress, Workers, read_sweep, run_sweep
+        >>> from shoal.sweeps import Workers, read_sweep, run_sweep
         >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
         >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
         >>> base["red_team"] = {"every": 0, "attack": "gap"}
         >>> asked = {"base": "base.toml", "seeds": [0], "grid": {"local.epochs": [5]}}
-        >>> ended: list[SweepProgress] = []
         >>> with TemporaryDirectory() as folder:
         ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
         ...     _ = Path(folder, "epochs.toml").write_text(tomli_w.dumps(asked))
         ...     sweep, workers = read_sweep(Path(folder, "epochs.toml")), Workers(jobs=1)
-        ...     outcome = run_sweep(sweep, Path(folder, "out"), workers=workers, on_run_end=ended.append)
+        ...     outcome = run_sweep(sweep, Path(folder, "out"), workers=workers)
         ...     pd.read_csv(Path(folder, "out", "results.csv"))["local.epochs"].tolist()
         ...
         [5]
-        >>> outcome.finished, outcome.failed, ended[0].done
-        (1, {}, 1.0)
+        >>> outcome.finished, outcome.failed
+        (1, {})
     """
     planned = plan_runs(sweep, data_dir)
     with said_of(sweep.name):
         declared = {metric.key for job in planned for metric in declared_metrics(job.config.evaluation.own_metrics())}
         require_shown(sweep.shown, {name for job in planned for name in job.config.data.groups}, declared)
     runs = _open(out, sweep)
-    finished = finish_runs(planned, runs, workers, data_dir=data_dir, on_start=on_start, on_run_end=on_run_end)
+    finished = finish_runs(planned, Workplace(runs, workers, data_dir, watch))
     with _lock(out):
         _write_sweep(out, sweep)
         write_results(out, finished.rows)
@@ -125,37 +134,28 @@ class FinishedRuns:
 
     def require_all(self) -> None:
         """Raise `ShoalError` for the first that failed."""
-        for run, reason in self.failed.items():
-            raise ShoalError(f"{run}: failed: {' '.join(reason.split())}")
+        for name, reason in self.failed.items():
+            raise ShoalError(f"{name}: failed: {' '.join(reason.split())}")
 
 
-def finish_runs(
-    planned: Sequence[PlannedRun],
-    runs: Path,
-    workers: Workers | None = None,
-    *,
-    data_dir: Path | None = None,
-    on_start: OnStart | None = None,
-    on_run_end: Callable[[SweepProgress], None] | None = None,
-    pages: bool = True,
-) -> FinishedRuns:
-    """Do those of the ``planned`` runs that are not finished in the folder ``runs``.
+def finish_runs(planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, pages: bool = True) -> FinishedRuns:
+    """Do those of the ``planned`` runs that are not finished in the folder of a workplace.
 
-    ``pages`` says whether each gets its page, which takes a second; the other arguments are as of `run_sweep`.
+    ``pages`` says whether each gets its page, which takes a second.
     """
-    failed = dict[str, str]()
+    failed, runs, watch = dict[str, str](), place.out, place.watch
 
     def now() -> SweepProgress:
         return progress_of(planned, runs, len(failed))
 
-    if on_start is not None:
-        on_start(now)
+    if watch is not None:
+        watch.started(now)
     left = [job for job in planned if not _is_complete(runs / job.digest, pages=pages)]
-    for digest, reason in run_all(left, runs, workers or Workers(), data_dir, pages=pages):
+    for digest, reason in run_all(left, place, pages=pages):
         if reason is not None:
             failed[digest] = reason
-        if on_run_end is not None:
-            on_run_end(now())
+        if watch is not None:
+            watch.run_ended(now())
     forget_datasets()
     rows, missing = [], []
     for job in planned:
@@ -169,6 +169,53 @@ def finish_runs(
         missing.append(({**settings, "seed": job.run.seed}, failed.get(job.digest, UNFINISHED)))
     names = {job.digest: str(job.run) for job in planned}
     return FinishedRuns(rows, missing, {names[digest]: reason for digest, reason in failed.items()})
+
+
+def run_all(
+    planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, pages: bool = True
+) -> Iterator[tuple[str, str | None]]:
+    """Do the runs in the folder of ``place``; yields each one's digest as it ends, and the reason if it failed."""
+    workers, runs, data_dir = place.workers.at_most(len(planned)), place.out, place.data_dir
+    items = [(job.config, job.digest) for job in planned]
+    # All workers train the reference federations of a run that is alone.
+    references = place.workers if workers.here and len(planned) == 1 else IN_TURN
+    if not workers.here:
+        # The workers load their own.
+        forget_datasets()
+        runs, data_dir = runs.resolve(), None if data_dir is None else data_dir.resolve()
+        items = [(_threads(config, workers.threads), digest) for config, digest in items]
+    yield from workers.unordered(partial(run_one, pages=pages), Workplace(runs, references, data_dir), items)
+
+
+def run_one(place: Workplace[Watch], item: tuple[Config, str], *, pages: bool = True) -> tuple[str, str | None]:
+    """Do or finish one run, a configuration and its digest, in the folder of ``place``, and its page.
+
+    A lock keeps two processes out of one run, such as a worker whose sweep was killed and the next sweep's.
+
+    Returns:
+        The digest, and the reason if it failed.
+    """
+    (config, digest), runs = item, place.out
+    out = runs / digest
+    with FileLock(runs / f".{digest}.lock"):
+        try:
+            dataset = dataset_of(config, place.data_dir)
+            run(config, out, resume=out.exists(), dataset=dataset, watch=place.watch, workers=place.workers)
+            if pages:
+                report_of(out, allow_code=True)
+        except InputError as error:
+            foreign = out.exists() and not (out / "config.toml").exists()
+            return digest, f"{error}; or remove {out} to do the run again" if foreign else str(error)
+        except Exception as error:
+            # The other runs go on.
+            write_text(runs / f"{digest}.error.txt", traceback.format_exc())
+            return digest, f"{type(error).__name__}: {error}"
+    (runs / f"{digest}.error.txt").unlink(missing_ok=True)
+    return digest, None
+
+
+def _threads(config: Config, most: int) -> Config:
+    return replace(config, engine=replace(config.engine, threads=min(config.engine.threads or most, most)))
 
 
 def report_of_sweep(out: Path, *, allow_code: bool = False) -> Path:
@@ -196,9 +243,9 @@ def is_sweep(out: Path) -> bool:
     return (out / "sweep.toml").exists()
 
 
-def _is_complete(run: Path, *, pages: bool) -> bool:
+def _is_complete(out: Path, *, pages: bool) -> bool:
     """Return whether a run is finished and, of ``pages``, has its page, which is written after the run."""
-    return is_finished(run) and (not pages or (run / "report.html").exists())
+    return is_finished(out) and (not pages or (out / "report.html").exists())
 
 
 def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.attacks import Population, ReferenceScores
+from shoal.attacks import Population, ReferenceAttack, ReferenceScores, UpdateAttack
 from shoal.audit.audit import Audit, Gate
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
@@ -20,12 +20,37 @@ from shoal.core.foreign_files import require_small_csv
 from shoal.core.formats import csv_text, from_cells
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
+from shoal.data.paired_records import Duplicates
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 COLUMNS = ("record", "client", "group", "member", "score")
 """The columns of every score file."""
 
+Attack = ReferenceAttack | UpdateAttack
+"""A user's own attack in an audit."""
+
 _TRUE, _FALSE = ("1", "1.0", "true", "True"), ("0", "0.0", "false", "False")
+
+
+@dataclass(frozen=True, eq=False)
+class AuditRequest:
+    """The settings of an audit.
+
+    Args:
+        gates: limits on the figures, of which the page says whether they hold.
+        attacks: the user's own, beside all others and those of the run.
+        references: R, the number of reference federations; 0: none.
+        duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set, has a
+            copy with the same inputs and label; None: as the simulation says.
+        queries: copies in which each record is asked.
+    """
+
+    gates: Sequence[Gate] = ()
+    attacks: Sequence[Attack] = ()
+    references: int = 16
+    duplicates: Duplicates | None = None
+    queries: int = 1
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +61,13 @@ class AuditFiles:
         audit: the findings.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
+        gates: that were asked for.
     """
 
     audit: Audit
     flat: Mapping[str, float | str]
     page: Path
+    gates: Sequence[Gate] = ()
     __repr__ = one_line
 
 
@@ -54,8 +81,6 @@ class AboutAudited:
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.
         kind: what a record is, in the plural.
-        gates: limits on the figures, of which the page says whether they hold.
-        queries: copies in which each record was asked.
         run, rounds: directory of the audited run, and rounds of its training; None: unknown.
     """
 
@@ -64,8 +89,6 @@ class AboutAudited:
     seconds: Mapping[str, float] = field(default_factory=dict)
     pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     kind: str = "examples"
-    gates: Sequence[Gate] = ()
-    queries: int = 1
     run: Path | None = None
     rounds: int | None = None
     __repr__ = one_line
@@ -83,7 +106,9 @@ def make_directory(out: Path) -> None:
     require(os.access(out, os.W_OK), f"{out}: cannot be written; choose another --out")
 
 
-def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditRecords | None = None) -> AuditFiles:
+def write_audit(
+    out: Path, audit: Audit, about: AboutAudited, request: AuditRequest, records: AuditRecords | None = None
+) -> AuditFiles:
     """Write the files of an audit into ``out``, over those of an earlier one, each whole or not at all.
 
     ``records`` are those whose scores are written too; None: they are in a score file already.
@@ -92,7 +117,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
     from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415
 
     flat = {**audit.flat(), **about.stated, **about.seconds}
-    flat |= {} if about.queries == 1 else {"queries": about.queries}
+    flat |= {} if request.queries == 1 else {"queries": request.queries}
     flat |= {} if about.rounds is None else {"rounds": about.rounds}
     report = None if about.run is None else about.run / "report.html"
     page = audit_page(
@@ -101,7 +126,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         stated=about.stated,
         pictures=about.pictures,
         kind_of_data=about.kind,
-        gates=[gate.judged(flat) for gate in about.gates],
+        gates=[gate.judged(flat) for gate in request.gates],
         run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
     )
     make_directory(out)
@@ -111,7 +136,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         write_text(out / "audit.csv", csv_text(audit.attacks))
         write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
         write_text(out / "audit.html", page)
-    return AuditFiles(audit, flat, out / "audit.html")
+    return AuditFiles(audit, flat, out / "audit.html", request.gates)
 
 
 def write_scores(path: Path, records: AuditRecords) -> None:

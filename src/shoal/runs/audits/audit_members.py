@@ -7,29 +7,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.attacks import ReferenceAttack, UpdateAttack
+from shoal.attacks import UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
 from shoal.audit.update_audit import WITHOUT_ROUNDS, ScoredUpdates, all_attacks, audit_server, with_server
 from shoal.core.errors import path_of, require
-from shoal.core.processes import IN_TURN, Workers
+from shoal.core.processes import Workplace
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_pixels
-from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
 from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import spans_to_repeat
 from shoal.replay.trace_attacks import attacks_on_rounds
-from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
+from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditFiles, AuditRequest, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
-
-Attack = ReferenceAttack | UpdateAttack
-"""A user's own attack in an audit."""
 
 PICTURED_RECORDS = 20
 """Records that the page shows as pictures."""
@@ -39,35 +35,26 @@ def audit_members(
     simulation: Simulation,
     progress: SimulationState,
     engine: Engine,
-    out: Path,
+    request: AuditRequest,
+    place: Workplace[AuditWatch],
     about: AboutAudited,
     *,
-    references: int,
-    duplicates: Duplicates | None,
-    queries: int = 1,
     home: Path | None = None,
-    watch: AuditWatch | None = None,
-    workers: Workers = IN_TURN,
     recorded: Trace | None = None,
-    attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
     """Train reference federations, attack the members of a simulation with what they say, and write the files.
 
     Args:
         simulation, progress: that is attacked, and its state after the last round.
         engine: with its network.
-        out, about: where the audit's files are written, and what its page says beside the attacks.
-        references: R, the number of reference federations.
-        duplicates: whether copies count; None: as ``simulation`` says.
-        queries: copies in which each record is asked.
-        home: has the folder ``references``, where their scores are kept; None: ``out``.
-        watch: called before the first reference federation that is trained, and after each.
-        workers: the processes that train them.
+        request: what is asked.
+        place: where the audit's files are written, and what trains reference federations.
+        about: facts beside the findings.
+        home: has the folder ``references``, where their scores are kept; None: ``place.out``.
         recorded: clients' updates, for attacks of the server; None: there are none.
-        attacks: further ones, beside those of ``simulation``.
     """
-    copies = simulation.duplicates if duplicates is None else duplicates
-    simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
+    copies, queries = request.duplicates or simulation.duplicates, request.queries
+    simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *request.attacks))
     simulation = move_to_engine(simulation, engine)
     state = released(simulation.release, simulation.on(engine), progress.state)
     attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
@@ -77,11 +64,11 @@ def audit_members(
         "an attack is measured on at least two members; of the examples that could be exchanged only "
         f"{len(attacked.records)} was trained on lately",
     )
-    target, folder = attacked.scores(engine), (home or out) / "references"
+    target, folder = attacked.scores(engine), (home or place.out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
     spans = attacked.spans(engine)
-    wanted = {"folder": folder, "watch": watch, "workers": workers, "spans": spans_to_repeat(spans, references)}
-    trained = reference_scores(attacked, target, references, engine, **wanted)
+    count, wanted = request.references, {"folder": folder, "watch": place.watch, "workers": place.workers}
+    trained = reference_scores(attacked, target, count, engine, spans=spans_to_repeat(spans, count), **wanted)
     seen, without = view_scores(attacked, target, trained, engine, folder=folder, spans=spans)
     records = records_of_run(attacked, target, trained, engine)
     records = replace(
@@ -103,9 +90,8 @@ def audit_members(
         seconds={**about.seconds, "seconds.references": round(sum(scores.seconds for scores in trained), 3)},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
-        queries=queries,
     )
-    return write_audit(out, audit, about, records)
+    return write_audit(place.out, audit, about, request, records)
 
 
 def audit_scores(
@@ -135,11 +121,10 @@ def audit_scores(
         >>> files.flat["attacks.loss.all.auc"]
         1.0
     """
-    path = path_of("path", path)
-    limits = parse_gates(gates)
+    path, request = path_of("path", path), AuditRequest(parse_gates(gates), attacks)
     folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"), attacks=all_attacks(attacks)[0])
-    return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
+    return write_audit(folder, audit, AboutAudited(path.name), request)
 
 
 def audit_trace(
@@ -179,14 +164,14 @@ def audit_trace(
         >>> files.flat["attacks.grad-cosine.all.auc"] > 0.7
         True
     """
-    limits = parse_gates(gates)
+    request = AuditRequest(parse_gates(gates), attacks)
     known = isinstance(trace, Trace)
     home = trace.files[0].parent if known else path_of("trace", trace)
     folder = home if out is None else path_of("out", out)
     recorded = trace if known else read_trace(home, data_dir, allow_code=allow_code)
     with Engine(recorded.model) as engine:
         audit = _audited_trace(recorded, engine, all_attacks(attacks)[1])
-    return write_audit(folder, audit, AboutAudited(home.name, gates=limits, run=home))
+    return write_audit(folder, audit, AboutAudited(home.name, run=home), request)
 
 
 def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:

@@ -6,25 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.audit.audit import parse_gates
-from shoal.config.build import load_data, resolve
-from shoal.config.schema import SIMULATION, Config, read_config
-from shoal.config.toml_files import read_toml
-from shoal.core.errors import integer, path_of, require
-from shoal.core.processes import Workers
-from shoal.data.content import fingerprint
+from shoal.core.errors import InputError, integer, path_of
+from shoal.core.processes import Workers, Workplace
 from shoal.data.paired_records import Duplicates
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, make_directory, stated_guarantee
-from shoal.runs.audits.audit_members import Attack, audit_members
+from shoal.runs.audits.audit_files import (
+    AboutAudited,
+    Attack,
+    AuditFiles,
+    AuditRequest,
+    make_directory,
+    stated_guarantee,
+)
+from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.audits.trace import trace_of
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import locked, logged
 from shoal.runs.files import read_summary
-from shoal.runs.hashes import require_same_examples, require_unchanged
+from shoal.runs.record import rebuilt
 from shoal.runs.result import report_of
-from shoal.simulation.play import SimulationState
-from shoal.simulation.simulation import with_features
 
 
 def audit_run(
@@ -53,12 +54,14 @@ def audit_run(
         references: R, the number of reference federations; 0: none.
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
-        duplicates: as of `shoal.Result.audit`.
+        duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set, has a
+            copy with the same inputs and label; None: as the configuration says.
         queries: copies in which each image is asked, at most 18 (2 flips x 9 shifts), and their scores averaged. Other
             numbers of them need reference federations of their own.
         jobs: reference federations that are trained at a time, each in a process of its own; results are the same.
         cluster: address of a Ray cluster that trains them, as of `shoal.sweeps.Workers`; None: this machine.
-        watch: called before the first reference federation that is trained, and after each.
+        watch: called before the first reference federation that is trained, and after each, with the numbers that are
+            done and in all.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
         attacks: your own, on the scores of reference models or on clients' updates, beside all others and those of the
             run's configuration.
@@ -85,61 +88,25 @@ def audit_run(
     """
     run, references = path_of("run", run), integer("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
-    limits, workers = parse_gates(gates), Workers(integer("jobs", jobs, "such as 2", 1), cluster)
-    config, progress = _finished(run, allow_code=allow_code)
-    home = run if os.access(run, os.W_OK) else out
-    resolved = resolve(config, load_data(config.data, data_dir))
-    simulation = resolved.simulation()
-    require_same_examples(run, fingerprint(simulation.federation))
-    simulation = with_features(simulation, config.engine.threads)
-    del resolved  # and with it the data set, which the federation has copied
-    stated = stated_guarantee(read_summary(run).overall)
+    request = AuditRequest(parse_gates(gates), attacks, references, duplicates, queries)
+    place = Workplace(out, Workers(integer("jobs", jobs, "such as 2", 1), cluster), data_dir, watch)
+    stated, home = stated_guarantee(read_summary(run).overall), run if os.access(run, os.W_OK) else out
+    config, simulation = rebuilt(run, data_dir, allow_code=allow_code)
+    progress, rounds, model = load_checkpoint(run / "checkpoint"), config.algorithm.rounds, simulation.setup.model
+    if progress is None or progress.state.round != rounds:
+        raise InputError(
+            f"{run}: cannot be audited, since the checkpoint of its last round is gone; run it anew elsewhere"
+        )
     title = f"Audit of {RunDescription.of(config).title}"
-    model = simulation.setup.model
     make_directory(out)
     with locked(home), logged(home / "run.log"), config.engine.engine(model) as engine:
         recorded = None
         if simulation.record_updates:
             recorded = replace(trace_of(run, simulation.federation, model), simulation=simulation)
         spent = {"seconds.train": round(progress.seconds["train"], 3)}
-        about = AboutAudited(title, stated, spent, gates=limits, run=run, rounds=config.algorithm.rounds)
-        files = audit_members(
-            simulation,
-            progress,
-            engine,
-            out,
-            about,
-            references=references,
-            duplicates=duplicates,
-            queries=queries,
-            home=home,
-            watch=watch,
-            workers=workers,
-            recorded=recorded,
-            attacks=attacks,
-        )
+        about = AboutAudited(title, stated, spent, run=run, rounds=rounds)
+        files = audit_members(simulation, progress, engine, request, place, about, home=home, recorded=recorded)
     if out.resolve() == run.resolve() and (run / "report.html").exists():
         # Its verdict is the audit's from now on.
         report_of(run, allow_code=allow_code)
     return files
-
-
-def _finished(run: Path, *, allow_code: bool) -> tuple[Config, SimulationState]:
-    """The configuration and the last checkpoint of a finished run.
-
-    Raises:
-        InputError: there is none.
-    """
-    read_summary(run)
-    require(
-        SIMULATION not in read_toml(run / "config.toml"),
-        f"{run}: was made from Python, and no file has its examples; audit it there, with Result.audit",
-    )
-    require_unchanged(run)
-    config, progress = read_config(run / "config.toml", allow_code=allow_code), load_checkpoint(run / "checkpoint")
-    require(
-        progress is not None and progress.state.round == config.algorithm.rounds,
-        f"{run}: cannot be audited, since the checkpoint of its last round is gone; run it anew in another directory",
-    )
-    assert progress is not None
-    return config, progress

@@ -24,7 +24,7 @@ from shoal.reports.audit.audit_views import headlines
 from shoal.reports.audit.findings import Finding
 from shoal.reports.card_page import card_page, epsilon_by_view
 from shoal.runs.audits.audit_files import make_directory
-from shoal.runs.hashes import stored_files
+from shoal.runs.files import stored_files
 from shoal.runs.result import Result, read_tables
 
 SCHEMA = 1

@@ -22,26 +22,22 @@ from torch import Tensor, nn
 
 from shoal.attacks import Knowledge, OwnedRecords, UpdateScores, update_scores
 from shoal.attacks.updates.update_scores import NOBODY, check_updates
-from shoal.config.build import build
 from shoal.config.kinds import load, require_data
-from shoal.config.schema import read_config
 from shoal.config.toml_files import parse, read_toml
 from shoal.core import foreign_files
 from shoal.core.errors import InputError, located, path_of, require, unread
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
-from shoal.data.content import fingerprint
 from shoal.data.names import require_unambiguous
 from shoal.data.user.arrays import require_finite, tensors_of
 from shoal.engine import Engine, LocalSGD, RoundUpdates
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.models.validation import require_fits
 from shoal.replay.span_scores import knowledge_of
-from shoal.runs.directory import is_finished
-from shoal.runs.hashes import require_same_examples, require_unchanged
+from shoal.runs.record import rebuilt
 from shoal.runs.updates import FOLDER, read_updates, round_files, round_of
-from shoal.simulation.simulation import Simulation, with_features
+from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +104,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
     """
     folder = path_of("trace", folder)
     if (folder / FOLDER).is_dir():
-        config = read_config(folder / "config.toml", allow_code=allow_code)
-        if is_finished(folder):
-            require_unchanged(folder)
-        _, simulation = build(config, data_dir)
-        require_same_examples(folder, fingerprint(simulation.federation))
-        simulation = with_features(simulation)
+        _, simulation = rebuilt(folder, data_dir, allow_code=allow_code)
         trace = trace_of(folder, simulation.federation, simulation.setup.model, every=simulation.record_updates or None)
         return replace(trace, simulation=simulation)
     path = folder / "trace.toml"

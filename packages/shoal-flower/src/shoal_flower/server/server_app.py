@@ -25,7 +25,7 @@ from shoal.engine import Engine, State, Training
 from shoal.models import FeatureMap
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.directory import is_begun, is_finished, logged, opened
-from shoal.runs.hashes import differences
+from shoal.runs.files import differences
 from shoal.runs.result import FEATURES, named_models, write_models
 from shoal.simulation.play import SimulationState
 from shoal.simulation.simulation import Simulation, with_features

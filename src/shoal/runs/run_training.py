@@ -1,4 +1,4 @@
-"""The final models measured, and kept whatever fails in it."""
+"""The training of a run with its checkpoints and updates, and its final models measured, kept whatever fails in it."""
 
 import logging
 import time
@@ -6,19 +6,86 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.processes import IN_TURN, Workers
-from shoal.engine import Engine, Tensors
+from shoal.engine import Engine, RoundReport, Tensors
 from shoal.replay.reference_store import AuditWatch, attack_with_references
+from shoal.runs.checkpoint import save_checkpoint, stored_observations
 from shoal.runs.result import named_models, write_models
+from shoal.runs.updates import FOLDER, megabytes, write_updates
 from shoal.simulation.distillation import released
 from shoal.simulation.measure import Outcome, measure_final
-from shoal.simulation.play import SimulationState, added
+from shoal.simulation.play import SimulationState, Watch, added, run_rounds
+from shoal.simulation.round_metrics import changed_directives
 from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
+
+
+def train(
+    simulation: Simulation,
+    engine: Engine,
+    progress: SimulationState,
+    checkpoints: Path | None,
+    *,
+    every: int,
+    watch: Watch | None,
+) -> tuple[SimulationState, dict[int, Tensors]]:
+    """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last.
+
+    The updates of recorded rounds are written beside the folder of checkpoints. Without that folder nothing is written.
+
+    Returns:
+        The simulation after the last round, and what its round attack kept, by round.
+    """
+    if simulation.record_updates:
+        LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
+    if watch is not None:
+        watch(simulation, progress, None)
+    saved, fresh = progress.state.round, dict[int, Tensors]()
+
+    def save() -> None:
+        nonlocal saved
+        if checkpoints is not None and progress.state.round > saved:
+            save_checkpoint(checkpoints, progress, fresh, engine.model.frozen_hash)
+            saved = progress.state.round
+            fresh.clear()
+
+    try:
+        for after, report in run_rounds(simulation, engine, progress):
+            progress, left = after, time.perf_counter()
+            fresh |= {} if progress.observation is None else {progress.state.round: progress.observation}
+            done = progress.state.round
+            if report.updates is not None and checkpoints is not None:
+                # Before the checkpoint: a round that is done has its updates.
+                write_updates(checkpoints.parent, report.updates)
+            LOG.info("%s", _line(progress, report))
+            if done % every == 0 or done == simulation.last_round:
+                save()
+            if watch is not None:
+                watch(simulation, progress, report)
+            if done == simulation.last_round:
+                # `run_rounds` adds it to the next round, of which there is none.
+                progress = progress.with_files(time.perf_counter() - left, last=True)
+    finally:
+        # Interrupted or diverged: keep the last good round, whatever the interval.
+        save()
+    return progress, fresh if checkpoints is None else stored_observations(checkpoints)
+
+
+def _line(progress: SimulationState, report: RoundReport) -> str:
+    """The line of a round in run.log."""
+    state = progress.state
+    sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
+    risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
+    changed = changed_directives(progress.rows)
+    by_name = [f"{name} {', '.join(f'{strength:.2f}' for strength in values)}" for name, values in changed.items()]
+    directives = f"; directives {'; '.join(by_name)}" if changed else ""
+    about = f"clients by cluster {sizes}; risks {risks}{directives}"
+    return f"round {state.round}: {about}; {progress.seconds['total']:.1f} s"
 
 
 class MeasurementError(InputError):
