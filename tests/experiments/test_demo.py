@@ -3,7 +3,6 @@
 import json
 import re
 from html import unescape
-from itertools import product
 from math import nan
 
 import pytest
@@ -17,12 +16,12 @@ SMALL = ("algorithm.rounds=2", "data.test_examples=120", "evaluation.every=9")
 def made_up(accuracy, exposure=None, low=nan, high=nan):
     """A federation whose minority has an accuracy on 200 examples, and one exposure to every view."""
     keys = {"accuracy.overall": 0.8, "accuracy.minority": accuracy, "test_examples.minority": 200, "delta": 1e-5}
-    audit = dict(zip(("", ".low", ".high"), (exposure, low, high), strict=True)) if exposure else {}
-    named = {f"views.{view}.minority.accuracy{end}": audit[end] for view, end in product(demo.WHO, audit)}
+    ends = {"group": "minority", "accuracy": exposure, "low": low, "high": high}
+    audit = {"findings": [{"view": view} | ends for view in demo.WHO]} if exposure else {}
     promised = {
         f"{key}.{view}{end}": 5.6 for view in demo.WHO for key, end in (("epsilon", ""), ("bound", ".accuracy"))
     }
-    return demo.Outcome(keys | promised, named)
+    return demo.Outcome(keys | promised, audit)
 
 
 def said(ifca=0.9, protected=0.8, exposure=(0.52, 0.48, 0.56)):
@@ -38,7 +37,8 @@ def test_one_seed_ends_with_eight_lines_that_are_of_its_files_and_one_picture(tm
     ended = printed.strip().splitlines()[-8:]
     assert [line[:2] for line in ended] == [f"{number}." for number in range(1, 9)]
     audit = json.loads((out / "ifca" / "audit.json").read_text())
-    server = [100 * audit[f"views.server.minority.accuracy{end}"] for end in ("", ".low", ".high")]
+    finding = next(one for one in audit["findings"] if (one["view"], one["group"]) == ("server", "minority"))
+    server = [100 * finding[key] for key in ("accuracy", "low", "high")]
     assert "the server {:.0f} % ({:.0f} to {:.0f})".format(*server) in ended[2]
     summary = json.loads((out / "protected" / "summary.json").read_text())
     assert f"epsilon {summary['epsilon.client']:.1f} against other clients" in ended[6]
@@ -51,15 +51,15 @@ def test_one_seed_ends_with_eight_lines_that_are_of_its_files_and_one_picture(tm
 
 
 @pytest.mark.parametrize(
-    ("exposure", "outcome"),
+    ("exposure", "verdict"),
     [
-        ((0.52, 0.48, 0.56), "chance"),
-        ((0.56, 0.51, 0.61), "exposed"),
-        ((0.52, 0.4, 0.64), "open"),
+        ((0.52, 0.48, 0.56), "At chance"),
+        ((0.56, 0.51, 0.61), "Exposed"),
+        ((0.52, 0.4, 0.64), "Not decided"),
     ],
 )
-def test_a_view_is_judged_by_its_interval(exposure, outcome):
-    assert f"; chance 50 %. {demo.JUDGED[outcome].capitalize()}: all three." in said(exposure=exposure)[3]
+def test_a_view_is_judged_by_its_interval(exposure, verdict):
+    assert f"; chance 50 %. {verdict}: all three." in said(exposure=exposure)[3]
 
 
 def test_gains_and_losses_are_claimed_where_intervals_show_them():

@@ -2,21 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import nan
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from shoal.audit.finding import BY, Finding, findings, most_exposed, run_findings
 from shoal.config.schema import SIMULATION
-from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name_examples
+from shoal.core.formats import ACCURACY, DASH, capitalized, count, name_examples
 from shoal.data import Group
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Summary
-from shoal.reports.attack_titles import BY
-from shoal.reports.audit.exposure_answer import Answer, answers, exposures_in
-from shoal.reports.estimate import Estimate, at_chance
+from shoal.reports.exposure import answers, exposure_tile
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.run import run_curves, run_tables
@@ -25,7 +23,7 @@ from shoal.reports.run.client_table import client_table
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.reports.run.privacy_figures import roc_curves, violations
-from shoal.reports.run.run_verdict import of_groups, verdict
+from shoal.reports.run.run_verdict import verdict
 from shoal.reports.run.run_view import RunView, strongest_attacks
 from shoal.reports.run.time_section import time_section
 
@@ -69,7 +67,8 @@ def run_page(
         violations(view.clients, groups),
         roc_curves(roc, groups, configured=bool(strongest_attacks(summary))),
     )
-    sentences = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict, run.algorithm_title)
+    found = run_findings(summary) if audit is None else findings(audit.attacks)
+    sentences = verdict(summary, run.kind, run.metric, () if audit is None else found, run.algorithm_title)
     lead: list[tuple[str, str]] = []
     if audit is not None:
         lead.append(("", Markup(
@@ -97,20 +96,11 @@ def run_page(
         ),
     )  # fmt: skip
     return render(
-        "run.html.j2", run.title, lead, _key_metrics(view, audit), sections, style="run", kind=run.kind,
-        attack=_attack(view), viewer=BY.get(summary.view, summary.view), answers=_answers(run, summary, audit),
+        "run.html.j2", run.title, lead, _key_metrics(view, found, audit), sections, style="run", kind=run.kind,
+        attack=_attack(view), viewer=BY.get(summary.view, summary.view),
+        answers=answers(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
         in_full=[("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())],
     )  # fmt: skip
-
-
-def _answers(run: RunDescription, summary: Summary, audit: RunAudit | None) -> list[Answer]:
-    """By the audit, or without one by the run's own attack, which is one view's."""
-    if audit is not None:
-        by_view = exposures_in(audit)
-    else:
-        measured = {name: metrics for name, metrics in summary.by_group.items() if "mia" in metrics}
-        by_view = {summary.view: {name: Estimate.of(metrics, "mia") for name, metrics in measured.items()}}
-    return answers(by_view, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings)
 
 
 def _recorded(recorded: RecordedUpdates) -> Section:
@@ -151,16 +141,13 @@ def _attack(view: RunView) -> str:
     )
 
 
-def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, str, str]]:
+def _key_metrics(view: RunView, found: Sequence[Finding], audit: RunAudit | None) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
-    summary, run, overall = view.summary, view.run, view.summary.overall
-    mia = of_groups(summary, "mia")
-    worst = max(mia, key=lambda group: mia[group], default="")
-    attack = strongest_attacks(summary).get(worst)
-    remark = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
-    remark += f"by {attack}; " if attack else ""
-    remark += f"view: {summary.view}; "
-    remark += at_chance(summary.by_group.get(worst, {}).get("mia_null_high", nan))
+    run, overall = view.run, view.summary.overall
+    exposure = ("Balanced accuracy", DASH, "no attack was measured")
+    if worst := next(iter(most_exposed(found)), None):
+        name, value, remark = exposure_tile(worst)
+        exposure = (name, value, f"{worst.title}, view: {worst.view}, on {worst.group}; {remark}")
     everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
     limits = f"{everyone}, at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
     limits += "; limits drawn at random" if overall.get("thresholds_drawn") else ""
@@ -168,10 +155,9 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
     mean = f"mean over clients, held-out {run.kind}{better}"
-    exposure = (METRICS["mia"].name, decimal(mia[worst]) if mia else DASH, remark)
     return (
         (capitalized(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
-        exposure if audit is None else audit.key_metric,
+        exposure,
         _tile("exceeded", overall.get("exceeded.total"), limits),
         _tile("migrated", overall.get("migrated"), everyone),
         ("Rounds", count(rounds), "of training"),

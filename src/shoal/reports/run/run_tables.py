@@ -5,12 +5,12 @@ from math import nan
 
 import pandas as pd
 
+from shoal.audit.finding import BY
 from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, listed, name_examples
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared
 from shoal.metrics.summary import Metrics
-from shoal.reports.attack_titles import BY
 from shoal.reports.run.run_view import RunView, accuracies_by_attack, strongest_attacks
 from shoal.reports.table import Cell, Row, Table, metric_table, row
 

@@ -6,9 +6,9 @@ from math import nan
 
 import pandas as pd
 
+from shoal.audit.finding import attack_title
 from shoal.metrics.metric_table import Metric, metric_of
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
-from shoal.reports.attack_titles import attack_title
 from shoal.reports.run.description import RunDescription
 
 EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", "not measured"

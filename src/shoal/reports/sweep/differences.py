@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shoal.audit.finding import seeds_needed
 from shoal.metrics.intervals import mean_interval
-from shoal.reports.estimate import MOST_SEEDS, seeds_needed
+from shoal.reports.exposure import MOST_SEEDS
 from shoal.reports.sweep.seed_statistics import Floats
 from shoal.reports.sweep.sweep_metrics import format_value
 
@@ -84,7 +85,7 @@ class Difference(NamedTuple):
         if self.shown:
             return f"{signed(self.mean, self.key)} ({self.interval})"
         few = "too few seeds" if self.n <= 2 else self.more.removeprefix("about ")
-        return f"{signed(self.mean, self.key)}, open: {few}"
+        return f"{signed(self.mean, self.key)}, not decided: {few}"
 
 
 class Best(NamedTuple):

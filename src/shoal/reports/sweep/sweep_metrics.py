@@ -3,10 +3,10 @@
 import re
 from collections.abc import Collection, Iterable
 
+from shoal.audit.finding import attack_title
 from shoal.core.errors import InputError, nearest, require
 from shoal.metrics import summary
 from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
-from shoal.reports.attack_titles import attack_title
 from shoal.reports.sweep.report_spec import FigureSpec, ReportSpec, said_of
 
 _FAMILIES = "|".join([*(re.escape(key) for key, metric in METRICS.items() if metric.scopes != "run"),
