@@ -3,17 +3,17 @@ BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo federation check test coverage docs lint format bench mutants
+.PHONY: help install demo federation check test integration coverage docs lint format bench mutants
 
 help:  ## Show what each target does
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: .venv/installed  ## Make .venv with Shoal and its tools, in the versions of constraints.txt
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml packages/shoal-flower/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or later; use make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/shoal-flower
 	touch $@
 
 demo: install  ## Show who recognises a minority's records, what protects them, and the price (under 90 seconds)
@@ -31,14 +31,21 @@ check: install  ## Run ruff and the laws and references of training, attacks, de
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 \
 		$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes" $(CHECKED:%=tests/%)
 
-test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
-	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Scripts, the code of the documentation, the package for Flower: they stand on the package, and are slow.
+OUTER := tests/examples tests/experiments tests/benchmarks packages
+
+test: lint  ## Run the linters, the type checker, the import rules, and the package's tests and doctests
+	$(PYTEST) -m "not processes" $(OUTER:%=--ignore=%)
+
+integration: install  ## Run the tests that `make test` leaves out: processes, scripts, documentation's code, Flower
+	$(PYTEST) $(OUTER)
+	$(PYTEST) -m processes $(OUTER:%=--ignore=%)
 
 coverage: install  ## Run the tests and require that they run at least 95 % of the lines and branches (a third slower)
-	$(BIN)/python -m pytest --cov --cov-fail-under=95
+	$(BIN)/python -m pytest --cov --cov-fail-under=95 tests src packages
 
 docs: .venv/docs  ## Build the documentation site into docs/_build/html; a warning, a dead link or a failing example ends it
-	$(BIN)/python -m pytest --quiet tests/docs/test_public_names.py tests/docs/test_site.py src
 	rm -rf docs/_build/html  # a page that is no more would stay
 	MPLBACKEND=Agg $(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env -d docs/_build/doctrees docs docs/_build/html
 	! grep -rlE '<(script|link|img|iframe)[^>]+https?://' --include='*.html' docs/_build/html  # all is served from the folder

@@ -31,7 +31,7 @@ def gflop(side: str) -> float | None:
     if side not in ("plain", "augmented"):
         return None
     head = 3 * STEPS * EXAMPLES * HIDDEN * CLASSES
-    # Plain full batches train in the span of their inputs (`dense_network.py`).
+    # Plain full batches train in the span of their inputs (`DenseNetwork.train_in_span`).
     span = 2 * EXAMPLES * INPUTS * HIDDEN + EXAMPLES**2 * INPUTS + STEPS * EXAMPLES**2 * HIDDEN
     first = span if side == "plain" else 2 * STEPS * EXAMPLES * INPUTS * HIDDEN
     return 2e-9 * CLIENTS * (first + head)

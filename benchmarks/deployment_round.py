@@ -54,11 +54,11 @@ def measured(clients: int, hidden: int, folder: Path) -> dict[str, float]:
     from in_process import InProcessSuperLink  # noqa: PLC0415
     from million_clients import OwnMemory  # noqa: PLC0415
 
-    from shoal.deployment.flower_config import RunSettings  # noqa: PLC0415
-    from shoal.deployment.flower_records import pack_identity, pack_reply, unpack_offer  # noqa: PLC0415
-    from shoal.deployment.server.exchange import Exchange  # noqa: PLC0415
-    from shoal.deployment.server.server_app import serve  # noqa: PLC0415
     from shoal.engine import ClientUpdate  # noqa: PLC0415
+    from shoal_flower.flower_config import RunSettings  # noqa: PLC0415
+    from shoal_flower.flower_records import pack_identity, pack_reply, unpack_offer  # noqa: PLC0415
+    from shoal_flower.server.exchange import Exchange  # noqa: PLC0415
+    from shoal_flower.server.server_app import serve  # noqa: PLC0415
 
     torch.set_num_threads(1)
     replies: dict[int, dict[str, bytes]] = {}
@@ -110,7 +110,13 @@ def main() -> None:
             with tempfile.TemporaryDirectory(dir=given.folder) as name:
                 print(json.dumps(measured(clients, hidden, Path(name))))
             return
-        paths = [given.source / "src", ROOT / "experiments" / "federation", ROOT / "benchmarks", ROOT]
+        paths = [
+            given.source / "src",
+            given.source / "packages/shoal-flower/src",
+            ROOT / "experiments" / "federation",
+            ROOT / "benchmarks",
+            ROOT,
+        ]
         own = ["--child", "--clients", str(clients), "--parameters", str(given.parameters)]
         own += ["--folder", str(given.folder)] if given.folder else []
         done = subprocess.run(

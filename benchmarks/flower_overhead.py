@@ -21,9 +21,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.randomness import Stream
-from shoal.deployment.flower_records import pack_offer, pack_reply
-from shoal.deployment.messages import Offer
 from shoal.engine import ClientUpdate
+from shoal_flower.flower_records import pack_offer, pack_reply
+from shoal_flower.messages import Offer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments" / "federation"))
 

@@ -37,7 +37,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("metrics", "attacks", "defenses", "control", "engine", "audit", "simulation")
 SKIPPED = re.compile(r"RemoveDecorator|VariableInserter|VariableReplacer|BitOr")
-ELSEWHERE = ("docs", "benchmarks", "deployment")
+ELSEWHERE = ("docs", "examples", "benchmarks")
 """Folders of tests of other things than the rooms, or on processes that coverage does not see."""
 SECONDS = 120.0
 """Of tests for one fault in its room, and again in the rest of the suite; without a fault, under coverage."""

@@ -27,8 +27,8 @@ from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Simulation, crea
 from shoal.algorithms import Algorithms
 from shoal.engine import ClientVectors
 from shoal.runs.checkpoint import save_checkpoint
-from shoal.simulation.final_measurement import measure_models
-from shoal.simulation.simulation import SimulationState
+from shoal.simulation.measure import measure_models
+from shoal.simulation.play import SimulationState
 
 NAMED = {kind().name: kind() for kind in get_args(Algorithms)}
 SHAPE = Shape(1, 8, 8, 10)

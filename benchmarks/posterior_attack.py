@@ -31,7 +31,7 @@ from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.metrics import membership_metrics
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 from paired_differences import differences, spread, table

@@ -6,14 +6,14 @@ sides, each in a process of its own:
 
 - ``before``: Shoal of another checkout (``--before``), whose network is built with a copy of the body each time;
 - ``shoal``: the frozen body is in no row, and computes in each pass;
-- ``cached``: with ``cache_features=True``;
+- ``features``: the body is a fixed map of features, computed once;
 - ``plain``: PyTorch alone: features once, then the same choices, steps and averages.
 
 ``MiB`` is the most memory that the process had (``VmHWM``), ``seconds`` are from the first tensor to the result, as is
 processor time, and ``with imports`` those of the process. Last, the bytes of a deployed round's two messages.
 
     git worktree add ../before 7317c13f
-    python benchmarks/pretrained.py --before ../before [--repeats 3] [--sides shoal cached plain]
+    python benchmarks/pretrained.py --before ../before [--repeats 3] [--sides shoal features plain]
 """
 
 import argparse
@@ -94,18 +94,20 @@ def shoal(side: str) -> float:
     import torch  # noqa: PLC0415
     from torch import nn  # noqa: PLC0415
 
-    from shoal import IFCA, EngineSettings, Federation, LocalSGD, Model, Run, Simulation  # noqa: PLC0415
+    from shoal import IFCA, EngineSettings, Features, Federation, LocalSGD, Model, Run, Simulation  # noqa: PLC0415
 
     body, clients, test = pretrained()
     head = lambda: nn.Linear(1000, 10)  # noqa: E731
     if side == "before":
         model = Model(lambda: nn.Sequential(*deepcopy(body), head()))
     else:
-        model = Model(lambda: nn.Sequential(*body, head()), cache_features=side == "cached")
+        model = Model(head if side == "features" else lambda: nn.Sequential(*body, head()))
+    features = Features(("own:body",), modules={"own:body": body}) if side == "features" else None
     local = LocalSGD(epochs=1, batch_size=BATCH, learning_rate=RATE)
     federation = Federation.from_tensors(clients, test=test, classes=10)
     del clients, test
-    made = Simulation(federation, model, IFCA(clusters=CLUSTERS), local, rounds=ROUNDS, evaluate_every=ROUNDS)
+    algorithm = IFCA(clusters=CLUSTERS)
+    made = Simulation(federation, model, algorithm, local, ROUNDS, evaluate_every=ROUNDS, features=features)
     result = Run(made, engine=EngineSettings(threads=2)).train()
     assert torch.isfinite(result.state.models).all()
     return result.summary.overall["train_accuracy.overall"]
@@ -117,9 +119,9 @@ def messages() -> dict[str, int]:
     from torch import nn  # noqa: PLC0415
 
     from shoal import Model, Stream  # noqa: PLC0415
-    from shoal.deployment.flower_records import pack_offer, pack_reply  # noqa: PLC0415
-    from shoal.deployment.messages import Offer  # noqa: PLC0415
     from shoal.engine import ClientUpdate  # noqa: PLC0415
+    from shoal_flower.flower_records import pack_offer, pack_reply  # noqa: PLC0415
+    from shoal_flower.messages import Offer  # noqa: PLC0415
 
     body, *_ = pretrained()
     model = Model(lambda: nn.Sequential(*body, nn.Linear(1000, 10)))
@@ -156,7 +158,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--before", type=Path, help="a checkout of a commit before frozen tensors left the rows")
     options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--sides", nargs="*", default=["shoal", "cached", "plain"])
+    options.add_argument("--sides", nargs="*", default=["shoal", "features", "plain"])
     options.add_argument("--one", help="measure this side in this process, as JSON")
     given = options.parse_args()
     if given.one:
@@ -166,7 +168,10 @@ def main() -> None:
 
     def one(side: str) -> dict[str, float]:
         source = given.before if side == "before" else ROOT
-        environment = os.environ | {"PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "2"}
+        environment = os.environ | {
+            "PYTHONPATH": f"{source}/src:{source}/packages/shoal-flower/src",
+            "OMP_NUM_THREADS": "2",
+        }
         command = [sys.executable, __file__, "--one", side]
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
 

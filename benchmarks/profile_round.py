@@ -32,16 +32,9 @@ from shoal.metrics.metric_table import METRICS
 from shoal.models import Model
 from shoal.models.layers import seeded_dropouts
 from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import SimulationState, initial_state, move_to_engine, run_rounds
 from shoal.simulation.round_metrics import round_metrics
-from shoal.simulation.simulation import (
-    Simulation,
-    SimulationState,
-    first_examples,
-    initial_state,
-    move_to_engine,
-    run_rounds,
-    with_features,
-)
+from shoal.simulation.simulation import Simulation, first_examples, with_features
 
 _MIN_SHARE, _MAX_HINTS = 0.2, 2
 """The share of a round from which a part is worth a hint, and how many hints there are."""

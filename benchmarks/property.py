@@ -11,7 +11,7 @@ from pathlib import Path
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.engine import Engine
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments/property"
 BASE = FOLDER / "small/base.toml"

@@ -217,7 +217,7 @@ def carry_out(command: list[str], out: Path, inputs: Path) -> None:
     first, *rest = (word.replace("$OUT", str(out)).replace("$IN", str(inputs)) for word in command)
     line = ["-c", *rest] if first == "python" else ["-m", "shoal", first, *rest]
     folders = [
-        ROOT / "tests",
+        *(ROOT / name for name in ("tests", "packages/shoal-flower/tests", "packages/shoal-flower/src")),
         *(ROOT / "experiments" / name for name in ("federation", "property")),
         os.environ.get("PYTHONPATH", ""),
     ]

@@ -20,11 +20,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.core.atomic_files import write_text
-from shoal.deployment.secure_sums.coordinated_sum import CoordinatedSum
-from shoal.deployment.secure_sums.fixed_point import FixedPoint
-from shoal.deployment.secure_sums.node_keys import KnownKeys, NodeKey
-from shoal.deployment.secure_sums.participant import Participant
-from shoal.deployment.secure_sums.protocol_messages import (
+from shoal_flower.secure_sums.coordinated_sum import CoordinatedSum
+from shoal_flower.secure_sums.fixed_point import FixedPoint
+from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey
+from shoal_flower.secure_sums.participant import Participant
+from shoal_flower.secure_sums.protocol_messages import (
     Answer,
     Delivery,
     Members,
@@ -36,7 +36,7 @@ from shoal.deployment.secure_sums.protocol_messages import (
     read_question,
     written,
 )
-from shoal.deployment.secure_sums.secure_records import pack_answer, unpack_answer
+from shoal_flower.secure_sums.secure_records import pack_answer, unpack_answer
 
 LEAST, BOUND, SHARE, CONFIG, OFFER = 3, 10.0, 2 / 3, "seed = 0", bytes(32)
 

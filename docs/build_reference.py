@@ -8,24 +8,23 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, replace
+from dataclasses import MISSING, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import KINDS, kind_of, name_of
 from shoal.config.schema import Config
 from shoal.config.settings_tables import Key, described_by, docstring_as_markdown, keys_of, meanings, unmarked
-from shoal.core.settings import hints_of, is_settings
 from shoal.metrics import METRICS
 
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- keys: written by python docs/build_reference.py -->", "<!-- end of keys -->"
 METRICS_BEGIN, METRICS_END = BEGIN.replace("keys", "metrics", 1), END.replace("keys", "metrics")
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
-_TOP = {described_by(key.hint): key.name for key in keys_of(Config) if is_settings(described_by(key.hint))}
+_TOP = {described_by(key.hint): key.name for key in keys_of(Config) if is_dataclass(described_by(key.hint))}
 """The tables of the file, by the settings that they describe."""
 
 
@@ -73,13 +72,13 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
         yield _HEAD + "\n".join(_row(owner, key) for owner, key in keys)
     for _, key in keys:
         inside, kind = key.hint, kind_of(key.hint)
-        if get_origin(inside) is dict and is_settings(get_args(inside)[1]):
+        if get_origin(inside) is dict and is_dataclass(get_args(inside)[1]):
             name = f"{table}.{key.name}.NAME"
             yield from _section(get_args(inside)[1], name, f"[{name}]", level + 1, named=True)
-        elif is_settings(inside) and inside not in _TOP:
+        elif is_dataclass(inside) and inside not in _TOP:
             yield from _section(inside, f"{table}.{key.name}", f"[{table}.{key.name}]", level + 1)
         elif kind is not None and key.inline:
-            for algorithm in kind.shipped:
+            for algorithm in kind.shipped.values():
                 yield from _section(algorithm, table, f'[{table}] {key.name} = "{name_of(algorithm)}"', level + 1)
 
 
@@ -98,7 +97,7 @@ def _flat(cls: type) -> Iterator[tuple[type, Key]]:
 
 def _is_shipped(cls: object) -> bool:
     """Return whether settings have a section of their own, since a file can name them."""
-    return any(cls in kind.shipped for kind in KINDS.values())
+    return any(cls in kind.shipped.values() for kind in KINDS.values())
 
 
 def _row(cls: type, key: Key) -> str:
@@ -109,10 +108,10 @@ def _row(cls: type, key: Key) -> str:
 def _value(cls: type, key: Key) -> str:
     kind = kind_of(key.hint)
     if kind is None:
-        return _spelled(hints_of(cls)[key.field])
+        return _spelled(get_type_hints(cls, include_extras=True)[key.field])
     if not key.inline:
         return f"table, {kind.title} by `name` with its keys"
-    return _or([f"`{name}`" for name in (*map(name_of, kind.shipped), "module:Name")])
+    return _or([f"`{name}`" for name in (*kind.shipped, "module:Name")])
 
 
 def _spelled(hint: Any) -> str:  # noqa: ANN401
@@ -125,7 +124,7 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
         return ", or ".join(_spelled(member) for member in inside if member is not NoneType)
     if origin is tuple:
         return f"list, each a {_spelled(inside[0])}" if Ellipsis in inside else "[low, high]"
-    if origin is dict or is_settings(hint):
+    if origin is dict or is_dataclass(hint):
         return f"table, as `[{_TOP[hint]}]`" if hint in _TOP else "table"
     return {int: "integer", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
 
@@ -147,7 +146,7 @@ def _default(key: Key) -> str:
     if kind_of(key.hint) is not None and key.default is not None:
         name = json.dumps(name_of(type(key.default)))
         return f"`{name}`" if key.inline else f"`name = {name}`"
-    is_written = key.default is not None and not is_settings(key.hint) and not isinstance(key.default, dict)
+    is_written = key.default is not None and not is_dataclass(key.hint) and not isinstance(key.default, dict)
     return f"`{json.dumps(key.default)}`" if is_written else ""
 
 

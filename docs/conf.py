@@ -50,7 +50,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.sweeps\.\w+\.(Run|PlannedRun)"),
     (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|AttackScores|Auxiliary|Availability|CohortTrainer|_Result)"),
     (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|RateEstimate)"),
-    (r"py:class", r"shoal\.[\w.]+\.(AttackBound|FrozenPrefix|RoundClock|SpanEnds|_Item|_Shared)"),
+    (r"py:class", r"shoal\.[\w.]+\.(AttackBound|RoundClock|SpanEnds|_Item|_Shared)"),
     (r"py:class", r"shoal\.[\w.]+\.(Received|RoundAttack|Rows|Schedule|SimulationState|Start|UpdateCollector)"),
 ]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shoal.runs.files import read_table
-from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.simulation.measure import CLIENT_COLUMNS
 
 LIMITS = (0.5, 0.8)
 """What clients tolerate in the bar's federation: the range of `privacy.thresholds`."""

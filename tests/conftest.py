@@ -58,7 +58,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Where tests that start processes are left out (`make check`), none of the others may start one."""
+    """Where tests that start processes are left out (`make test`), none of the others may start one."""
     _running[:] = [item] if item.config.getoption("markexpr") == "not processes" else []
     try:
         return (yield)

@@ -1,6 +1,6 @@
 """Calls in forks of the tests' own process, which has PyTorch and Shoal loaded: a program takes seconds to load them.
 
-Programs themselves are started by `tests/cli`, `tests/sweeps` and `tests/deployment`.
+Programs themselves are started by `tests/cli`, `tests/sweeps` and `packages/shoal-flower/tests`.
 """
 
 import os

@@ -18,7 +18,7 @@ from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_view import RunView, with_limits
 from shoal.reports.table import Table
 from shoal.runs.result import report_of
-from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.simulation.measure import CLIENT_COLUMNS
 
 ROUNDS = 4
 

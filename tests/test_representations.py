@@ -14,7 +14,7 @@ from shoal.data import GroupedExamples
 from shoal.engine import Aggregate, Cohort, Deployed, LocalTraining, RoundPlan, RoundReport, State
 from shoal.metrics.summary import Summary
 from shoal.reports.run.description import RunDescription
-from shoal.simulation.simulation import SimulationState
+from shoal.simulation.play import SimulationState
 
 LONG = [f"group number {i}\nof many" for i in range(100)]
 PLAIN = [name.replace("\n", " ") for name in LONG]
@@ -141,7 +141,6 @@ VALUES = {
     "MRMTL": lambda: shoal.MRMTL(0.123),
     "APFL": lambda: shoal.APFL(0.123, True, "examples"),
     "PerFedAvg": lambda: shoal.PerFedAvg(0.123, "equal"),
-    "AppRecorder": lambda: shoal.AppRecorder("/tmp/trace"),
     "FedBN": lambda: shoal.FedBN("output", "equal"),
     "FedRep": lambda: shoal.FedRep("equal", "output", 12),
     "FineTuning": lambda: shoal.FineTuning(shoal.IFCA(clusters=9), LOCAL),

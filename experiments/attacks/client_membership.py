@@ -38,7 +38,8 @@ from shoal.data import Federation, Shards
 from shoal.engine import Engine, Training
 from shoal.metrics import mean_interval, roc_auc
 from shoal.reports.plotting import cluster_style, figure_files
-from shoal.simulation.simulation import Simulation, move_to_engine
+from shoal.simulation.play import move_to_engine
+from shoal.simulation.simulation import Simulation
 
 BASE = Path(__file__).resolve().parents[1] / "control" / "bar-base.toml"
 SIZES = (1, 2, 5, 12, 25, 38, 50, 100, 200, 400)

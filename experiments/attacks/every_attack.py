@@ -31,8 +31,6 @@ GUESSES = (
 )
 """Attacks whose answer is a guess; beside each accuracy of `audit.json` stands that of guessing blindly."""
 
-RECONSTRUCTION = ("cosine", "baseline", "resolution")
-
 
 def audited(sweep: Path, references: int) -> pd.DataFrame:
     """A row for each run and key of its `audit.json`, without ends of intervals.
@@ -53,7 +51,7 @@ def audited(sweep: Path, references: int) -> pd.DataFrame:
 
 
 def report(found: pd.DataFrame) -> str:
-    """The tables: AUC and balanced accuracy of each membership attack on all members, guesses, reconstruction."""
+    """The tables: AUC and balanced accuracy of each membership attack on all members, and guesses."""
     attacks = list(dict.fromkeys(key.split(".")[1] for key in found["key"] if key.startswith("attacks.")))
     tables = [
         ("AUC on all members", {name: f"attacks.{name}.all.auc" for name in attacks}),
@@ -65,10 +63,6 @@ def report(found: pd.DataFrame) -> str:
                 for name in GUESSES
                 for of, key in (("", ".accuracy"), (", blind", ".chance"))
             },
-        ),
-        (
-            "Updates reconstructed from released models: cosine, of the mean move, share of a client's own",
-            {name: f"reconstruction.all.{name}" for name in RECONSTRUCTION},
         ),
     ]
     seeds = found["seed"].nunique()

@@ -37,7 +37,8 @@ from shoal.engine import Engine
 from shoal.metrics import roc_auc
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.span_scores import span_scores
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds, with_features
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import with_features
 
 ROOT = Path(__file__).resolve().parents[1]
 BAR = read_toml(ROOT / "protection" / "bar.toml")["grid"]["setting"]

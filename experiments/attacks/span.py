@@ -29,7 +29,7 @@ from shoal.data import Federation
 from shoal.engine import Engine, RoundUpdates, Training
 from shoal.metrics import membership_metrics
 from shoal.models import VectorShape, create_model
-from shoal.simulation.simulation import initial_state, move_to_engine
+from shoal.simulation.play import initial_state, move_to_engine
 
 KNOWN = 1_000
 

@@ -23,7 +23,7 @@ from shoal.core.randomness import Stream
 from shoal.runs.audits.audit_files import read_scores
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.files import read_table
-from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.simulation.measure import CLIENT_COLUMNS
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results_table import read_results
 

@@ -1,15 +1,14 @@
-"""What an observer of released models and of who trained which learns of clients: their group, strictness and update.
+"""What an observer of who trained which model learns of clients: their group and strictness.
 
     python experiments/audit/choices.py experiments/audit/choices.toml docs/results/audit/choices
 
 trains the runs of a sweep in memory with every round recorded, bit for bit as the sweep does. OUT/choices.csv has a row
-for each run; OUT/choices.md means and standard deviations over seeds, and what is above chance or the baseline with its
-95 % interval over seeds (Student's t). Open: the interval covers 0.
+for each run; OUT/choices.md means and standard deviations over seeds, and what is above chance with its 95 % interval
+over seeds (Student's t). Open: the interval covers 0.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +16,13 @@ import numpy as np
 import pandas as pd
 
 from shoal.attacks import ClusterIdentity, PreferenceInference
-from shoal.audit import audit_reconstruction
 from shoal.config.build import build
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.engine import RoundUpdates
 from shoal.metrics import mean_interval
-from shoal.simulation.simulation import move_to_engine
+from shoal.simulation.play import move_to_engine
 from shoal.sweeps import read_sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -33,30 +30,19 @@ from paired_differences import differences, spread, table
 
 
 def measured(config: Config) -> dict[str, float]:
-    """The figures of one run: what each attack says, and what its chance or baseline is."""
+    """The figures of one run: what each attack says."""
     decided, simulation = build(config)
     with decided.engine.engine(simulation.setup.model) as engine:
         simulation = move_to_engine(replace(simulation, record_updates=1), engine)
         training, federation = simulation.on(engine), simulation.federation
         # One row a client, in the order of ids.
         choices = list[np.ndarray]()
-
-        def rounds() -> Iterator[RoundUpdates]:
-            for _, report in training.rounds(training.start(), simulation.rounds):
-                assert report.updates is not None
-                chosen = np.full(len(federation), -1)
-                chosen[report.updates.clients.numpy()] = report.updates.assignment.numpy()
-                choices.append(chosen)
-                yield report.updates
-
-        sizes = dict(zip(federation.ids.tolist(), federation.clients.sizes.tolist(), strict=True))
-        updates = audit_reconstruction(rounds(), sizes)
+        for _, report in training.rounds(training.start(), simulation.rounds):
+            assert report.updates is not None
+            chosen = np.full(len(federation), -1)
+            chosen[report.updates.clients.numpy()] = report.updates.assignment.numpy()
+            choices.append(chosen)
     assignment, group, ids = np.stack(choices), federation.group.numpy(), federation.ids.numpy()
-    found = {
-        "cosine": float(updates.cosine.mean()), "baseline": float(updates.baseline.mean()),
-        "largest": float(updates.cosine.max()), "explained": updates.explained,
-        "resolution": float(updates.resolution.mean()),
-    }  # fmt: skip
     try:
         guessed = ClusterIdentity().guess(assignment, group, ids, Stream(0)("cluster-identity"))
         strict = PreferenceInference().guess(
@@ -64,8 +50,8 @@ def measured(config: Config) -> dict[str, float]:
         )
     except InputError as error:
         print(error, file=sys.stderr)
-        return found
-    return found | {
+        return {}
+    return {
         "group": guessed.accuracy, "strictness": strict.accuracy,
         "strictness.low": strict.low, "strictness.high": strict.high,
     }  # fmt: skip
@@ -82,8 +68,8 @@ def above(values: pd.Series) -> list[str]:
 
 
 def report(rows: pd.DataFrame) -> str:
-    """Both tables, as Markdown."""
-    choices, updates = [], []
+    """The table, as Markdown."""
+    choices = []
     for algorithm, mine in rows.groupby("algorithm", sort=False):
         if mine["strictness"].notna().any():
             inside = int(((mine["strictness.low"] <= 0.5) & (mine["strictness.high"] >= 0.5)).sum())
@@ -91,18 +77,14 @@ def report(rows: pd.DataFrame) -> str:
                 str(algorithm), spread(mine["group"]), spread(mine["strictness"]), *above(mine["strictness"] - 0.5),
                 f"{inside} of {len(mine)}",
             ])  # fmt: skip
-        figures = [spread(mine[name]) for name in ("cosine", "baseline")]
-        updates.append([
-            str(algorithm), *figures, *above(mine["cosine"] - mine["baseline"]), spread(mine["largest"]),
-            spread(mine["explained"]),
-        ])  # fmt: skip
-    one = table(
-        "From who chose which model: balanced accuracy, chance 0.5",
-        ["algorithm", "group", "strictness", "above chance", "95 % interval", "runs with chance in their interval"],
-        choices,
+    return (
+        table(
+            "From who chose which model: balanced accuracy, chance 0.5",
+            ["algorithm", "group", "strictness", "above chance", "95 % interval", "runs with chance in their interval"],
+            choices,
+        )
+        + "\n"
     )
-    heads = ["algorithm", "cosine", "baseline", "gain", "95 % interval", "largest", "moves explained"]
-    return one + "\n" + table("From released models: cosine with what a client sent", heads, updates) + "\n"
 
 
 def main() -> None:

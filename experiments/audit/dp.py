@@ -51,7 +51,9 @@ from shoal.defenses import DPSGD
 from shoal.engine import Engine, RoundUpdates
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
-from shoal.simulation.simulation import Simulation, initial_state, measure_final, move_to_engine, run_rounds
+from shoal.simulation.measure import measure_final
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import Simulation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table

@@ -41,7 +41,8 @@ from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import view_scores
 from shoal.replay.run_records import records_of_run
-from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import Simulation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table

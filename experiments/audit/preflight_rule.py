@@ -41,14 +41,14 @@ from torch.nn import functional
 
 import shoal
 from shoal.attacks import Candidates, Knowledge, ModelSpan
-from shoal.audit.preflight import Exposure, layer_shapes
 from shoal.audit.records import CLIENT
 from shoal.core.atomic_files import write_text
 from shoal.data import load_dataset
 from shoal.defenses import Defense
 from shoal.engine import Engine
-from shoal.simulation.preflight.visible_moves import VisibleMoves
-from shoal.simulation.simulation import Simulation, move_to_engine
+from shoal.preflight import Exposure, layer_shapes
+from shoal.simulation.play import move_to_engine
+from shoal.simulation.simulation import Simulation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table
@@ -321,7 +321,7 @@ def simulation_of(cell: Cell, seed: int) -> tuple[Simulation, Others]:
 
 def predicted(cell: Cell, simulation: Simulation) -> Exposure:
     """What the rule says of the clients' view, or of the one layer that is meant."""
-    seen = VisibleMoves(simulation)
+    seen = simulation.visible_moves()
     moves = seen.moves(CLIENT, cell.images, cell.clients)
     if isinstance(cell.defense, shoal.Augmentation) and not cell.searched:
         # `preflight` is of an attacker who searches.

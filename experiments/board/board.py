@@ -37,7 +37,7 @@ from shoal.data.preferences import VIEWS
 from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.files import read_run, read_table
-from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.simulation.measure import CLIENT_COLUMNS
 from shoal.sweeps import SweepProgress, Workers
 from shoal.sweeps.plan import PlannedRun, dataset_of, planned_runs
 from shoal.sweeps.runner import OnStart, finish_runs

@@ -30,7 +30,7 @@ from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation, LabelledDataset
 from shoal.engine import Coordinator, Engine, LocalSGD, RiskEstimate, RiskEstimator, State
-from shoal.simulation.simulation import initial_state, move_to_engine
+from shoal.simulation.play import initial_state, move_to_engine
 
 BASE = Path(__file__).with_name("response.toml")
 GOAL = 0.15

@@ -35,8 +35,8 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
 from shoal.engine import State
-from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
-from shoal.simulation.warm_start import Start
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import Simulation, Start
 
 BASE = Path(__file__).with_name("response.toml")
 AFTERWARDS = 60

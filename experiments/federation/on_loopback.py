@@ -31,7 +31,7 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError, ShoalError, require
 from shoal.engine import Engine, State
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 _LIMIT = 900.0
 """Seconds after which something is wrong."""

@@ -16,7 +16,7 @@ import torch
 from shoal.attacks.queries.loss_histograms import own_risks
 from shoal.config.build import build
 from shoal.config.schema import read_config
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 def compared(config: Path, changes: list[str]) -> pd.DataFrame:

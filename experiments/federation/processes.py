@@ -27,6 +27,9 @@ APP = DEPLOY / "app"
 FRONT = DEPLOY / "nginx.conf"
 """What lets nodes through to the SuperLink's Fleet API alone."""
 
+TASK_WORKER = DEPLOY / "task_worker.py"
+"""What answers a SuperNode's messages by the installed package."""
+
 KEEP_RUNNING = DEPLOY / "keep-running"
 """What starts a program again that has ended."""
 
@@ -323,7 +326,7 @@ class Loopback:
         isolation = ["--isolation", "subprocess" if apps == "programs" else "process"]
         self.programs.start(name, [*program, *security, *where, *isolation, "--node-config", node_config(config)])
         if apps == "forks":
-            worker = ["python", "-m", "shoal.deployment.client.task_worker", f"127.0.0.1:{port}"]
+            worker = ["python", str(TASK_WORKER), f"127.0.0.1:{port}"]
             self.programs.start(f"{name}-worker", worker)
         return f"127.0.0.1:{port}"
 

@@ -3,7 +3,7 @@
     python experiments/federation/quickstart.py APP OUT [--nodes 10] [--run-config "local-epochs=1"]
 
 APP is the folder examples/quickstart-pytorch of a checkout of Flower's repository (docs/flower.md names the commit).
-This Python has what it imports beside the extra flower: flwr-datasets and torchvision. OUT gets the copy, the trace and
+This Python has what it imports beside shoal-flower: flwr-datasets and torchvision. OUT gets the copy, the trace and
 the audit's page, and app.log, what Flower printed.
 
 Its data set, CIFAR-10, comes from a network. Here Fashion-MNIST stands in for it, in the cache of `datasets` under
@@ -33,9 +33,9 @@ PLAIN = "app = ClientApp()"
 """The line of the app's client_app.py that is exchanged."""
 
 CLIENT_APP = """\
-import shoal
+import shoal_flower
 
-app = ClientApp(mods=[shoal.AppRecorder("/tmp/shoal-trace")])
+app = ClientApp(mods=[shoal_flower.AppRecorder("/tmp/shoal-trace")])
 """
 """What stands there afterwards."""
 
@@ -43,9 +43,10 @@ AUDIT = """\
 from pytorchexample.task import Net, load_centralized_dataset, load_data
 
 import shoal
+import shoal_flower
 
 members = [load_data(client, 10, 32)[0] for client in range(10)]
-trace = shoal.app_trace("/tmp/shoal-trace", Net(), members, others=load_centralized_dataset())
+trace = shoal_flower.app_trace("/tmp/shoal-trace", Net(), members, others=load_centralized_dataset())
 files = shoal.audit_trace(trace)
 found = files.audit.attacks.query("scope == 'all'").set_index(["view", "attack"])
 print(found[["members", "non_members", "auc", "auc.low", "auc.high"]].round(3), files.page, sep="\\n")

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.reports.plotting import CHANCE_LINE, cluster_style, figure_files
 from shoal.runs.files import read_table
-from shoal.simulation.outcome import ROUND_COLUMNS
+from shoal.simulation.measure import ROUND_COLUMNS
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results_table import read_results
 

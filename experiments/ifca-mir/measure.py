@@ -17,8 +17,8 @@ from shoal.config.build import build
 from shoal.core.atomic_files import write_text
 from shoal.engine import State
 from shoal.metrics.summary import flatten
-from shoal.simulation.final_measurement import measure_models
-from shoal.simulation.simulation import move_to_engine
+from shoal.simulation.measure import measure_models
+from shoal.simulation.play import move_to_engine
 
 
 def again(run: Path) -> dict:

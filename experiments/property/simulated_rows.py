@@ -21,7 +21,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.property import PropertyAttack, RoundObservation
 from shoal.property.update_table import property_summary, updates_table
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.sweeps import read_sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

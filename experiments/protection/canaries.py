@@ -30,7 +30,9 @@ from shoal.core.atomic_files import write_text
 from shoal.defenses.dp_sgd import NoiseShare
 from shoal.engine import Engine
 from shoal.engine.backends.example_gradients import example_gradients
-from shoal.simulation.simulation import Simulation, initial_state, measure_final, move_to_engine, run_rounds
+from shoal.simulation.measure import measure_final
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import Simulation
 from shoal.sweeps import read_sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "audit"))

@@ -43,7 +43,7 @@ from shoal.engine import Engine
 from shoal.metrics import mean_interval, roc_auc
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.run_records import records_of_run
-from shoal.simulation.simulation import initial_state, move_to_engine
+from shoal.simulation.play import initial_state, move_to_engine
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
 BASE, BAR = EXPERIMENTS / "sensors" / "base.toml", EXPERIMENTS / "control" / "bar-base.toml"

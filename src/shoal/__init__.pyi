@@ -124,10 +124,6 @@ from .property import (
     active_property_attacker as active_property_attacker,
     partition_by_property as partition_by_property,
 )
-from .runs.audits.app_trace import (
-    AppRecorder as AppRecorder,
-    app_trace as app_trace,
-)
 from .runs.audits.audit_members import (
     audit_scores as audit_scores,
     audit_trace as audit_trace,

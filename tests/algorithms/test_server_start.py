@@ -10,7 +10,7 @@ import shoal
 from shoal.core.errors import InputError
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 OWN = shoal.LocalSGD(epochs=3, batch_size=7, learning_rate=0.3)
 PRIVATE = shoal.DPSGD(noise_multiplier=2.0, noise="sum", min_clients=2)

@@ -19,7 +19,7 @@ from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores
 from shoal.replay.run_records import records_of_run
 from shoal.runs.run import run
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 def test_the_copies_are_two_flips_of_nine_shifts_by_an_eighth():

@@ -25,7 +25,7 @@ from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores, view_scores
 from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import JOINT_NAMES
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 def two_scores(shift: float = 1.0, records: int = 600, references: int = 8, seed: int = 0):

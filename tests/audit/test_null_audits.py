@@ -22,7 +22,7 @@ from shoal.metrics import membership_metrics
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import view_scores
 from shoal.replay.run_records import records_of_run
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 AUDITS = 80
 NAMES = [attack.name for attack in REFERENCE_ATTACKS]

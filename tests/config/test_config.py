@@ -282,7 +282,7 @@ BAD = [
     ),
     (
         "algorithm.name='IFCA'",
-        r"'algorithm.name' must be 'fedavg', 'ifca', 'ifca-mir',? .*or 'module:Name'; got 'IFCA'",
+        r"'algorithm.name' must be .*'fedavg', .*or 'module:Name'; got 'IFCA'",
     ),
     ("algorithm.averaging='mean'", r"'algorithm.averaging' must be 'model' or 'gradient'; got 'mean'"),
     (

@@ -1,11 +1,10 @@
 """What `shoal init` writes can be run as it is."""
 
 import tomllib
-from typing import get_args
 
 import pytest
 
-from shoal.algorithms import Algorithms
+from shoal.algorithms import ALGORITHMS
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import parse_config
 from shoal.config.starter import SOURCES, starter, write_starter
@@ -14,7 +13,7 @@ from shoal.core.errors import InputError
 DIGITS = load_data(parse_config(tomllib.loads(starter("digits", "fedavg")), "digits").data)
 
 
-@pytest.mark.parametrize("algorithm", [each.name for each in get_args(Algorithms)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_can_be_run_with_its_comments_as_keys(algorithm):
     text = starter("digits", algorithm)
     table = tomllib.loads(text)

@@ -2,13 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import shoal.attacks
 from experiment_scripts import experiment_script
-from shoal.algorithms import Algorithms
+from shoal.algorithms import ALGORITHMS
 from shoal.audit.finding import TITLES
 from shoal.config.schema import DefensesSection
 from shoal.config.settings_tables import names_of
@@ -33,7 +32,7 @@ def names(page: str) -> list[str]:
 
 def test_each_algorithm_has_one_row_with_its_title_and_name():
     first = [row[0] for row in rows("algorithms")]
-    assert sorted(first) == sorted(f"{cls.title} (`{cls.name}`)" for cls in get_args(Algorithms))
+    assert sorted(first) == sorted(f"{cls.title} (`{cls.name}`)" for cls in ALGORITHMS.values())
 
 
 def test_each_attack_has_one_row_with_its_title_and_its_attacker():

@@ -12,7 +12,7 @@ from shoal.data import Federation
 from shoal.defenses import DPSGD, Augmentation
 from shoal.engine import Engine, LinearTerm, LocalSGD
 from shoal.engine.backends import vmap_backend
-from shoal.engine.backends.dense_network import dense_network, row_class
+from shoal.engine.backends.dense_network import DenseNetwork, dense_network, row_class
 from shoal.engine.steps import Gradient
 from shoal.models import MLP, Logistic, Model, cross_entropy, squared_error
 
@@ -48,8 +48,8 @@ def dense(request: pytest.FixtureRequest) -> Model:
 @pytest.fixture
 def spans(monkeypatch):
     """The calls of `train_in_span`."""
-    calls, train = [], vmap_backend.train_in_span
-    monkeypatch.setattr(vmap_backend, "train_in_span", lambda *given: (calls.append(given), train(*given))[1])
+    calls, train = [], DenseNetwork.train_in_span
+    monkeypatch.setattr(DenseNetwork, "train_in_span", lambda *given: (calls.append(given), train(*given))[1])
     return calls
 
 
@@ -181,35 +181,20 @@ def test_who_shares_a_unit_and_the_threads_change_no_bit(dense, build, name, mon
     assert torch.equal(trained(dense, federation, local, starts=starts, backend="vmap", threads=1), whole)
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["the same inputs", "augmented"])
 @pytest.mark.parametrize("network", [lambda: MLP(400, 24, 3), lambda: Logistic(400, 3)], ids=["mlp", "logistic"])
-def test_ends_in_the_span_are_the_loop_s_and_do_not_depend_on_who_else_trains(spans, monkeypatch, network, fresh):
-    monkeypatch.setattr(vmap_backend, "cheaper_in_span", lambda *_, **__: True)
+def test_ends_in_the_span_are_the_loop_s_and_do_not_depend_on_who_else_trains(spans, monkeypatch, network):
+    monkeypatch.setattr(DenseNetwork, "cheaper_in_span", lambda *_: True)
     draw, sizes = torch.Generator().manual_seed(0), (9, 7, 9, 30, 9, 7, 9)
     clients = [(torch.rand(n, 1, 20, 20, generator=draw), torch.arange(n) % 3) for n in sizes]
     federation, model = Federation.from_tensors(clients, test=clients[0]), Model(network)
     local = LocalSGD(steps=3, batch_size="all", learning_rate=0.2, weight_decay=0.1)
-    if fresh:
-        local = replace(local, augmentation=AUGMENTED)
-    starts = starts_of(model, federation)[:2]
-    index = torch.arange(7) % 2
-    loop = trained(model, federation, local, starts=starts[index], backend="loop")
-
-    def rows_of(order: torch.Tensor) -> torch.Tensor:
-        """Rows of the clients in this order."""
-        shards, ids = federation.take(order).clients, federation.ids[order]
-        rows = torch.empty(len(order), model.layout.size)
-        with Engine(model, backend="vmap") as engine:
-            task = starts, index[order], shards, local.randomness(shards, ids, Stream(2)), local
-            for owners, ends in engine.train_into(lambda owners, ends: (owners, ends.clone()), *task):
-                rows[owners] = ends
-        return rows
-
-    rows = rows_of(torch.arange(7))
+    starts = starts_of(model, federation)
+    rows = trained(model, federation, local, starts=starts, backend="vmap")
     assert len(spans) == 3
+    loop = trained(model, federation, local, starts=starts, backend="loop")
     torch.testing.assert_close(rows, loop, rtol=1e-4, atol=1e-5)
     few = torch.tensor([4, 1, 0])
-    assert torch.equal(rows_of(few), rows[few])
+    assert torch.equal(trained(model, federation.take(few), local, starts=starts[few], backend="vmap"), rows[few])
 
 
 def test_rows_of_a_class_are_at_most_a_sixteenth_more():

@@ -14,14 +14,12 @@ from shoal.data import Federation
 from shoal.data.shards import Shards
 from shoal.defenses import DPSGD
 from shoal.engine import Engine, LinearTerm, LocalSGD, TorchOptimizer, require_plain_sgd
-from shoal.engine.backends import vmap_backend, vmap_gradients
+from shoal.engine.backends import vmap_backend
 from shoal.engine.backends.loop_backend import LoopBackend
-from shoal.engine.backends.vmap_gradients import VmapGradients
 from shoal.engine.engine import DivergenceError
 from shoal.models import MnistCNN, Model, squared_error
 
 CPU = torch.device("cpu")
-of = VmapGradients._of
 
 LOCALS = {
     "epochs": LocalSGD(epochs=3, batch_size=4, learning_rate=0.2),
@@ -195,15 +193,6 @@ def test_threads_change_no_bit_of_local_training(plain, model, build, local, bac
         assert torch.equal(trained(model, federation, local, backend=backend, threads=threads), two)
 
 
-def test_tracing_changes_no_bit(plain, mlp, build, local, monkeypatch):
-    untraced = plain(mlp.build, local, "vmap")
-    monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
-    traced = []
-    monkeypatch.setattr(VmapGradients, "_of", lambda self, network: traced.append(network) or of(self, network))
-    assert torch.equal(trained(mlp, build(), local, backend="vmap"), untraced)
-    assert len(traced) == 1, "the computation was traced once, and nothing ran untraced"
-
-
 @pytest.mark.parametrize("sizes", [(5,), (3, 9, 4), tuple(range(1, 700))])
 @pytest.mark.parametrize(
     "trainer", [LoopBackend(), vmap_backend.VmapBackend(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)]
@@ -219,8 +208,7 @@ def test_units_have_every_owner_once_and_the_largest_first(sizes, trainer):
 
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize("name", ["steps", "full batch"])
-def test_a_traced_regression_is_the_same_on_both_backends(name, targets, monkeypatch):
-    monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
+def test_a_regression_is_the_same_on_both_backends(name, targets):
     draw = torch.Generator().manual_seed(4)
     given = [(torch.randn(8, 30, generator=draw), torch.randn(8, targets, generator=draw)) for _ in range(3)]
     federation = Federation.from_tensors(given, test=given[0], task="regression")

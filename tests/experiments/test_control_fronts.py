@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from experiment_scripts import experiment_script
-from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.simulation.measure import CLIENT_COLUMNS
 
 
 def test_the_area_is_that_of_a_grid_of_dominated_points():

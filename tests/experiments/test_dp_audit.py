@@ -14,7 +14,7 @@ from shoal.core.errors import InputError
 from shoal.defenses import accounting
 from shoal.engine import Engine
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 SMALL = [
     'data.source="digits"', "data.clients=4", "data.examples_per_client=24", "data.test_examples=20",

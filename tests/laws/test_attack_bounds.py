@@ -16,7 +16,8 @@ from shoal.defenses.dp_sgd import NoiseShare
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.run_records import records_of_run
-from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import Simulation
 
 WHOLE = shoal.LocalSGD(steps=1, batch_size="all", learning_rate=0.5)
 BATCHES = shoal.LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)

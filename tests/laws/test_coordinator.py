@@ -35,18 +35,8 @@ def coordinator(**changes: Any) -> Coordinator:
 
 
 def training(model, federation, algorithm, asked: Coordinator | None, engine: Engine, **changes: Any) -> Training:
-    defenses = () if asked is None else (asked,)
-    return Training(
-        federation,
-        algorithm,
-        LOCAL,
-        engine,
-        Stream(5),
-        risk_estimator=RISKS,
-        defenses=defenses,
-        coordinator=asked,
-        **changes,
-    )
+    steered = {"risk_estimator": RISKS, "defenses": () if asked is None else (asked,), "coordinator": asked}
+    return Training(federation, algorithm, LOCAL, engine, Stream(5), **steered, **changes)
 
 
 def played(model, federation, algorithm, asked: Coordinator | None, rounds: int = 4, **changes: Any) -> State:

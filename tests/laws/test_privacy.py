@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +20,11 @@ from torch import Tensor
 
 from every_algorithm import ALGORITHMS
 from linear_training import MODEL, Kept
-from shoal import simulate
+from shoal import algorithms, simulate
 from shoal.algorithms import (
     APFL,
     PACFL,
     RDPCFL,
-    Algorithms,
     Ditto,
     EarlyStopping,
     FedAvg,
@@ -38,15 +37,14 @@ from shoal.algorithms import (
     Scaffold,
     ServerOnly,
 )
-from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrapper import choice_noise, with_bases
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State, Training
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.simulation import coordination
-from shoal.simulation.coordination import accountable_trainings
+from shoal.simulation.privacy_budget import accountable_trainings
 
 CLIP = 0.5
 RULE = DPSGD(CLIP, 0.5)
@@ -161,7 +159,7 @@ def findings(algorithm: Any, federation: Federation) -> set[str]:
     with Engine(MODEL, threads=1) as engine:
         starts = [Training(each, algorithm, LOCAL, engine, Stream(2)).start() for each in (federation, others)]
     # A private choice reads the data through noise that the epsilon counts.
-    private = coordination.choice_noise(algorithm) is not None
+    private = choice_noise(algorithm) is not None
     if not private and not (starts[0].models.shape == starts[1].models.shape and equal(*starts)):
         broken.add("start")
     for each in rounds(algorithm, federation, with_record(federation, 0)):
@@ -182,7 +180,7 @@ def findings(algorithm: Any, federation: Federation) -> set[str]:
 
 def test_privacy_laws_cover_every_algorithm():
     kinds = {type(inside) for each in ALGORITHMS for inside in with_bases(each)}
-    assert kinds == set(get_args(Algorithms))
+    assert kinds == set(algorithms.ALGORITHMS.values())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)

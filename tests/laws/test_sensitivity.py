@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from every_algorithm import ALGORITHMS
 from linear_training import MODEL, Kept
+from shoal import defenses
 from shoal.algorithms import (
     IFCA,
     IFCAMIR,
@@ -50,7 +51,6 @@ from shoal.defenses import (
     DPSGD,
     L2,
     Augmentation,
-    Defenses,
     Dropout,
     LaplaceNoise,
     NormClipping,
@@ -60,7 +60,7 @@ from shoal.defenses import (
 from shoal.engine import ClientTrainings, Engine, LocalSGD
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.rounds import training as training_module
-from shoal.simulation.coordination import PrivacyBudget
+from shoal.simulation.privacy_budget import PrivacyBudget
 from shoal.simulation.simulation import Simulation
 
 SIZES, CLIENT, OTHER, RECORD, ROUNDS = (12,) * 4, 3, 0, 5, 2
@@ -278,7 +278,7 @@ def test_no_defence_shows_more_of_a_record_than_the_stated_epsilon_assumes(defen
 
 
 def test_defences_cover_every_defence():
-    kinds = {each for each in get_args(Defenses) if not hasattr(each, "objective")}
+    kinds = {each for each in defenses.DEFENSES.values() if not hasattr(each, "objective")}
     assert {type(defense) for defense, _ in DEFENSES} | {DPSGD} == kinds
 
 

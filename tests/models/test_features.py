@@ -143,6 +143,20 @@ def test_training_on_features_is_training_on_a_federation_of_features():
     assert result.samples.keys() == {"all"}
 
 
+def test_a_frozen_body_as_a_map_trains_the_same_head():
+    body, calls = nn.Sequential(nn.Flatten(), nn.Linear(256, 20), nn.ReLU()).requires_grad_(False), []
+    body.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
+    local = shoal.LocalSGD(epochs=2, batch_size=5, learning_rate=0.5)
+    head, whole = shoal.Model(lambda: nn.Linear(20, 3)), shoal.Model(lambda: nn.Sequential(*body, nn.Linear(20, 3)))
+    own, more = federation(), {"algorithm": shoal.FedAvg(), "local": local, "rounds": 3}
+    features = Features(("own:body",), modules={"own:body": body})
+    once = shoal.Run(shoal.Simulation(own, head, features=features, **more)).train()
+    assert sum(calls) < 2 * (40 + 30 + 40), "one call per example, and a few to find the width"
+    again = shoal.Run(shoal.Simulation(own, whole, **more)).train()
+    # Sums over other numbers of inputs at once may differ in the last bits.
+    torch.testing.assert_close(once.state.models, again.state.models, rtol=1e-5, atol=1e-6)
+
+
 def test_a_run_on_features_is_resumed_and_loaded_with_its_map(tmp_path):
     simulation = toy(federation(), Features(("scattering", "pca"), dimension=6))
     result = shoal.Run(simulation, tmp_path / "run").train()

@@ -178,8 +178,6 @@ def test_attention_s_own_dropout_is_refused_with_what_to_set():
         trained("bert", model)
     with pytest.raises(InputError, match=r"a Model's inputs must be a function of a batch, .*got 3"):
         shoal.Model(bert, inputs=3)
-    with pytest.raises(InputError, match=r"so a Model has no 'inputs' beside it"):
-        shoal.Model(bert, inputs=masked, cache_features=True)
 
 
 def test_transformers_train_in_the_loop():

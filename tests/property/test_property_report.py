@@ -44,7 +44,6 @@ from shoal.property.property_page import (
     draw_map,
     draw_points,
     maps,
-    property_section,
     rolling_mean,
     running_auc,
     tsne_maps,
@@ -118,7 +117,7 @@ def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, 
 def section_of(summary: Summary, updates: pd.DataFrame, clusters: int = 2, **attack: object) -> Section:
     config = attacked(**attack)
     assert config.property_attack is not None
-    return property_section(config.property_attack, config.data.task, summary, updates, clusters)
+    return config.property_attack.page(config.data.task, summary, updates, clusters)
 
 
 def cells(summary: Summary, updates: pd.DataFrame, clusters: int = 2) -> dict[str, tuple[str, ...]]:
@@ -349,7 +348,7 @@ def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
         ({"property.auc": 0.9}, "The property is exposed (AUC 0.900, 95 % interval 0.774"),
         (
             {"property.auc": 0.51, "property.auc_control": 0.5},
-            "Whether the property is exposed is not decided (AUC 0.510, 95 %",
+            "property is exposed is not decided (AUC 0.510, 95 %",
         ),
         ({"property.auc": 0.9, "property.updates": 22}, "not decided (AUC 0.900, 95 % interval 0.4"),
         ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_counterfactual": 0.6}, "swapped: 0.600"),

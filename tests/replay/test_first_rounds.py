@@ -8,7 +8,7 @@ import torch
 from shoal.config.build import build
 from shoal.replay.first_rounds import ROUNDS, FirstRounds
 from shoal.replay.reference_federations import AttackedRun
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay import reference_federations
 from shoal.replay.reference_federations import AttackedRun, join_scores
-from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_nothing_is_evaluated_and_no_shadow_model_trained_on_the_way(attacked, m
         raise AssertionError("a reference federation was evaluated")
 
     monkeypatch.setattr(RedTeam, "estimate", refuse)
-    monkeypatch.setattr("shoal.simulation.simulation.round_metrics", refuse)
+    monkeypatch.setattr("shoal.simulation.play.round_metrics", refuse)
     monkeypatch.setattr("shoal.attacks.queries.shadow_models.ShadowModels.records", refuse)
     run.train_reference(0, engine)
 

@@ -18,7 +18,8 @@ from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores, view_scores
 from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, largest, spans_to_repeat
-from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import initial_state, move_to_engine, run_rounds
+from shoal.simulation.simulation import Simulation
 
 
 def attacked_run(simulation: Simulation, engine: Engine) -> AttackedRun:

@@ -347,33 +347,6 @@ def test_preference_inference_is_explained_where_it_was_asked() -> None:
     assert "Every group has as many of both" in page.text
 
 
-def reconstruction(*names: str) -> dict[str, float]:
-    figures = {"explained": 0.734, "rounds": 19.0}
-    for name in names:
-        for metric, value in (("cosine", 0.61), ("baseline", 0.66), ("gain", -0.05)):
-            figures |= {f"{name}.{metric}": value, f"{name}.{metric}.low": value - 0.02}
-            figures |= {f"{name}.{metric}.high": value + 0.01}
-        figures |= {f"{name}.largest": 0.912, f"{name}.clients": 30.0, f"{name}.resolution": 0.25}
-    return {f"reconstruction.{key}": value for key, value in figures.items()}
-
-
-def test_reconstructed_updates_stand_beside_the_mean_move_and_what_could_not_be_asked_is_said() -> None:
-    page = shown(audit_of(guesses=reconstruction("all", "minority", "majority")))
-    found = rows(page, "reconstruction")
-    assert [each.partition('"row">')[2].partition("<")[0] for each in found] == ["all", "minority", "majority"]
-    assert "0.610 <small>0.590 to 0.620</small>" in found[0]
-    assert "\N{MINUS SIGN}0.050 <small>\N{MINUS SIGN}0.070 to \N{MINUS SIGN}0.040</small>" in found[0]
-    assert "0.912" in found[0]
-    assert "before and after 19 rounds" in page.text
-    assert "explain 73 % of the squared moves" in page.text
-    assert "guesses" not in page.ids, "which has its own section"
-    one = shown(audit_of(guesses=reconstruction("all", "minority")))
-    assert len(rows(one, "reconstruction")) == 1, "one group is all clients"
-    nothing = shown(audit_of(omitted={"reconstruction": "got no two consecutive rounds"}))
-    assert "reconstruction" not in nothing.ids
-    assert "Reconstruction of updates from released models: got no two consecutive rounds." in nothing.text
-
-
 def test_names_are_escaped_and_may_be_in_other_scripts() -> None:
     names = ("<b>&", "$x$ frac", "少数")
     audit = audit_of(groups=names)

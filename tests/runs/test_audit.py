@@ -85,7 +85,7 @@ def test_the_files_and_keys_of_an_audit(finished, audited):
         if key.startswith("attacks."):
             of_span = re.fullmatch(r"attacks\.span(-models)?\.(all|minority|majority)\.exact", key)
             assert of_span or re.fullmatch(PARTS[0], key), key
-    for name in ("cluster-identity", "preference-inference", "reconstruction"):
+    for name in ("cluster-identity", "preference-inference"):
         assert audited.audit.omitted[name] == "needs recorded rounds, which the run has not (record.updates)"
     assert flat["references"] == 4
     assert flat["members"] == flat["non_members"] > 0
@@ -537,16 +537,11 @@ def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_pa
     assert set(found.audit.attacks["view"]) == {"outsider", "client", "server"}
     assert "chose at least two clusters" in found.audit.omitted["cluster-identity"], "FedAvg has one model"
     assert "chose at least two clusters" in found.audit.omitted["preference-inference"], "its thresholds are known"
-    assert found.flat["reconstruction.rounds"] == 3, "the last of four has none after it"
-    assert found.flat["reconstruction.all.resolution"] == pytest.approx(1 / 6), "all six are always together"
-    assert found.flat["reconstruction.all.gain"] == pytest.approx(0, abs=1e-4)
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
     alone = audit_trace(recorded, out=tmp_path / "trace")
     for key, value in alone.flat.items():
         # The exact attacks are asked of the run's own pairs, whose first rounds are trained again.
-        if key.startswith(("attacks.", "source", "group", "reconstruction")) and not {"span", "joint"} & {
-            *re.split(r"[.-]", key)
-        }:
+        if key.startswith(("attacks.", "source", "group")) and not {"span", "joint"} & {*re.split(r"[.-]", key)}:
             assert found.flat[key] == value, key
 
 

@@ -13,7 +13,8 @@ from shoal.data import Federation
 from shoal.engine import LocalSGD, RoundPlan, RoundReport, State
 from shoal.runs.progress import Display
 from shoal.runs.run import run
-from shoal.simulation.simulation import Simulation, SimulationState
+from shoal.simulation.play import SimulationState
+from shoal.simulation.simulation import Simulation
 
 
 @pytest.fixture

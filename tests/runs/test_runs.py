@@ -24,7 +24,7 @@ from shoal.runs import checkpoint, directory
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.simulation import SimulationState
+from shoal.simulation.play import SimulationState
 from unrendered import unrendered_figures
 
 

@@ -1,12 +1,12 @@
-"""The clients. What is added for the audit: the import of shoal, and the mod."""
+"""The clients. What is added for the audit: the import of shoal_flower, and the mod."""
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from task import CLIENTS, Net, load_data, test, train
 
-import shoal
+import shoal_flower
 
-app = ClientApp(mods=[shoal.AppRecorder("/tmp/shoal-trace")])
+app = ClientApp(mods=[shoal_flower.AppRecorder("/tmp/shoal-trace")])
 
 
 @app.train()

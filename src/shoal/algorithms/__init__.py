@@ -1,8 +1,11 @@
 """Federated algorithms, one paper per file, each a frozen dataclass that implements `shoal.engine.Algorithm`.
 
 May import `engine` and below, never `attacks`. To add one: a new file in `one_model`, `clusters`, `personal`,
-`private` or `wrappers`, and its class in `Algorithms`.
+`private` or `wrappers`, and its class here, in the imports and in `__all__`.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 from shoal.algorithms.clusters.cfl import CFL
 from shoal.algorithms.clusters.fedem import FedEM
@@ -39,20 +42,14 @@ from shoal.algorithms.wrappers.pooling import Pooling
 from shoal.algorithms.wrappers.shared_body import SharedBody
 from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart, ServerStart
 
-Algorithms = (
-    FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit
-    | ClusterSizeFloor | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody
-    | EarlyStopping | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | RDPCFL | FineTuning
-    | FedRep | FedBN | APFL | PerFedAvg | PrivateMeans | ServerOnly | ServerStart | CoordinateMedian | TrimmedMean
-    | MultiKrum
-)  # fmt: skip
-"""Algorithms that the key 'algorithm.name' of a configuration can name."""
-
 __all__ = [
-    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "ClusterSizeFloor",
+    "ALGORITHMS", "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "ClusterSizeFloor",
     "CoordinateMedian", "Derived", "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedBN", "FedEM",
     "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HypCluster",
     "IFCAWithinLimit", "LocalOnly", "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling",
     "PricedChoice", "PrivateMeans", "Redraw", "RiskAwareChoice", "Scaffold", "ServerOnly", "ServerStart",
     "SharedBody", "TrimmedMean", "Wrapper",
 ]  # fmt: skip
+
+ALGORITHMS: Mapping[str, Any] = {cls.name: cls for cls in map(vars().get, __all__) if hasattr(cls, "name")}
+"""The classes above that have a name, by which the key 'algorithm.name' of a configuration chooses one."""

@@ -84,6 +84,12 @@ def with_bases(algorithm: object) -> Iterator[object]:
         algorithm = getattr(algorithm, "base", None)
 
 
+def choice_noise(algorithm: object) -> float | None:
+    """The noise multiplier of the Gaussian mechanism by which clients' clusters are chosen; None: there is none."""
+    declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
+    return next((noise for noise in declared if noise is not None), None)
+
+
 def require_kept_models(wrapper: object) -> None:
     """Raise `InputError` where a base of the wrapper changes its number of models."""
     _, *bases = with_bases(wrapper)

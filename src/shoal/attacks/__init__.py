@@ -2,7 +2,7 @@
 
 May import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
 `MembershipAttack`, an active property attacker the engine's `MaliciousClient`, an attack on the scores of reference
-models `ReferenceAttack`. To add a membership-inference attack: a new file, and its name in `MembershipAttacks`.
+models `ReferenceAttack`. To add a membership-inference attack: a new file, and its name in `MEMBERSHIP_ATTACKS`.
 """
 
 from shoal.attacks.membership_attack import (
@@ -32,7 +32,6 @@ from shoal.attacks.span.candidates import Candidates, SpanScores
 from shoal.attacks.span.joint import ModelJoint, UpdateJoint
 from shoal.attacks.span.knowledge import Knowledge, ServerOptimizer
 from shoal.attacks.span.span import ModelSpan, UpdateSpan
-from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
 from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
 from shoal.attacks.updates.client_membership import client_scores, cohort_coefficients
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
@@ -40,18 +39,18 @@ from shoal.attacks.updates.source_inference import GroupInference, Guesses, Sour
 from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
 from shoal.attacks.updates.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 
-MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
-"""The membership-inference attacks that a configuration can name."""
+MEMBERSHIP_ATTACKS = {cls.name: cls for cls in (ShadowModelAttack, LossThreshold, Gap)}
+"""The membership-inference attacks that a configuration can name, by their names."""
 
 __all__ = [
-    "RMIA", "Acquisition", "BaVarIA", "Candidates", "ClusterIdentity", "DifficultyCalibration", "FedMIACosine",
-    "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference", "Guesses", "HarvestedModel",
-    "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore", "LossThreshold",
-    "LossTrajectory", "MembershipAttack", "MembershipAttacks", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
+    "MEMBERSHIP_ATTACKS", "RMIA", "Acquisition", "BaVarIA", "Candidates", "ClusterIdentity", "DifficultyCalibration",
+    "FedMIACosine", "FedMIALoss", "FittedAttack", "Gap", "GradCosine", "GradDifference", "GroupInference", "Guesses",
+    "HarvestedModel", "IdentityGuesses", "ImageChanges", "Knowledge", "LiRA", "LossHistograms", "LossScore",
+    "LossThreshold", "LossTrajectory", "MembershipAttack", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
     "NoiseChanges", "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
-    "Query", "ReconstructedUpdates", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
+    "Query", "RecordedRisks", "Records", "ReferenceAttack", "ReferenceModels",
     "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
     "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View", "augmentation_votes", "boundary_distance",
-    "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes", "reconstruct_from_rounds",
+    "client_scores", "cohort_coefficients", "logit_confidence", "needs_classes",
     "update_scores",
 ]  # fmt: skip

@@ -155,7 +155,7 @@ class MembershipAttack(Protocol):
     """An attack before it is fitted: a frozen dataclass of its hyper-parameters.
 
     One that reads posteriors or predicted classes has a class variable ``needs_classes = True``, and is then refused in
-    a regression. To add one: its file, and its name in `shoal.attacks.MembershipAttacks`.
+    a regression. To add one: its file, and its name in `shoal.attacks.MEMBERSHIP_ATTACKS`.
 
     Example:
         >>> from dataclasses import dataclass

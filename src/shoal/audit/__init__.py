@@ -10,11 +10,11 @@ from shoal.audit.record_exposure import record_exposure
 from shoal.audit.records import RecordTable, measure
 from shoal.audit.red_team import NEED_HOLDOUT, RedTeam
 from shoal.audit.reference_records import AuditRecords, leave_one_out_scores, median_threshold, reference_thresholds
-from shoal.audit.update_audit import ReconstructionAudit, UpdateAudit, audit_reconstruction, audit_updates
+from shoal.audit.update_audit import UpdateAudit, audit_updates
 
 __all__ = [
-    "NEED_HOLDOUT", "Audit", "AuditRecords", "FinishedTraining", "Measurement", "OneRunAudit", "ReconstructionAudit",
-    "RecordTable", "RedTeam", "UpdateAudit", "audit_reconstruction", "audit_records", "audit_updates",
+    "NEED_HOLDOUT", "Audit", "AuditRecords", "FinishedTraining", "Measurement", "OneRunAudit",
+    "RecordTable", "RedTeam", "UpdateAudit", "audit_records", "audit_updates",
     "leave_one_out_scores", "measure", "measurement", "median_threshold", "one_run_audit", "record_exposure",
     "reference_thresholds",
 ]  # fmt: skip

@@ -16,7 +16,6 @@ from shoal.audit.records import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
     CLIENT,
-    DecisiveFigures,
     RecordTable,
     at_once,
     attacks_of_view,
@@ -155,6 +154,14 @@ def _figures(
     return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
 
 
+_FIELDS = {
+    f"{metric}{end}": field
+    for metric, fields in METRICS.items()
+    for end, field in zip(("", ".low", ".high"), fields, strict=True)
+} | {"members": "members", "non_members": "non_members", "exact": "exact", "accuracy.null_high": "null_high"}
+"""The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, with these."""
+
+
 def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
     """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fraction of the time."""
     return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
@@ -178,8 +185,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
         return None
     chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
     judged = {
-        attack: DecisiveFigures(*(row[key] for key in ("auc", "auc.low", "accuracy", "accuracy.low", "exact")))
-        for attack, row in rows.items()
+        attack: MembershipMetrics(**{field: row[key] for key, field in _FIELDS.items()}) for attack, row in rows.items()
     }
     return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
 
@@ -325,12 +331,11 @@ def attack_row(
 ) -> dict[str, Any]:
     """A row of `Audit.attacks`."""
     row: dict[str, Any] = {"view": view, "attack": attack, "scope": scope, "name": name}
-    row |= {"accuracy.null_high": metrics.null_high, "chosen": chosen, "strongest": strongest}
-    row |= {"members": metrics.members, "non_members": metrics.non_members, "exact": metrics.exact}
-    for metric, attributes in METRICS.items():
-        for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):
-            row[f"{metric}{end}"] = getattr(metrics, attribute)
-    return row
+    return row | {
+        "chosen": chosen,
+        "strongest": strongest,
+        **{key: getattr(metrics, field) for key, field in _FIELDS.items()},
+    }
 
 
 TWO_SIDED = (LiRA.name, BaVarIA.name)

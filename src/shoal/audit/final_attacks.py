@@ -10,8 +10,9 @@ as much. It may understate the exposure of personal models.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from operator import methodcaller
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,9 +49,7 @@ class FinalAttacks:
     Args:
         predictions: of the deployed models.
         fits: scores of the deployed models by each fit of each attack, by the attacks' names; the configured one first.
-        by_loss: the same by a threshold on the loss; None where there were no records to set it by.
         shared: scores of the clusters' models by each fit of the configured attack.
-        used_shadow_models: whether attacks were fitted on shadow models.
         titles: of the attacks by their names.
         references: records with reference models, attacked; None: there are none.
         view: whose exposure the run's figures are.
@@ -58,9 +57,7 @@ class FinalAttacks:
 
     predictions: Predictions
     fits: Mapping[str, Sequence[ModelScores]]
-    by_loss: ModelScores | None
     shared: Sequence[ModelScores]
-    used_shadow_models: bool
     titles: Mapping[str, str] = field(default_factory=dict)
     references: AttackedRecords | None = None
     view: View = OUTSIDER
@@ -70,27 +67,20 @@ class FinalAttacks:
         """The fits of the configured attack on the deployed models."""
         return next(iter(self.fits.values()))
 
-    @cached_property
-    def by_model(self) -> list[ByAttack]:
-        """Metrics of all attacks of the run's `view` on each of the S deployed models."""
-        return self.of_models(self.view)
-
-    def of_models(self, view: View) -> list[ByAttack]:
+    def by_model(self, view: View) -> list[ByAttack]:
         """Metrics of all attacks that a view can carry out on each of the S deployed models."""
-        return self._with_references(self._fits_by_model, "model", range(len(self._fits_by_model)), view)
+        return self._with_references("model", self._fits_by_model, view)
 
-    @cached_property
     def by_group(self) -> dict[int, ByAttack]:
         """Metrics of all attacks of the run's `view` on each group with clients, against non-members of the group."""
         federation = self.configured[0].federation
         groups = federation.groups_with_clients
-        by_fits, names = [self._measured(methodcaller("of_group", g)) for g in groups], federation.groups
-        measured = self._with_references(by_fits, "group", [names[g] for g in groups], self.view)
-        return dict(zip(groups, measured, strict=True))
+        by_fits = {federation.groups[g]: self._measured(methodcaller("of_group", g)) for g in groups}
+        return dict(zip(groups, self._with_references("group", by_fits, self.view), strict=True))
 
     @cached_property
-    def _fits_by_model(self) -> list[ByAttack]:
-        return [self._measured(methodcaller("of_model", s)) for s in range(len(self.configured[0].margins))]
+    def _fits_by_model(self) -> dict[int, ByAttack]:
+        return {s: self._measured(methodcaller("of_model", s)) for s in range(len(self.configured[0].margins))}
 
     def _measured(self, records_of: Callable[[ModelScores], RecordTable]) -> ByAttack:
         return {name: mean_metrics([measure(records_of(fit)) for fit in fits]) for name, fits in self.fits.items()}
@@ -103,15 +93,13 @@ class FinalAttacks:
             return None
         return self.references.of_view(view)
 
-    def _with_references(
-        self, by_fits: list[ByAttack], column: str, values: Sequence[int | str], view: View
-    ) -> list[ByAttack]:
-        """Attacks of a view on records with reference models `joined` with the run's fitted ones."""
+    def _with_references(self, column: str, by_fits: Mapping[Any, ByAttack], view: View) -> list[ByAttack]:
+        """Attacks of a view on records with reference models `joined` with the run's fitted ones, by a column."""
         records = self.records_of(view)
         if records is None:
-            return [{self.titles.get(name, name): fit for name, fit in attacks.items()} for attacks in by_fits]
+            return [{self.titles.get(name, name): fit for name, fit in fits.items()} for fits in by_fits.values()]
         by_records = records.measured(column)
-        return [joined(by_records.get(value, {}), attacks) for value, attacks in zip(values, by_fits, strict=True)]
+        return [joined(by_records.get(value, {}), fits) for value, fits in by_fits.items()]
 
 
 def joined(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
@@ -155,13 +143,11 @@ def attack_final_models(
     def keep(first: int, outputs: ModelOutputs) -> None:
         predictions.append(predictions_of(outputs, first, deployed, federation, metric))
 
-    scores = attacked.scores([*configured, *by_loss, *gap], keep)
-    of_loss = scores[len(configured) : len(configured) + len(by_loss)]
-    fits = {attack_name(red_team.attack): scores[: len(configured)]}
-    for name, more_fits in ((attack_name(LossThreshold()), of_loss), (attack_name(Gap()), scores[-1:] if gap else [])):
-        if more_fits:
-            fits.setdefault(name, more_fits)
-    shared = scores[: len(configured)]
+    scores, fits = iter(attacked.scores([*configured, *by_loss, *gap], keep)), dict[str, list[ModelScores]]()
+    for of_attack in filter(None, (configured, by_loss, gap)):
+        # The configured attack may be one of the others.
+        fits.setdefault(of_attack[0].attack, [*islice(scores, len(of_attack))])
+    shared = fits[attack_name(red_team.attack)]
     if personal:
         of_clusters, nobody = Membership.of_clusters(state, member_rounds), torch.full((len(federation),), -1)
         clusters = list(range(len(state.models)))
@@ -169,9 +155,7 @@ def attack_final_models(
     return FinalAttacks(
         predictions=Predictions.join(predictions),
         fits=fits,
-        by_loss=of_loss[0] if of_loss else None,
         shared=shared,
-        used_shadow_models=used,
         titles={attack_name(shadows): attack_title(shadows) for shadows in (Gap(), LossThreshold(), red_team.attack)},
         references=references,
         view=view,

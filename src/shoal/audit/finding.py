@@ -45,7 +45,6 @@ TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") f
     "stack-client": f"{Stack.title}, a client's too",
     "stack-server": f"{Stack.title}, the server's too",
     "source-inference-in-cluster": f"{SourceInference.title} in the cluster",
-    "reconstruction": "reconstruction of updates from released models",
     "client-membership": "membership of clients",
 }
 """Titles of attacks by their names in audit.json and in files, also of attacks without a class."""

@@ -15,7 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.audit.final_attacks import ByAttack, FinalAttacks, exposure_of_clients
+from shoal.attacks import LossThreshold
+from shoal.audit.final_attacks import ByAttack, FinalAttacks, attack_name, exposure_of_clients
 from shoal.audit.model_scores import Membership, ModelScores, is_personal
 from shoal.audit.predictions import Predictions
 from shoal.audit.records import RecordTable, measure, strongest
@@ -129,7 +130,7 @@ class FinishedTraining:
         """The columns of `exposure_of_clients`, and ``mia``, of all clients by view: the run's, and those of limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
         views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
-        by_model: dict[View, list[ByAttack]] = {view: self.attacks.of_models(view) for view in dict.fromkeys(views)}
+        by_model: dict[View, list[ByAttack]] = {view: self.attacks.by_model(view) for view in dict.fromkeys(views)}
         return {
             view: pd.DataFrame(exposure_of_clients(attacks, trainers, federation)).assign(
                 mia=self._accuracy_of_models(view, attacks)[model]
@@ -309,12 +310,12 @@ def group_exposure(finished: FinishedTraining) -> Summary:
         _warn_of_one_answer(attacks.configured[0], federation)
     by_group = {g: _of_group(g, attacks, federation) for g in federation.groups_with_clients}
     if attacks.records_of(attacks.view) is not None:
-        by_group = {g: {**metrics, **_decided(attacks.by_group[g])} for g, metrics in by_group.items()}
+        by_group = {g: {**by_group[g], **_decided(by_attack)} for g, by_attack in attacks.by_group().items()}
     return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
 
 
 def _of_group(g: int, attacks: FinalAttacks, federation: Federation) -> Metrics:
-    scores, by_loss = attacks.configured[0], attacks.by_loss
+    scores, by_loss = attacks.configured[0], attacks.fits.get(attack_name(LossThreshold()), [None])[0]
     same_group, population = (measure(scores.of_group(g, mix)) for mix in _mixes(g, federation).values())
     metrics = _attack_metrics(same_group) | _attack_metrics(population, "_population") | _interval("mia", same_group)
     metrics |= {"members": same_group.members, "non_members": same_group.non_members}
@@ -388,9 +389,9 @@ def model_exposure(finished: FinishedTraining) -> Summary:
     """
     attacks, clusters = finished.attacks, dict[int, Metrics]()
     configured = attacks.records_of(attacks.view) is None or is_personal(finished.deployed)
+    by_model = [] if configured else attacks.by_model(attacks.view)
     for k, risk in enumerate(finished.state.risks.tolist()):
-        by_attack = {} if configured else attacks.by_model[k]
-        same_mix = measure(attacks.shared[0].of_model(k)) if configured else by_attack[strongest(by_attack)[0]]
+        same_mix = measure(attacks.shared[0].of_model(k)) if configured else by_model[k][strongest(by_model[k])[0]]
         population = measure(attacks.shared[0].of_model(k, population=True))
         clusters[k] = {**_attack_metrics(same_mix), **_attack_metrics(population, "_population"), "risk": risk}
     return Summary(by_cluster=clusters)
@@ -417,7 +418,7 @@ def repeated_attacks(finished: FinishedTraining) -> Summary:
 @measurement("shadow_examples", "Examples of each shadow model")
 def shadow_examples(finished: FinishedTraining) -> Summary:
     """Number of examples of each cluster's shadow models, which half the shadow set limits."""
-    if not finished.attacks.used_shadow_models:
+    if finished.red_team.attack.needs == "nothing":
         return Summary()
     state, federation, shadows = finished.state, finished.federation, finished.red_team.shadow_models
     sizes = {k: shadows.size_of(state, federation, k) for k in range(len(state.models))}

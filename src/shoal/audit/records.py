@@ -7,7 +7,7 @@ audits of clients' updates, canaries, and property inference, whose "members" ar
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 import pandas as pd
@@ -176,16 +176,6 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
     return replace(fits[0], **{name: float(np.mean([getattr(fit, name) for fit in fits])) for name in averaged})
 
 
-class DecisiveFigures(NamedTuple):
-    """The part of an attack's `MembershipMetrics` that decides which attack is the `strongest`."""
-
-    auc: float
-    auc_low: float
-    accuracy: float
-    low: float
-    exact: float
-
-
 def views_within(view: View) -> tuple[View, ...]:
     """A view and all that see less: their attacks are the view's too.
 
@@ -196,10 +186,7 @@ def views_within(view: View) -> tuple[View, ...]:
 
 
 def attacks_of_view(
-    view: View,
-    needed: Mapping[str, View],
-    order: Iterable[str],
-    measured: Mapping[str, DecisiveFigures | MembershipMetrics],
+    view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, MembershipMetrics]
 ) -> list[str]:
     """The attacks that a view can carry out, the one that is chosen beforehand first.
 
@@ -242,11 +229,11 @@ def attacks_of_view(
     return names
 
 
-def _exact(metrics: DecisiveFigures | MembershipMetrics) -> bool:
+def _exact(metrics: MembershipMetrics) -> bool:
     return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
 
 
-def _above_chance(metrics: DecisiveFigures | MembershipMetrics) -> bool:
+def _above_chance(metrics: MembershipMetrics) -> bool:
     return metrics.auc - at_once(2) * (metrics.auc - metrics.auc_low) > 0.5
 
 
@@ -260,7 +247,7 @@ def at_once(count: int) -> float:
     return quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
 
 
-def strongest(attacks: Mapping[str, DecisiveFigures | MembershipMetrics]) -> tuple[str, float]:
+def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
     """The attack that decides how exposed records are, of all that were made on the same records.
 
     The largest of many figures is above chance where nothing is leaked. So the first measured attack decides, which was

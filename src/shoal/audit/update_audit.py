@@ -10,7 +10,7 @@ A score that knows no more of a record than its group and label then has an AUC 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from shoal.attacks import (
     ClusterIdentity,
@@ -37,7 +35,6 @@ from shoal.attacks import (
     UpdateAttack,
     UpdateScores,
 )
-from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, scope_rows
@@ -56,15 +53,11 @@ from shoal.core.errors import InputError, described, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, Preferences, View
-from shoal.engine import RoundUpdates
-from shoal.metrics import MembershipMetrics, mean_interval
+from shoal.metrics import MembershipMetrics
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
 """The attacks on updates that an audit asks."""
-
-RECONSTRUCTION = "reconstruction"
-"""The key in audit.json of what is reconstructed from released models."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,24 +202,21 @@ def _records(
             client=owner[rows],
             group=scores.group[rows],
             model=scores.clients[i],
-            attack=attack.name + (AGAINST_CLIENTS if other_clients else ""),
-            view=attack.view,
             exact=exact[i, rows],
         )
         tables.append(table)
     return RecordTable.join(tables)
 
 
-def without_server(audit: Audit) -> Audit:
-    """An audit of a run of which no round was recorded: what that leaves out of choices and released models."""
-    reason = "needs recorded rounds, which the run has not (record.updates)"
-    names = (ClusterIdentity().name, PreferenceInference().name, RECONSTRUCTION)
-    return replace(audit, omitted={**audit.omitted, **dict.fromkeys(names, reason)})
+WITHOUT_ROUNDS: Mapping[str, str] = dict.fromkeys(
+    (ClusterIdentity().name, PreferenceInference().name),
+    "needs recorded rounds, which the run has not (record.updates)",
+)
+"""Why an audit of a run without recorded rounds has no guesses from choices, by their names."""
 
 
 def audit_server(
     scores: UpdateScores,
-    rounds: Iterable[RoundUpdates] = (),
     preferences: Mapping[int, tuple[float, float]] | None = None,
     *,
     attacks: Sequence[UpdateAttack | ScoredUpdates] = UPDATE_ATTACKS,
@@ -235,12 +225,10 @@ def audit_server(
 
     In `Audit.attacks` each attack of the server stands twice: against records that nobody trained on, and, with
     `AGAINST_CLIENTS` in its name, against other clients' examples. `Audit.guesses` has the server's guesses beside
-    membership: the client of a record, the group of a client, the half of its group, stricter or laxer, and its update,
-    from models alone.
+    membership: the client of a record, the group of a client, and the half of its group, stricter or laxer.
 
     Args:
         scores: of the recorded rounds.
-        rounds: the same rounds, in order, for the reconstruction; without them there is none.
         preferences: threshold and beta of each client, by its id; None: unknown, and not inferred.
         attacks: on membership.
 
@@ -278,7 +266,7 @@ def audit_server(
     ]
     titles = {attack.name: attack.title for attack in attacks}
     titles |= {name + AGAINST_CLIENTS: f"{title}, other clients" for name, title in titles.items()}
-    guesses, omitted = _guesses(scores, rounds, preferences)
+    guesses, omitted = _guesses(scores, preferences)
     return Audit(
         attacks=attack_table(rows, titles),
         records=pd.DataFrame(columns=[*RECORD_COLUMNS]),
@@ -312,7 +300,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
 
 
 def _guesses(
-    scores: UpdateScores, rounds: Iterable[RoundUpdates], preferences: Mapping[int, tuple[float, float]] | None
+    scores: UpdateScores, preferences: Mapping[int, tuple[float, float]] | None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """The keys and values of audit.json beside membership, and why others are missing."""
     group = client_groups(scores)
@@ -338,106 +326,9 @@ def _guesses(
             values |= {f"{name}.{key}": value for key, value in _rate(guessed, last_round=guessed.last_round).items()}
         except InputError as error:
             omitted[name] = str(error)
-    try:
-        values |= {f"{RECONSTRUCTION}.{key}": value for key, value in _reconstruction(scores, rounds).items()}
-    except InputError as error:
-        omitted[RECONSTRUCTION] = str(error)
     return values, omitted
 
 
 def _rate(guess: Guesses | IdentityGuesses, **more: float) -> dict[str, float]:
     rate = {"accuracy": guess.accuracy, "accuracy.low": guess.low, "accuracy.high": guess.high}
     return {**rate, **more, "chance": guess.chance}
-
-
-@dataclass(frozen=True, eq=False)
-class ReconstructionAudit:
-    """The similarity of updates that are reconstructed from released models to those that N clients sent.
-
-    Clients of one federation move alike, so a cosine alone says nothing: the mean move of the models that a client
-    trained, which anybody has without solving anything, has one too. The recorded updates are read only to judge both.
-
-    Args:
-        clients: (N,) int64 ids, ascending.
-        cosine, baseline: (N,) of each reconstructed update, and of the mean move, with the mean update that was sent.
-        resolution, explained: see `ReconstructedUpdates`.
-        rounds: number of rounds with the models before and after them.
-    """
-
-    clients: Tensor
-    cosine: Tensor
-    baseline: Tensor
-    resolution: Tensor
-    explained: float
-    rounds: int
-    __repr__ = one_line
-
-
-def audit_reconstruction(rounds: Iterable[RoundUpdates], sizes: Mapping[int, float]) -> ReconstructionAudit:
-    """Reconstruct the updates of every client, and compare with what it sent.
-
-    The attacker has the models before and after each round and who trained which. Whether the server weighs clients
-    equally or by their examples it decides by which explains the moves better. Two rounds' updates are in memory at a
-    time, beside their sums.
-
-    Args:
-        rounds: recorded, in order; a round counts if the next one is there too.
-        sizes: the number of examples of each client, by its id.
-    """
-    released = list[RoundUpdates]()
-    sent, moved = dict[int, Tensor](), dict[int, Tensor]()
-    before: RoundUpdates | None = None
-    for current in rounds:
-        if before is not None and current.round == before.round + 1 and current.models.shape == before.models.shape:
-            moves = current.models - before.models
-            for client, cluster, update in zip(
-                before.clients.tolist(), before.assignment.tolist(), before.updates, strict=True
-            ):
-                sent[client] = sent.get(client, 0) + update
-                moved[client] = moved.get(client, 0) + moves[cluster]
-        before = current
-        # Not a view, which would keep all updates in memory.
-        released.append(replace(current, updates=current.updates.new_empty(0, current.updates.shape[1])))
-    moves, assignment, clients = moves_between(released)
-    by_examples = torch.tensor([float(sizes[client]) for client in clients.tolist()])
-    reconstructed = _explaining(moves, assignment, clients, by_examples)
-    truth, blind = (torch.stack([sums[client] for client in clients.tolist()]).double() for sums in (sent, moved))
-    return ReconstructionAudit(
-        clients=clients,
-        cosine=cosine_similarity(reconstructed.updates, truth, dim=1),
-        baseline=cosine_similarity(blind, truth, dim=1),
-        resolution=reconstructed.resolution,
-        explained=reconstructed.explained,
-        rounds=len(moves),
-    )
-
-
-def _explaining(moves: Tensor, assignment: Tensor, clients: Tensor, sizes: Tensor) -> ReconstructedUpdates:
-    """The reconstruction with equal weights or by ``sizes``, whichever explains more; equal where both do alike."""
-    equal = reconstruct_updates(moves, assignment, clients)
-    if bool((sizes == sizes[0]).all()):
-        return equal
-    weighed = reconstruct_updates(moves, assignment, clients, sizes)
-    return weighed if weighed.explained > equal.explained + 1e-6 else equal
-
-
-def _reconstruction(scores: UpdateScores, rounds: Iterable[RoundUpdates]) -> dict[str, float]:
-    """The similarity of reconstructed updates to those that were sent, over all clients and by group.
-
-    Means over clients with intervals over them (Student's t), which take clients as independent: they are of the same
-    moves. ``gain`` is the cosine minus that of the mean move, of each client.
-    """
-    owned = np.bincount(scores.client[scores.client >= 0], minlength=len(scores.clients))
-    audit = audit_reconstruction(rounds, dict(zip(scores.clients.tolist(), owned.tolist(), strict=True)))
-    group = client_groups(scores)[np.searchsorted(scores.clients, audit.clients.numpy())]
-    flat = {"explained": audit.explained, "rounds": float(audit.rounds)}
-    scopes = {"all": group >= 0, **{scores.groups[g]: group == g for g in np.unique(group[group >= 0])}}
-    cosine, baseline = audit.cosine.numpy(), audit.baseline.numpy()
-    for name, rows in scopes.items():
-        for metric, values in (("cosine", cosine), ("baseline", baseline), ("gain", cosine - baseline)):
-            low, high = mean_interval(values[rows])
-            flat |= {f"{name}.{metric}": float(values[rows].mean())}
-            flat |= {f"{name}.{metric}.low": low, f"{name}.{metric}.high": high}
-        flat |= {f"{name}.largest": float(cosine[rows].max()), f"{name}.clients": float(rows.sum())}
-        flat |= {f"{name}.resolution": float(audit.resolution.numpy()[rows].mean())}
-    return flat

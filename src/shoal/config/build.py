@@ -18,10 +18,11 @@ from shoal.config.client_files import (
     reading_of,
     require_partition,
 )
-from shoal.config.kinds import failure, load
+from shoal.config.kinds import failure, load, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.entry_points import installed
+from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
@@ -41,12 +42,12 @@ from shoal.data import (
     partition_dataset,
 )
 from shoal.data.partition import PartitionIndices
+from shoal.data.sources.catalog import SOURCES
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
-from shoal.models.cached_features import frozen_prefix
 from shoal.simulation.checks import check_algorithm, check_coordinator
-from shoal.simulation.simulation import Simulation, examples_kind
+from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,11 +207,14 @@ def load_source(
     """
     where = None if path is None else Path(path).expanduser()
     with in_table("data"):
-        if ":" not in source and reading is not None:
+        code = own_source(source)
+        if code is None and reading is not None:
             return load_client_data(source, where, task, reading)
-        if ":" not in source:
+        if code is None:
+            names = [*SOURCES, *installed("shoal.sources", SOURCES)]
+            require(source in SOURCES, f"unknown data source '{source}'; {nearest(source, names)}")
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
-        function = load(source, "source")
+        function = load(code, "source")
         try:
             value = function(where, task)
         except InputError:
@@ -240,7 +244,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     with in_table("model"):
         model = _model(network, data, indices)
     with in_table("defenses"):
-        kind = examples_kind(data.kind, model, fixed=network.features is not None)
+        kind = data.kind if network.features is None else "features"
         setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
@@ -249,11 +253,6 @@ def resolve(config: Config, data: SourceData) -> Resolved:
             indices = config.property_attack.draw(config, data, stream)
     # Shipped networks need no trial.
     tried = _first_examples(data) if ":" in network.name and network.features is None else None
-    if model.cache_features:
-        with in_table("model"):
-            x, y = _first_examples(data)
-            prefix = frozen_prefix(setup.model, x)
-            setup, tried = replace(setup, model=prefix.rest(setup.model)), (prefix.mapped(x), y)
     with in_table("engine"):
         engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("algorithm"):
@@ -334,7 +333,7 @@ def _model(network: Network, data: SourceData, indices: PartitionIndices | None)
 def fitted(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
     """The model of a network of Shoal's or of a user's own, fitted to ``shape``."""
     own = ":" in network.name
-    return network.model_of(partial(load(network.name, "name"), shape)) if own else network.model(shape)
+    return Model(partial(load(network.name, "name"), shape)) if own else network.model(shape)
 
 
 def _features(network: Network) -> Features | None:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.audit import NEED_HOLDOUT
-from shoal.config.kinds import name_of
+from shoal.config.kinds import name_of, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table, table_of
 from shoal.core.errors import InputError, described, looked_in, printable, require
@@ -36,7 +36,7 @@ Reading = PictureFormat | Columns
 
 def reading_of(section: DataSection) -> Reading | None:
     """The format of the files or the table of [data]; None: its examples are partitioned across clients."""
-    if section.partition is not None or ":" in section.source:
+    if section.partition is not None or own_source(section.source):
         return section.columns
     return section.columns or section.pictures or PictureFormat()
 
@@ -128,7 +128,7 @@ def decided_data(section: DataSection, data: ClientDataset | Federation) -> Data
     if isinstance(data, Federation):
         return replace(section, groups=groups)
     split = section.split or ClientSplit()
-    if section.columns is None and ":" in section.source:
+    if section.columns is None and own_source(section.source):
         return replace(section, groups=groups, split=split)
     if section.columns is not None:
         return replace(section, groups=groups, split=split, columns=replace(section.columns, inputs=data.inputs))

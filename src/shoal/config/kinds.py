@@ -4,17 +4,63 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, runtime_checkable
 
-from shoal.algorithms import Algorithms
-from shoal.attacks import MembershipAttack, MembershipAttacks
-from shoal.config.round_attack_section import RoundAttackSection
+from shoal.algorithms import ALGORITHMS
+from shoal.attacks import MEMBERSHIP_ATTACKS, MembershipAttack
+from shoal.core.entry_points import installed
 from shoal.core.errors import InputError, nearest, quoted, require
-from shoal.core.settings import is_settings, one_of, spelled
+from shoal.core.randomness import Stream
+from shoal.core.settings import one_of, spelled
+from shoal.data import Federation, LabelledDataset, Preferences
+from shoal.data.partition import PartitionIndices
+from shoal.data.sources.catalog import SOURCES
 from shoal.defenses import Defense
-from shoal.engine import Algorithm
+from shoal.engine import Algorithm, MaliciousClients
+from shoal.models import Model
+from shoal.simulation.round_attack import RoundAttack
+from shoal.simulation.simulation import Simulation
+
+
+@runtime_checkable
+class RoundAttackSection(Protocol):
+    """Value of the table: `shoal.property.PropertyAttackSection`, or a class that ``name = "module:Name"`` names.
+
+    ``config`` is the configuration, a `shoal.Config`.
+    """
+
+    attack: RoundAttack
+
+    @staticmethod
+    def from_simulation(simulation: Simulation) -> "RoundAttackSection | None":
+        """The table that describes the attack of a simulation in Python; None where none does."""
+        ...
+
+    def check(self, config: Any) -> None:  # noqa: ANN401 - its schema has a field of this type
+        """Raise `InputError` where other tables contradict this one."""
+        ...
+
+    def draw(self, config: Any, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:  # noqa: ANN401
+        """Draw the partition of the examples."""
+        ...
+
+    def federation(
+        self,
+        config: Any,  # noqa: ANN401
+        dataset: LabelledDataset,
+        indices: PartitionIndices,
+        preferences: Preferences,
+        stream: Stream,
+    ) -> Federation:
+        """The federation of these examples, as `draw` gave them."""
+        ...
+
+    def malicious_clients(self, model: Model, federation: Federation) -> MaliciousClients | None:
+        """Clients that train in their own way for the attack; None where it only observes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -23,8 +69,14 @@ class Kind:
 
     title: str  # of one of them, in sentences
     protocol: type  # that they implement
-    shipped: tuple[Any, ...]  # the classes that have a name of their own
+    group: str = ""  # of the entry points by which installed packages add some
+    shipped: Mapping[str, type] = field(default_factory=dict)  # by their names
     default: str = ""  # the class of a table without a name, as module:Name, where it is loaded only if it is needed
+
+    @property
+    def added(self) -> dict[str, str]:
+        """The names that installed packages add, each with its ``module:Name``."""
+        return installed(self.group, self.shipped)
 
     def unnamed(self, where: str) -> type:
         """The class of a table without a name."""
@@ -37,31 +89,36 @@ class Kind:
         Raises:
             InputError: no class of this kind has that name.
         """
-        names = {cls.name: cls for cls in self.shipped}
-        if isinstance(name, str) and name in names:
-            return names[name]
-        if not isinstance(name, str) or ":" not in name:
+        added = self.added
+        if isinstance(name, str) and name in self.shipped:
+            return self.shipped[name]
+        if not isinstance(name, str) or (":" not in name and name not in added):
+            names = [*self.shipped, *added]
             close = nearest(str(name), names)
             hint = f"; {close}" if close.startswith("did") else ""
             raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spelled(name)}{hint}")
-        cls = load(name, where)
-        require(is_settings(cls), f"'{where}' = '{name}' must be a class with the decorator @settings; got {cls!r}")
+        cls = load(added.get(name, name), where)
+        require(
+            isinstance(cls, type) and is_dataclass(cls),
+            f"'{where}' = '{name}' must be a class with the decorator @settings; got {cls!r}",
+        )
         members = {*dir(cls), *(field.name for field in fields(cls))}
         missing = [member for member in vars(self.protocol) if not member.startswith("_") and member not in members]
         require(not missing, f"'{where}' = '{name}' is not {self.title}: it has no '{missing[0] if missing else ''}'")
         origin = name_of(cls)
         # The name is written into config.toml, from where it must lead to the same class.
-        require(origin == name, f"'{where}' = '{name}' is defined elsewhere; call it '{origin}'")
+        written = (origin, added.get(origin))
+        require(name in written, f"'{where}' = '{name}' is defined elsewhere; call it '{origin}'")
         return cls
 
 
 KINDS = {
     kind.protocol: kind
     for kind in (
-        Kind("an algorithm", Algorithm, get_args(Algorithms)),
-        Kind("a membership-inference attack", MembershipAttack, get_args(MembershipAttacks)),
-        Kind("a defence", Defense, ()),
-        Kind("an attack on rounds", RoundAttackSection, (), "shoal.property.scenario:PropertyAttackSection"),
+        Kind("an algorithm", Algorithm, "shoal.algorithms", ALGORITHMS),
+        Kind("a membership-inference attack", MembershipAttack, "shoal.attacks", MEMBERSHIP_ATTACKS),
+        Kind("a defence", Defense, "shoal.defenses"),
+        Kind("an attack on rounds", RoundAttackSection, default="shoal.property.scenario:PropertyAttackSection"),
     )
 }
 """The kinds, by the protocol with which fields are annotated."""
@@ -79,8 +136,15 @@ def name_of(cls: type) -> str:
     >>> name_of(IFCAMIR)
     'ifca-mir'
     """
-    shipped = any(cls in kind.shipped for kind in KINDS.values())
-    return getattr(cls, "name") if shipped else f"{cls.__module__}:{cls.__qualname__}"  # noqa: B009
+    if any(cls in kind.shipped.values() for kind in KINDS.values()):
+        return getattr(cls, "name")  # noqa: B009
+    origin = f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for kind in KINDS.values() for name, code in kind.added.items() if code == origin), origin)
+
+
+def own_source(source: str) -> str | None:
+    """The ``module:Name`` of a data source of a user's own, or of an installed package; None: it is one of Shoal's."""
+    return source if ":" in source else installed("shoal.sources", SOURCES).get(source)
 
 
 def title_of(algorithm: Algorithm) -> str:
@@ -94,8 +158,7 @@ def algorithm_title(name: str) -> str:
     >>> algorithm_title("ifca-mir"), algorithm_title("mine:Sticky")
     ('IFCA-MIR', 'Sticky')
     """
-    titles = {cls.name: cls.title for cls in get_args(Algorithms)}
-    return titles.get(name, name.rpartition(":")[2])
+    return ALGORITHMS[name].title if name in ALGORITHMS else name.rpartition(":")[2]
 
 
 def made(name: str, where: str) -> Any:  # noqa: ANN401

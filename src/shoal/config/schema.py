@@ -12,8 +12,7 @@ from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
 from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
-from shoal.config.kinds import made, name_of, require_data
-from shoal.config.round_attack_section import RoundAttackSection
+from shoal.config.kinds import RoundAttackSection, made, name_of, own_source, require_data
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import InputError, located, nearest, quoted, require, require_instance
@@ -37,7 +36,7 @@ _OF_CLIENTS = {"folder": (ClientSplit, PictureFormat), "table": (ClientSplit, Co
 
 def _kinds_of(source: str) -> tuple[type, ...]:
     """The settings of a source; a user's own may return a set, a table or a federation."""
-    return (Partition, ClientSplit, Columns) if ":" in source else _OF_CLIENTS.get(source, (Partition,))
+    return (Partition, ClientSplit, Columns) if own_source(source) else _OF_CLIENTS.get(source, (Partition,))
 
 
 @settings
@@ -82,7 +81,7 @@ class DataSection:
     def __post_init__(self) -> None:
         kinds = _kinds_of(self.source)
         for cls, value in zip(_KINDS, (self.partition, self.split, self.pictures, self.columns), strict=True):
-            needed = cls in (Partition, Columns) and cls in kinds and ":" not in self.source
+            needed = cls in (Partition, Columns) and cls in kinds and not own_source(self.source)
             require(value is not None or not needed, f"source '{self.source}' needs a {cls.__name__}")
             require(value is None or cls in kinds, f"source '{self.source}' takes no {cls.__name__}")
 
@@ -105,7 +104,7 @@ class DataSection:
                 if name == "clients" and "client" in allowed and isinstance(table[name], str):
                     then = "the column with their names is 'client'"
                 raise InputError(f"the key 'data.{name}' is {of}; {then}")
-        for cls in set(kinds) & {Partition, Columns} if ":" not in source else ():
+        for cls in set(kinds) & {Partition, Columns} if not own_source(source) else ():
             first = names_of(cls)[0]
             require(bool(set(names_of(cls)) & set(table)), f"the key 'data.{first}' is missing")
 

@@ -1,24 +1,22 @@
 """Tables of a file as settings, and settings as tables: the keys are the fields of the declaration.
 
 A field whose annotation is a protocol of `KINDS` holds one of several classes, and its table names which by ``name``.
-Only single values are pydantic's: it knows no keys that stand in their parent's table, and a union by
-``module:Name`` with one sentence for the first mistake would take as much code as `_chosen` and `_inline`.
 """
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import Kind, kind_of, name_of
-from shoal.core.errors import InputError, nearest, require
-from shoal.core.settings import Explicit, Inline, Internal, checked, hints_of, is_settings, spelled
+from shoal.core.errors import InputError, located, nearest, require
+from shoal.core.settings import Explicit, FieldError, Inline, Internal, spelled
 
 _Settings = TypeVar("_Settings")
 
@@ -29,7 +27,7 @@ class Key:
 
     field: str  # its name in Python
     name: str  # in the file; of an inline field of several kinds, the key that names the kind
-    hint: Any  # its annotation, without marks and without None
+    hint: Any  # its annotation, without None and the marks of the field
     inline: bool  # whether the keys of its own fields stand in the same table
     optional: bool  # whether it may be None
     default: Any  # if the file says nothing; MISSING: the file must say something
@@ -38,8 +36,7 @@ class Key:
 @cache
 def keys_of(cls: type) -> tuple[Key, ...]:
     """The keys that describe settings, in order."""
-    hints = hints_of(cls)
-    keys = []
+    hints, keys = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):
         hint, marks = unmarked(hints[field.name])
         optional = NoneType in get_args(hint)
@@ -47,21 +44,21 @@ def keys_of(cls: type) -> tuple[Key, ...]:
         if optional and len(inside) == 1:
             hint, more = unmarked(inside[0])
             marks += more
-        # The name by which a file chooses the class.
-        discriminator = field.name == "name" and get_origin(hint) is Literal and len(get_args(hint)) == 1
-        if discriminator or any(isinstance(mark, Internal) for mark in marks):
+        by_kind = {type(mark): mark for mark in marks}
+        # A word by which a file chooses the class is no key of the class.
+        if Internal in by_kind or (field.name == "name" and get_origin(hint) is Literal and len(get_args(hint)) == 1):
             continue
-        aliases = [mark.alias for mark in marks if isinstance(mark, FieldInfo) and mark.alias is not None]
-        aliases += [mark.key for mark in marks if isinstance(mark, Inline) and mark.key is not None]
+        alias = next((mark.alias for mark in marks if isinstance(mark, FieldInfo) and mark.alias is not None), None)
+        inline = by_kind.get(Inline)
         default = field.default if field.default_factory is MISSING else field.default_factory()
         keys.append(
             Key(
                 field=field.name,
-                name=[*aliases, field.name][0],
+                name=alias or (inline and inline.key) or field.name,
                 hint=hint,
-                inline=any(isinstance(mark, Inline) for mark in marks),
+                inline=inline is not None,
                 optional=optional,
-                default=MISSING if any(isinstance(mark, Explicit) for mark in marks) else default,
+                default=MISSING if Explicit in by_kind else default,
             )
         )
     return tuple(keys)
@@ -102,7 +99,7 @@ def names_of(cls: type, table: Mapping[str, Any] | None = None, where: str = "")
         if not key.inline or kind is not None:
             names.append(key.name)
         if key.inline:
-            inside = [key.hint] if kind is None else list(kind.shipped)
+            inside = [key.hint] if kind is None else list(kind.shipped.values())
             if kind is not None and table is not None and key.name in table:
                 inside.append(kind.named(table[key.name], dotted(where, key.name)))
             names += [name for choice in inside for name in names_of(choice, table, where)]
@@ -122,62 +119,57 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
         InputError: a key is unknown or missing, or has a value that is not allowed.
     """
     table = _table(value, where)
-    allowed = [key for key in names_of(cls, table, where) if name is None or key != "name"]
-    _refuse_unknown(table, allowed, where)
+    _refuse_unknown(table, [key for key in names_of(cls, table, where) if name is None or key != "name"], where)
     # Keys that do not go together are told before one of them is said to miss others.
     getattr(cls, "check_keys", lambda _: None)(table)
     return _made(cls, table if name is None else table | {"name": name}, where)
 
 
-def _made(cls: type[_Settings], table: Mapping[str, Any], where: str, default: _Settings | None = None) -> _Settings:
-    """The settings of ``cls`` from their keys in ``table``, others as in ``default``; other keys are left alone."""
-    values = {}
+def _made(cls: type[_Settings], table: Mapping[str, Any], where: str) -> _Settings:
+    """The settings of ``cls`` from their keys in ``table``; other keys are left alone."""
+    values, paths = {}, {}
     for key in keys_of(cls):
-        old = key.default if default is None else getattr(default, key.field)
-        path = dotted(where, key.name)
+        paths[key.field] = path = dotted(where, key.name)
         if key.inline:
-            value = _inline(key, table, where, old)
+            kind = kind_of(key.hint)
+            if kind is not None or not key.optional or set(names_of(key.hint)) & set(table):
+                inside = key.hint if kind is None else _chosen(kind, key.name, table, where, key.default)
+                values[key.field] = _made(inside, table, where)
         elif key.name in table:
-            value = _value(key.hint, table[key.name], path, old)
+            values[key.field] = _value(key.hint, table[key.name], path, key.default)
         else:
-            require(old is not MISSING, f"the key '{path}' is missing")
-            continue
-        values[key.field] = checked(cls, key.field, value, path)
-    with in_table(where):
-        return cls(**values) if default is None else replace(default, **values)  # pyright: ignore
+            require(key.default is not MISSING, f"the key '{path}' is missing")
+    try:
+        return cls(**values)
+    except FieldError as error:
+        raise FieldError(error.errors, paths) from None
+    except InputError as error:
+        raise InputError(f"[{where}]: {error}" if where else str(error)) from None
 
 
-def _inline(key: Key, table: Mapping[str, Any], where: str, old: Any) -> Any:  # noqa: ANN401
-    kind = kind_of(key.hint)
-    if kind is None and key.optional and not set(names_of(key.hint)) & set(table):
-        return old
-    cls = key.hint if kind is None else _chosen(kind, key.name, table, where, old)
-    return _made(cls, table, where, old if type(old) is cls else None)
-
-
-def _value(hint: Any, value: object, where: str, old: Any, name: str | None = None) -> Any:  # noqa: ANN401
+def _value(hint: Any, value: object, where: str, default: Any, name: str | None = None) -> Any:  # noqa: ANN401
     """The value of a key, by its annotation."""
     kind = kind_of(hint)
     if kind is not None:
         table = _table(value, where)
-        cls = _chosen(kind, "name", table, where, old)
-        _refuse_unknown(table, ["name", *(key for choice in (*kind.shipped, cls) for key in names_of(choice))], where)
+        cls = _chosen(kind, "name", table, where, default)
+        choices = (*kind.shipped.values(), cls)
+        _refuse_unknown(table, ["name", *(key for choice in choices for key in names_of(choice))], where)
         return _made(cls, table, where)
-    if is_settings(hint):
-        return read(hint, value, where, name=name if any(field.name == "name" for field in fields(hint)) else None)
+    if is_dataclass(hint):
+        named = any(field.name == "name" for field in fields(hint))
+        return read(hint, value, where, name=name if named else None)  # pyright: ignore[reportArgumentType]
     if get_origin(hint) is dict:
-        inside = get_args(hint)[1]
-        return {
-            key: _value(inside, member, dotted(where, key), None, key) for key, member in _table(value, where).items()
-        }
+        inside, table = get_args(hint)[1], _table(value, where)
+        return {each: _value(inside, member, dotted(where, each), None, each) for each, member in table.items()}
     return value
 
 
-def _chosen(kind: Kind, key: str, table: Mapping[str, Any], where: str, old: Any) -> Any:  # noqa: ANN401
-    """The class that the table names, or that of the default ``old``."""
+def _chosen(kind: Kind, key: str, table: Mapping[str, Any], where: str, default: object) -> type:
+    """The class that the table names by ``key``, or that of the default."""
     if key in table:
         return kind.named(table[key], dotted(where, key))
-    return kind.unnamed(dotted(where, key)) if old is MISSING or old is None else type(old)
+    return kind.unnamed(dotted(where, key)) if default is MISSING or default is None else type(default)
 
 
 def _table(value: object, where: str) -> dict[str, Any]:
@@ -217,7 +209,7 @@ def tables_with(cls: type, name: str, where: str = "") -> list[str]:
     for key in keys_of(cls):
         path, several = dotted(where, key.name), get_origin(key.hint) is dict
         inside = get_args(key.hint)[1] if several else described_by(key.hint)
-        if is_settings(inside) and not key.inline:
+        if isinstance(inside, type) and is_dataclass(inside) and not key.inline:
             tables += tables_with(inside, name, f"{path}.NAME" if several else path)
     return tables
 
@@ -227,20 +219,9 @@ def dotted(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-@contextmanager
-def in_table(where: str) -> Iterator[None]:
-    """Say in `InputError`s of which table their arguments are.
-
-    >>> with in_table("local"):
-    ...     raise InputError("'epochs' must be at least 1; got 0")
-    Traceback (most recent call last):
-    ...
-    shoal.core.errors.InputError: [local]: 'epochs' must be at least 1; got 0
-    """
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"[{where}]: {error}" if where else str(error)) from None
+def in_table(where: str) -> AbstractContextManager[None]:
+    """Say in `InputError`s of which table their arguments are."""
+    return located(f"[{where}]")
 
 
 def table_of(value: object) -> dict[str, Any]:
@@ -260,12 +241,12 @@ def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
     if (kind := kind_of(hint)) is not None:
         name = name_of(type(value))
         return ({} if name == kind.default else {"name": name}) | table_of(value)
-    if is_settings(hint):
+    if is_dataclass(hint):
         return table_of(value)
     if get_origin(hint) is dict:
         inside = get_args(hint)[1]
         tables = {name: _written(inside, member) for name, member in value.items()}
-        if is_settings(inside):
+        if is_dataclass(inside):
             for table in tables.values():
                 table.pop("name", None)
         return tables

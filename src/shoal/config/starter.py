@@ -1,15 +1,14 @@
 """A configuration to begin with: the named data and algorithm, and in comments what else can be asked for."""
 
 import json
+from dataclasses import is_dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import get_args
 
-from shoal.algorithms import Algorithms
-from shoal.config.kinds import kind_of
+from shoal.config.kinds import KINDS, kind_of
 from shoal.config.settings_tables import keys_of, meanings
 from shoal.core.errors import InputError, nearest, require
-from shoal.core.settings import is_settings
+from shoal.engine import Algorithm
 
 _PARTITION = """clients = 50
 examples_per_client = 20
@@ -68,9 +67,10 @@ def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
     """The text of a configuration with these two, in a file called ``name``."""
     require(source in SOURCES, f"'--data' cannot begin with '{source}'; {nearest(source, SOURCES)}")
     data, network = SOURCES[source]
-    algorithms = {cls.name: cls for cls in get_args(Algorithms)}
-    require(algorithm in algorithms, f"there is no algorithm '{algorithm}'; {nearest(algorithm, algorithms)}")
-    alternatives = ", ".join(name for name in algorithms if name != algorithm)
+    kind = KINDS[Algorithm]
+    names = [*kind.shipped, *kind.added]
+    require(algorithm in names, f"there is no algorithm '{algorithm}'; {nearest(algorithm, names)}")
+    alternatives = ", ".join(name for name in names if name != algorithm)
     return f"""\
 # shoal data {name}      what the data are
 # shoal run {name}       train, attack and measure: a directory under runs/
@@ -88,7 +88,7 @@ name = "{network}"
 {fill(f"# Or {alternatives}.", 118, subsequent_indent="# ", break_on_hyphens=False)}
 name = "{algorithm}"
 rounds = 15
-{"".join(_lines(algorithms[algorithm]))}
+{"".join(_lines(kind.named(algorithm, "--algorithm")))}
 [local]
 epochs = 5                 # passes of a client over its examples in a round
 batch_size = 10
@@ -103,9 +103,9 @@ def _lines(algorithm: type) -> list[str]:
     """The algorithm's own keys with their defaults, as comments."""
     lines, texts = [], meanings(algorithm)
     for key in keys_of(algorithm):
-        if key.inline and kind_of(key.hint) is None and is_settings(key.hint):
+        if key.inline and kind_of(key.hint) is None:
             lines += _lines(key.hint)
-        elif key.default is not None and not is_settings(type(key.default)):
+        elif key.default is not None and not is_dataclass(key.default):
             meaning = texts.get(key.field, "").split(". ")[0].split("; ")[0].rstrip(".")
             lines.append(f"{f'# {key.name} = {json.dumps(key.default)}':<26} # {meaning}\n")
     return lines

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.control.feedback import over_limit_shares, utilities
-from shoal.control.knobs import Knob, allocate
-from shoal.control.memory import Memory
+from shoal.control.knobs import Knob, Memory, allocate
 from shoal.control.risk_prediction import RiskPrediction
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, Internal, NonNegativeFloat, PositiveFloat, settings

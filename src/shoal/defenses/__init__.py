@@ -1,7 +1,7 @@
 """Defences of clients and server against inference from updates: values that change a `TrainingSetup`.
 
 May import `engine` and the packages below it. To add one: settings with a method `applied`, a ``name`` and a ``title``,
-its class in `Defenses`, and its field in `shoal.config.defense_sections`.
+its class in `DEFENSES`, and its field in `shoal.config.defense_sections`.
 """
 
 from shoal.defenses import accounting
@@ -16,14 +16,16 @@ from shoal.defenses.norm_clipping import NormClipping
 from shoal.defenses.regularization import L2, Dropout, ShorterTraining
 from shoal.defenses.relaxloss import RelaxLoss
 
-Defenses = (
-    Dropout | L2 | ShorterTraining | DPSGD | Augmentation | Mixup | Flooding | RelaxLoss | CCL | LaplaceNoise
-    | NormClipping
-)  # fmt: skip
-"""Shipped defences, in the order in which they are applied; their ``name`` is their key in [defenses]. Those with a
-method ``scaled`` can be steered by a coordinator."""
+DEFENSES = {
+    cls.name: cls
+    for cls in (
+        Dropout, L2, ShorterTraining, DPSGD, Augmentation, Mixup, Flooding, RelaxLoss, CCL, LaplaceNoise, NormClipping,
+    )
+}  # fmt: skip
+"""Shipped defences by their keys in [defenses], in the order in which they are applied. Those with a method ``scaled``
+can be steered by a coordinator."""
 
 __all__ = [
-    "CCL", "DPSGD", "L2", "Augmentation", "Defense", "Defenses", "Dropout", "Flooding", "LaplaceNoise", "LossDefense",
+    "CCL", "DEFENSES", "DPSGD", "L2", "Augmentation", "Defense", "Dropout", "Flooding", "LaplaceNoise", "LossDefense",
     "Mixup", "NormClipping", "RelaxLoss", "ShorterTraining", "TrainingSetup", "accounting", "defended",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class TrainingSetup:
         return replace(self, defenses=(*self.defenses, defense))
 
 
+@runtime_checkable
 class Defense(Protocol):
     """A defence against what clients and the server can learn from updates, or do by them; a value.
 

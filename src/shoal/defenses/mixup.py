@@ -59,7 +59,6 @@ class Mixup(LossDefense):
             InputError: the examples are texts, or steps are private or minimise another objective.
         """
         require(setup.kind != "texts", "mixup mixes inputs that are numbers, which texts are not")
-        require(setup.kind != "cached features", "mixup mixes inputs, and 'cache_features' keeps no mixtures' features")
         return super().applied(setup)
 
     def objective(

@@ -263,21 +263,11 @@ class Engine:
             require_plain_sgd(local, "such a local step")
         trainer = self._trainer_for(local)
 
-        plain = rule is None and term is None and not then
-
-        def trained(owners: Tensor) -> tuple[Tensor, Tensor]:
-            if plain and isinstance(trainer, VmapBackend) and index.dim() == 1:
-                found = trainer.ends_in_span(starts.to(self.device), index[owners], shards, owners, randomness, local)
-                if found is not None:
-                    return found
-            rows = _rows_of_four(starts, index[owners]).to(self.device)
-            for drawn, phase in ((randomness, local), *then):
-                trainer.train(self._bound(), rows, shards, owners, drawn, phase, term, rule=rule)
-            return owners, rows
-
         def work(owners: Tensor) -> _Result:
             with clock.part("local_training"):
-                owners, ends = trained(owners)
+                ends = _rows_of_four(starts, index[owners]).to(self.device)
+                for drawn, phase in ((randomness, local), *then):
+                    trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
                 self.model.require_frozen()
                 # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
                 broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
@@ -288,11 +278,7 @@ class Engine:
                 )
             return finish(owners, ends)
 
-        units = trainer.units(shards, local, plain=plain)
-        for _, phase in then:
-            # The same parts again; the trainer prepares for these steps too.
-            trainer.units(shards, phase)
-        yield from self._pool.in_order(work, units)
+        yield from self._pool.in_order(work, trainer.units(shards, local))
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
         """The backend for ``local``: the loop where vmap cannot do it, since directives may ask for it in one cluster

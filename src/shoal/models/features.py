@@ -6,7 +6,6 @@ itself, of wavelets or of public examples, has seen no client. Source of the com
 """
 
 import json
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
@@ -14,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import AfterValidator
 from safetensors import SafetensorError, safe_open
@@ -111,29 +109,27 @@ class FeatureMap(nn.Sequential):
         super().__init__(*modules)
         self.requires_grad_(False).eval()
 
-    def mapped(self, x: Tensor, *, together: int = MAPPED_TOGETHER, threads: int = 1, on_disk: bool = False) -> Tensor:
+    def mapped(self, x: Tensor, *, threads: int = 1) -> Tensor:
         """The features (M, d) float32 of inputs (M, ...), a few at a time; ``threads`` change no bit.
 
         Args:
             x: inputs.
-            together: inputs that are mapped at once, which may change the last bits.
             threads: that map side by side.
-            on_disk: whether features are in a memory-mapped file without a name, which vanishes with the process.
         """
 
         def work(part: Tensor) -> Tensor:
             with torch.no_grad():
                 return self(part).float().flatten(1)
 
-        before, places = torch.get_num_threads(), range(0, len(x), together)
+        before, places = torch.get_num_threads(), range(0, len(x), MAPPED_TOGETHER)
         torch.set_num_threads(1)
         try:
             # Without inputs one of zeros says the shape.
             shape = len(x), work(x[:1] if len(x) else x.new_zeros(1, *x.shape[1:])).shape[1]
-            features = _file(shape) if on_disk and len(x) else torch.empty(shape)
+            features = torch.empty(shape)
             with ThreadPoolExecutor(threads, "features", torch.set_num_threads, (1,)) as pool:
-                for i, part in zip(places, pool.map(work, x.split(together)), strict=False):
-                    features[i : i + together] = part
+                for i, part in zip(places, pool.map(work, x.split(MAPPED_TOGETHER)), strict=False):
+                    features[i : i + MAPPED_TOGETHER] = part
         except InputError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:
@@ -168,12 +164,6 @@ class FeatureMap(nn.Sequential):
             loaded = FeatureMap(*(kinds[name](*sizes) for name, *sizes in about))
             loaded.load_state_dict(tensors)
         return loaded
-
-
-def _file(shape: tuple[int, int]) -> Tensor:
-    """Numbers of this shape in a file that is mapped into memory."""
-    with tempfile.TemporaryFile() as file:
-        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
 
 
 _NAMES: dict[type, str] = {NormalizedScattering: "scattering", PrincipalComponents: "pca"}

@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -91,12 +91,6 @@ class Model:
             dict, its positional ones as a tuple, or a tensor. A text's padding becomes a mask by ``lambda words:
             {"input_ids": words, "attention_mask": words != 0}``; several inputs of an example that are stored in one
             tensor are taken apart. None: the batch itself.
-        cache_features: whether a simulation computes once what the network's frozen first layers make of each input,
-            and trains the others on that. The layers are the first ones of a
-            `torch.nn.Sequential`, or the module ``body`` of a network that computes ``head(body(x))``, without dropout
-            and batch statistics. What is saved is the whole network. Attacks that change their inputs change features.
-        cache_megabytes: 10^6 bytes of features that are kept in memory; more are in a memory-mapped file.
-        whole: the model of which this one is what follows the frozen first layers; None: it is whole.
 
     Example:
         >>> from torch import nn
@@ -115,9 +109,6 @@ class Model:
     metric: Metric | None = None
     outputs: Callable[[Any], Tensor] | None = None
     inputs: Callable[[Tensor], Any] | None = None
-    cache_features: bool = False
-    cache_megabytes: int = 2000
-    whole: "Model | None" = field(default=None, repr=False)
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -143,10 +134,6 @@ class Model:
             self.inputs is None or callable(self.inputs),
             "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words}; got "
             f"{described(self.inputs)}",
-        )
-        require(
-            self.inputs is None or not self.cache_features,
-            "'cache_features' is of layers that take the stored inputs, so a Model has no 'inputs' beside it",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -273,8 +260,8 @@ class Model:
 
     @cached_property
     def frozen_hash(self) -> str:
-        """SHA-256 of the whole network's frozen tensors, their names and shapes; "" where there are none."""
-        return hash_of((self.whole or self).frozen)
+        """SHA-256 of the frozen tensors, their names and shapes; "" where there are none."""
+        return hash_of(self.frozen)
 
     def with_frozen(self, tensors: Mapping[str, Tensor]) -> "Model":
         """The model with these numbers in its frozen tensors.
@@ -291,14 +278,9 @@ class Model:
 
         The last bits may differ, which rounding changes where frozen tensors were averaged.
         """
-        for name, tensor in (self.whole or self).frozen.items():
+        for name, tensor in self.frozen.items():
             close = name not in tensors or torch.allclose(tensors[name].to(tensor), tensor, rtol=1e-5, atol=1e-6)
             require(close, f"{where}: the frozen tensor '{name}' is not that of the model; build the same frozen body")
-
-    @cached_property
-    def derived(self) -> dict[object, Any]:
-        """The frozen first layers by the shape of their inputs, and the models of what follows these, made once."""
-        return {}
 
     @property
     def parameters(self) -> int:
@@ -317,8 +299,6 @@ class Model:
         others as in a new network: tensors that share another one's, and buffers of integers, such as batch norm's
         count of batches.
         """
-        if self.whole is not None:
-            return self.whole.state_dict(vector)
         views, network = self.layout.views(vector), self.structure()
         network.load_state_dict(views, strict=False)
         whole: dict[str, Tensor] = dict(network.state_dict())
@@ -332,7 +312,7 @@ class Model:
     @property
     def frozen_names(self) -> tuple[str, ...]:
         """The names of `state_dict` that are of frozen tensors; one that layers share has several."""
-        return tuple((self.whole or self)._shared_names)
+        return tuple(self._shared_names)
 
     @cached_property
     def _shared_names(self) -> dict[str, str]:

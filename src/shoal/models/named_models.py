@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from shoal.core.errors import described, nearest, quoted, require
-from shoal.core.settings import MAX_CLASSES, Positive, settings
+from shoal.core.settings import MAX_CLASSES, settings
 from shoal.models.features import Features
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
@@ -104,8 +104,6 @@ class Network:
         norm: of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
         padding: of the convolutions of ``femnist-cnn``; its paper states none.
         features: ``[model.features]``, a fixed map before the network, which is then of vectors.
-        cache_features: whether what the frozen first layers compute of each example is computed once (`shoal.Model`).
-        cache_megabytes: of these features in memory; more are in a memory-mapped file.
 
     Raises:
         InputError: a value outside its range, or a size that the network does not have.
@@ -121,8 +119,6 @@ class Network:
     norm: Literal["batch", "group"] = "batch"
     padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     features: Features | None = None
-    cache_features: bool = False
-    cache_megabytes: Positive = 2000
 
     def __post_init__(self) -> None:
         _require_key(self.name, "norm", chosen=self.norm != "batch", exists=self.name.startswith("vgg"))
@@ -146,7 +142,7 @@ class Network:
         kind = kind if self.features is None else "features"
         if isinstance(shape, TextShape):
             require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
-            return self.model_of(partial(ReviewGRU, shape.vocabulary, shape.classes))
+            return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
         require(name != "gru", f"model 'gru' takes texts, but the data are {kind}; choose another model for those")
         if isinstance(shape, VectorShape):
             require(
@@ -155,11 +151,7 @@ class Network:
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
-        return self.model_of(self._build(shape))
-
-    def model_of(self, build: Callable[[], nn.Module]) -> Model:
-        """The model of the network that ``build`` makes."""
-        return Model(build, cache_features=self.cache_features, cache_megabytes=self.cache_megabytes)
+        return Model(self._build(shape))
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:
         """The builder of the network, which is one of images."""

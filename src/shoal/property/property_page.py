@@ -5,7 +5,6 @@ The figures are the AUC over rounds, cosines of consecutive updates, and t-SNE m
 
 from collections.abc import Sequence
 from math import nan, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -24,9 +23,6 @@ from shoal.reports.figure_titles import by_name
 from shoal.reports.page import Section
 from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
-if TYPE_CHECKING:
-    from shoal.property.scenario import PropertyAttackSection
-
 CHECKPOINTS = 100
 """Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
 
@@ -42,14 +38,11 @@ MEAN = "#222222"
 """The colour of rolling means."""
 
 
-def property_section(
-    attack: "PropertyAttackSection", task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int
-) -> Section:
+def property_section(scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int) -> Section:
     """The section on a property attack.
 
     Args:
-        attack: its settings.
-        task: the main task and the property, as "main/property"; None where the data have only one of each.
+        scenario: paragraphs on the victim and the attacker.
         summary: of the run.
         updates: one row per aggregated update, as in property.csv.
         clusters: K, the number of models.
@@ -59,39 +52,9 @@ def property_section(
     return Section(
         "property",
         table.title,
-        paragraphs=(_victim(attack.period, task), _attacker(attack), _reading(clusters)),
+        paragraphs=(*scenario, _reading(clusters)),
         table=table,
         figures=tuple(figure for figure in drawn if figure is not None),
-    )
-
-
-def _victim(period: int, task: str | None) -> str:
-    main, _, held = (task or "").partition("/")
-    named = f"the property {held} (the models learn {main}, which is another matter)" if held else "a property"
-    return (
-        f"One client, the victim, holds examples with {named}. In every round whose number is a multiple of "
-        f"{period} it trains on these alone, in all others on its other examples alone. Another client wants to "
-        "know in which rounds the property was there."
-    )
-
-
-def _attacker(section: "PropertyAttackSection") -> str:
-    attack = section.attack
-    loss = f"{section.alpha:g} times the main task's loss plus {1 - section.alpha:g} times the property's"
-    trains = f"trains on {loss}, so that the models learn to separate examples with the property"
-    does = {
-        "passive": "trains as every client does and only observes (a passive attack)",
-        "active": f"{trains} (an active attack)",
-        "scaled": f"{trains}, and sends its update {section.gamma:g} times as large (an active attack, scaled)",
-    }[section.mode]
-    visible = "all models" if attack.visible_models == "all" else "only the model that it trains in a round,"
-    examples = "examples of its own" + " and the test examples" * (attack.auxiliary != "attacker")
-    forest = "a random forest" if attack.forests == "single" else "a random forest for each model"
-    late = f" from round {attack.warm_up + 1} on" if attack.warm_up else ""
-    return (
-        f"That client, the attacker, {does}. It sees {visible} before and after each round{late}; their difference is "
-        f"the aggregated update of those who trained the model. On {examples} it simulates such updates with the "
-        f"property and without, and {forest} that learned from these says how likely it is in a real one."
     )
 
 

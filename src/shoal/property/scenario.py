@@ -104,10 +104,10 @@ class PropertyAttackSection:
         return active_property_attacker(model, federation, alpha=self.alpha, gamma=gamma, train_head=self.train_head)
 
     def page(self, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int) -> Any:  # noqa: ANN401
-        """The section of a run's page."""
+        """The section of a run's page; ``task`` is "main/property", or None where the data have only one of each."""
         from shoal.property.property_page import property_section  # noqa: PLC0415 - matplotlib takes a second
 
-        return property_section(self, task, summary, updates, clusters)
+        return property_section((_victim(self.period, task), _attacker(self)), summary, updates, clusters)
 
     def _partition(self, config: Config) -> PropertyPartition:
         partition = config.data.partition
@@ -115,3 +115,33 @@ class PropertyAttackSection:
             raise InputError(f"data source '{config.data.source}' has clients of its own")
         least = config.local.batch(partition.examples_per_client)
         return PropertyPartition(partition, self.attacker_share, self.period, least, self.victim_labels)
+
+
+def _victim(period: int, task: str | None) -> str:
+    main, _, held = (task or "").partition("/")
+    named = f"the property {held} (the models learn {main}, which is another matter)" if held else "a property"
+    return (
+        f"One client, the victim, holds examples with {named}. In every round whose number is a multiple of "
+        f"{period} it trains on these alone, in all others on its other examples alone. Another client wants to "
+        "know in which rounds the property was there."
+    )
+
+
+def _attacker(section: PropertyAttackSection) -> str:
+    attack = section.attack
+    loss = f"{section.alpha:g} times the main task's loss plus {1 - section.alpha:g} times the property's"
+    trains = f"trains on {loss}, so that the models learn to separate examples with the property"
+    does = {
+        "passive": "trains as every client does and only observes (a passive attack)",
+        "active": f"{trains} (an active attack)",
+        "scaled": f"{trains}, and sends its update {section.gamma:g} times as large (an active attack, scaled)",
+    }[section.mode]
+    visible = "all models" if attack.visible_models == "all" else "only the model that it trains in a round,"
+    examples = "examples of its own" + " and the test examples" * (attack.auxiliary != "attacker")
+    forest = "a random forest" if attack.forests == "single" else "a random forest for each model"
+    late = f" from round {attack.warm_up + 1} on" if attack.warm_up else ""
+    return (
+        f"That client, the attacker, {does}. It sees {visible} before and after each round{late}; their difference is "
+        f"the aggregated update of those who trained the model. On {examples} it simulates such updates with the "
+        f"property and without, and {forest} that learned from these says how likely it is in a real one."
+    )

@@ -44,9 +44,9 @@ from shoal.replay.span_scores import (
 )
 from shoal.replay.stages import Stage, matching_engine, recorded, stages_before, starts_before
 from shoal.simulation.distillation import released
+from shoal.simulation.play import initial_state
 from shoal.simulation.round_metrics import Row, round_metrics
-from shoal.simulation.simulation import Simulation, initial_state
-from shoal.simulation.warm_start import Start
+from shoal.simulation.simulation import Simulation, Start
 
 SNAPSHOTS = 8
 """Rounds, at most, after which a trajectory has a score."""
@@ -140,11 +140,6 @@ class AttackedRun:
             InputError: a property attack, whose victim's examples are not the same in every round, no example that
                 can be paired, or several ``queries`` of what is no image.
         """
-        require(
-            queries == 1 or not simulation.model.cache_features,
-            "'queries' above 1 asks for copies of inputs, of which 'cache_features' keeps the features alone; train "
-            "without it, to the same models but for the last bits",
-        )
         queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
             simulation.round_attack is None and simulation.malicious_clients is None,

@@ -27,7 +27,8 @@ from shoal.metrics.intervals import Floats
 from shoal.replay.reference_federations import NOT_REPEATED, AttackedRun, FederationScores
 from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, spans_to_repeat
-from shoal.simulation.simulation import Simulation, SimulationState
+from shoal.simulation.play import SimulationState
+from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
 

@@ -96,8 +96,6 @@ def left_out(attacked: AttackedRun) -> dict[str, str]:
     shape = tuple(federation.clients.x.shape[1:])
     if federation.classes is None:
         return dict.fromkeys(LABEL_ATTACKS, "needs classes")
-    if attacked.simulation.model.cache_features:
-        return dict.fromkeys(LABEL_ATTACKS, "changes inputs, of which 'cache_features' keeps the features alone")
     if len(shape) != 3:
         return dict.fromkeys(LABEL_ATTACKS, "changes images; the records are not images")
     if prod(shape) > MAX_INPUTS:

@@ -12,8 +12,7 @@ from shoal.core.randomness import Stream
 from shoal.data.paired_records import PairedRecords
 from shoal.engine import Engine
 from shoal.simulation.round_metrics import Row
-from shoal.simulation.simulation import Simulation
-from shoal.simulation.warm_start import Start, require_known
+from shoal.simulation.simulation import Simulation, Start, require_known
 
 
 @dataclass(frozen=True, eq=False)

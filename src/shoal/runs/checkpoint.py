@@ -15,7 +15,7 @@ from shoal.core.atomic_files import write_bytes
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.engine import State, Tensors
-from shoal.simulation.simulation import SimulationState
+from shoal.simulation.play import SimulationState
 
 LOG = logging.getLogger(__name__)
 

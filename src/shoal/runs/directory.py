@@ -28,9 +28,9 @@ from shoal.runs.hashes import (
     write_hashes,
 )
 from shoal.runs.updates import FOLDER, megabytes, write_updates
-from shoal.simulation.coordination import changed_directives
-from shoal.simulation.round_metrics import not_evaluated
-from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
+from shoal.simulation.play import SimulationState, Watch, run_rounds
+from shoal.simulation.round_metrics import changed_directives, not_evaluated
+from shoal.simulation.simulation import Simulation
 
 try:
     import fcntl

@@ -14,8 +14,9 @@ from shoal.engine import Engine, Tensors
 from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.result import named_models, write_models
 from shoal.simulation.distillation import released
-from shoal.simulation.outcome import Outcome
-from shoal.simulation.simulation import Simulation, SimulationState, added, measure_final
+from shoal.simulation.measure import Outcome, measure_final
+from shoal.simulation.play import SimulationState, added
+from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
 

@@ -15,8 +15,9 @@ from rich.table import Table
 from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.formats import format_duration
 from shoal.engine import RoundReport
-from shoal.simulation.coordination import became_unmet, changed_directives
-from shoal.simulation.simulation import Simulation, SimulationState
+from shoal.simulation.play import SimulationState
+from shoal.simulation.round_metrics import became_unmet, changed_directives
+from shoal.simulation.simulation import Simulation
 
 
 class LiveBar:

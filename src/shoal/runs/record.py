@@ -14,8 +14,7 @@ from typing import Any
 import tomli_w
 
 from shoal.audit.measurement import declared_metrics
-from shoal.config.kinds import algorithm_title, name_of, require_data, title_of
-from shoal.config.round_attack_section import RoundAttackSection
+from shoal.config.kinds import RoundAttackSection, algorithm_title, name_of, require_data, title_of
 from shoal.config.schema import SIMULATION, read_config
 from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml
@@ -73,8 +72,6 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     )
     for name, function in functions:
         table[SIMULATION] |= {} if function is None else {name: _written(function)}
-    if model.cache_features:
-        table[SIMULATION]["cache_features"] = True
     if canaries is not None:
         tensors = (canaries.x, canaries.y, canaries.client, canaries.record, canaries.member)
         table[SIMULATION]["canaries"] = fingerprint(tuple(tensors))

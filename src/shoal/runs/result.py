@@ -39,10 +39,10 @@ from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, re
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
-from shoal.simulation.outcome import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
+from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
+from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import Row
-from shoal.simulation.simulation import Simulation, SimulationState
-from shoal.simulation.warm_start import Start
+from shoal.simulation.simulation import Simulation, Start
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

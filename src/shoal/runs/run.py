@@ -43,16 +43,8 @@ from shoal.runs.result import Result, load, result_of, samples_of, write_files
 from shoal.runs.sinks.sink import OpenSinks, Sink, logged_run
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.simulation import (
-    GAP_AT_THE_END,
-    Simulation,
-    SimulationState,
-    Watch,
-    first_examples,
-    initial_state,
-    move_to_engine,
-    with_features,
-)
+from shoal.simulation.play import SimulationState, Watch, initial_state, move_to_engine
+from shoal.simulation.simulation import GAP_AT_THE_END, Simulation, first_examples, with_features
 
 LOG = logging.getLogger("shoal")
 

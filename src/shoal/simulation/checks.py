@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
 
 from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import MembershipAttacks, needs_classes
+from shoal.attacks import MEMBERSHIP_ATTACKS, needs_classes
 from shoal.audit import RedTeam
 from shoal.audit.records import OUTSIDER
 from shoal.control import Coordinator
@@ -99,7 +98,7 @@ def require_attack_fits(team: RedTeam, federation: Federation) -> None:
     """Raise `InputError` where a regression's attack needs classes, or shadow models without a shadow set."""
     if federation.classes is not None:
         return
-    working = [attack.__name__ for attack in get_args(MembershipAttacks) if not needs_classes(attack)]
+    working = [attack.__name__ for attack in MEMBERSHIP_ATTACKS.values() if not needs_classes(attack)]
     require(
         not needs_classes(team.attack),
         f"{type(team.attack).__name__} needs classes, which a regression does not have; attacks on the loss work, such "

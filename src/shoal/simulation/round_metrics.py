@@ -1,6 +1,7 @@
-"""The rows of `rounds.csv`, and the AUC of the main task after the last round."""
+"""The rows of `rounds.csv`, what a coordinator changed in them, and the AUC of the main task after the last round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from math import nan
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.audit.measurement import FinishedTraining, measurement
-from shoal.control import DIRECTIVE_COLUMN, ROUND_FIGURES
+from shoal.control import DIRECTIVE_COLUMN, ROUND_FIGURES, directives_of
 from shoal.data import Federation
 from shoal.engine import Engine, RoundReport, State
 from shoal.metrics import roc_auc
@@ -17,6 +18,12 @@ from shoal.metrics.summary import Metrics, Summary
 
 Row = Mapping[str, float]
 """One cluster in one round: numbers by column."""
+
+Rows = Sequence[Row]
+"""Rows of `rounds.csv`: one per round and cluster, in order."""
+
+SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
+"""Columns of a coordinator's memory that `summary.json` has."""
 
 
 def round_metrics(
@@ -72,6 +79,47 @@ def directive_columns(state: State, k: int) -> dict[str, float]:
     columns = {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
     columns |= {name: state.control[name] for name in ROUND_FIGURES if name in state.control}
     return {name: float(values[k]) if len(values) == len(state.models) else nan for name, values in columns.items()}
+
+
+@measurement("directive", "Coordination")
+def coordination(finished: FinishedTraining) -> Summary:
+    """Measure each cluster's last directives and its members' limits; nothing without a coordinator."""
+    state = finished.state
+    columns = {name: state.control[name] for name in SUMMARY_COLUMNS if name in state.control}
+    columns |= {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
+    # Where an algorithm changed the number of models since, these are of others.
+    columns = {name: values for name, values in columns.items() if len(values) == len(state.models)}
+    return Summary(
+        by_cluster={
+            k: {name: int(values[k]) if name == "limit_unmet" else float(values[k]) for name, values in columns.items()}
+            for k in range(len(state.models))
+            if columns
+        }
+    )
+
+
+def changed_directives(rows: Rows) -> dict[str, list[float]]:
+    """The directives (K,) that clusters were given after the last round, by name, where they are not those of before.
+
+    >>> changed_directives([{"round": r, "cluster": 0, "directive.l2": s} for r, s in ((1, 0.0), (2, 0.5))])
+    {'l2': [0.5]}
+    """
+    now, before = (directives_of(rows) for rows in _last_two_rounds(rows))
+    return {name: values for name, values in now.items() if values != before.get(name, [0.0] * len(values))}
+
+
+def became_unmet(rows: Rows) -> list[int]:
+    """The clusters that cannot be brought within their members' limits since the last round, and could before."""
+    now, before = ({row["cluster"] for row in rows if row.get("limit_unmet")} for rows in _last_two_rounds(rows))
+    return sorted(int(k) for k in now - before)
+
+
+def _last_two_rounds(rows: Rows) -> tuple[Rows, Rows]:
+    """The rows of the last round, and of the one before."""
+    last = rows[-1]["round"] if rows else 0
+    recent = list(takewhile(lambda row: row["round"] >= last - 1, reversed(rows)))[::-1]
+    now, before = ([row for row in recent if row["round"] == number] for number in (last, last - 1))
+    return now, before
 
 
 def metric_values(model: Tensor, federation: Federation, engine: Engine) -> Tensor:

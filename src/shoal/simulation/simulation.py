@@ -1,14 +1,12 @@
-"""One federation from its first round to its measured end, step by step; `shoal.runs.run` takes all of them."""
+"""Everything that decides a run's outcome, as one value; `shoal.simulation.play` trains it."""
 
-import logging
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isnan, prod
+from math import isnan
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,36 +14,21 @@ from shoal.attacks import Gap, LossThreshold, ReferenceAttack, UpdateAttack
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
 from shoal.audit.records import OUTSIDER
-from shoal.audit.reference_records import AttackedRecords
 from shoal.audit.update_audit import all_attacks
 from shoal.control import Coordinator
-from shoal.core.errors import described, integer, require, require_instance
+from shoal.core.errors import InputError, described, integer, require, require_instance
 from shoal.core.machine import cores
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
-from shoal.data.content import ExampleHashes
+from shoal.data.content import comparable_hashes
 from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import VIEWS, View
 from shoal.defenses import Defense, TrainingSetup, accounting, defended
-from shoal.engine import (
-    Algorithm,
-    Engine,
-    LocalSGD,
-    MaliciousClients,
-    RoundReport,
-    State,
-    Tensors,
-    Training,
-    check_examples,
-    client_trainings,
-)
-from shoal.engine.round_clock import TRAIN
-from shoal.metrics.summary import Summary
+from shoal.engine import Algorithm, Engine, LocalSGD, MaliciousClients, State, Training, client_trainings
 from shoal.models import FeatureMap, Features, Model
-from shoal.models.cached_features import FrozenPrefix, frozen_prefix
-from shoal.models.validation import require_fits
+from shoal.preflight import Preflight, RecognisedRisks, VisibleMoves, preflight
 from shoal.simulation.checks import (
     check_algorithm,
     check_coordinator,
@@ -54,16 +37,9 @@ from shoal.simulation.checks import (
     require_attack_fits,
     require_defenses,
 )
-from shoal.simulation.coordination import warn_of_impossible_limits
 from shoal.simulation.distillation import Distillation
-from shoal.simulation.final_measurement import measure_models
-from shoal.simulation.outcome import Outcome
-from shoal.simulation.preflight import Preflight, RecognisedRisks, preflight
 from shoal.simulation.round_attack import RoundAttack
-from shoal.simulation.round_metrics import Row, round_metrics
-from shoal.simulation.warm_start import Start, require_known, started
-
-LOG = logging.getLogger(__name__)
+from shoal.simulation.round_metrics import Row
 
 GAP_AT_THE_END = RedTeam(every=0, attack=Gap())
 """The red team that needs no shadow set."""
@@ -80,6 +56,58 @@ _INTEGERS = {
     "reference_federations": ("such as 4", 0),
 }
 """Fields that are integers: an example, and the least."""
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Trained models that a simulation goes on from, and how they came about; `Result.start` gives one.
+
+    Args:
+        state: after the last round. Its models are those of ``models`` once they are fitted to a network.
+        models: the tensors of each model by name; empty once they are fitted.
+        simulation: that they came out of; None: it is not known.
+        engine: that computed it, perhaps closed; None like ``simulation``.
+        rows: of its rounds.csv.
+        public: whether, by the user's word, no example of the clients had a part in the models, so that who attacks
+            may know them. Nothing but models and risks is taken over then.
+    """
+
+    state: State
+    models: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    simulation: "Simulation | None" = None
+    engine: Engine | None = None
+    rows: Sequence[Row] = ()
+    public: bool = False
+    __repr__ = one_line
+
+    def fitted(self, model: Model) -> "Start":
+        """The start with its models as parameter vectors (K, P) of ``model``.
+
+        Raises:
+            InputError: they are models of another network.
+        """
+        if not self.models:
+            return self
+        network = model.structure()
+        saved = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        needed = {slot.name: slot.shape for slot in model.layout.slots} | saved
+        for tensors in self.models.values():
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            for name in {**needed, **shapes}:
+                has, needs = shapes.get(name, "no such tensor"), needed.get(name, "no such tensor")
+                require(
+                    has == needs or (name not in shapes and name not in saved),
+                    f"'start' has models of another network: for '{name}' they have {has}, but the model has {needs}",
+                )
+        for tensors in self.models.values():
+            model.require_same_frozen(tensors, "'start' has models of another network")
+        buffers = dict(network.named_buffers())
+        rows = torch.stack([model.layout.pack({**buffers, **tensors}) for tensors in self.models.values()])
+        state = replace(self.state, models=rows)
+        if self.public:
+            # The models alone: whose examples others trained on says nothing of these clients.
+            state = State(state.round, rows, state.risks, torch.empty(0, dtype=torch.int64))
+        return replace(self, state=state, models={})
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +152,7 @@ class Simulation:
         metrics: further measurements of the finished training.
         release: students or averages that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
-            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, or the frozen layers of the model,
-            ``federation`` has features already.
+            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
 
     Raises:
         InputError: settings that cannot be run, or models in ``start`` of another network.
@@ -163,7 +190,7 @@ class Simulation:
     malicious_clients: MaliciousClients | None = None
     attacks: Sequence[ReferenceAttack | UpdateAttack] = ()
     metrics: Sequence[Measurement] = ()
-    features: Features | FeatureMap | FrozenPrefix | None = None
+    features: Features | FeatureMap | None = None
     release: Distillation | None = None
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
@@ -192,7 +219,7 @@ class Simulation:
         self._set("setup", self._setup())
         if self.start is not None:
             require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
-            self._set("start", self.start.fitted(self.setup.model.whole or self.setup.model))
+            self._set("start", self.start.fitted(self.setup.model))
         self._check_canaries()
         if self.release is not None:
             require_instance("release", self.release, Distillation, "such as Distillation()")
@@ -226,22 +253,12 @@ class Simulation:
         object.__setattr__(self, name, value)
 
     def _setup(self) -> TrainingSetup:
-        """How clients train, with the defences, and on features where these are kept."""
-        features = self.features
-        if features is not None:
-            kind = next((kind for kind in (FrozenPrefix, FeatureMap) if isinstance(features, kind)), Features)
-            require_instance("features", features, kind, "such as Features(('scattering', 'pca'), dimension=32)")
-        kind = examples_kind(self.federation.kind, self.model, fixed=isinstance(features, Features | FeatureMap))
-        setup = defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
-        if not self.model.cache_features:
-            return setup
-        require(
-            self.replayable,
-            "'cache_features' is not for property attacks or malicious clients, which train in their own way",
-        )
-        known = isinstance(features, FrozenPrefix)
-        prefix = features if known else frozen_prefix(setup.model, self.federation.clients.x)
-        return replace(setup, model=prefix.rest(setup.model))
+        """How clients train, with the defences."""
+        if self.features is not None and not isinstance(self.features, FeatureMap):
+            how = "such as Features(('scattering', 'pca'), dimension=32)"
+            require_instance("features", self.features, Features, how)
+        kind = self.federation.kind if self.features is None else "features"
+        return defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
 
     def _check_canaries(self) -> None:
         if self.canaries is None:
@@ -272,13 +289,21 @@ class Simulation:
 
     def preflight(self) -> Preflight:
         """Which records each view could recognise, from shapes and gradients of an initial model; trains nothing."""
-        return preflight(with_features(self))
+        seen = with_features(self).visible_moves()
+        return preflight(seen, first_round=self.first_round, steered=self.coordinator is not None)
+
+    def visible_moves(self) -> VisibleMoves:
+        """What each view will see of the training, whose federation has its features already."""
+        start = None if self.start is None else self.start.state.models[0].cpu()
+        return VisibleMoves(
+            self.federation, self.algorithm, self.setup, self.rounds, self.participation, self.seed, start
+        )
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
         coordinator = self.coordinator
         if coordinator is not None and self.widest_view != OUTSIDER:
-            coordinator = replace(coordinator, known_risks=RecognisedRisks(self))
+            coordinator = replace(coordinator, known_risks=RecognisedRisks(self.visible_moves(), self.view))
         return Training(
             federation=self.federation,
             algorithm=self.algorithm,
@@ -297,70 +322,6 @@ class Simulation:
         )
 
 
-PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
-"""Parts of a simulation's wall time: those of a round; then evaluating it, what is done after it (checkpoints, and
-whoever watches), and attacking and measuring the final models. Where they are trained, "references" are one more."""
-
-
-@dataclass(frozen=True, eq=False)
-class SimulationState:
-    """A simulation after some rounds.
-
-    Args:
-        state: after the last round.
-        rows: of `rounds.csv`.
-        seconds: wall time by what it was spent on: `PARTS` and, with a round attack, "NAME_attack", which add up to
-            "total" but for a remainder; and "train", a sum of some of them.
-        memory: what the round attack remembers.
-        observation: what it kept of the last round; None: there is none.
-        by_round: of each round the seconds of its parts.
-    """
-
-    state: State
-    rows: tuple[Row, ...] = ()
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "train", "total"), 0.0))
-    memory: Tensors = field(default_factory=dict)
-    observation: Tensors | None = None
-    by_round: tuple[Mapping[str, float], ...] = ()
-    __repr__ = one_line
-
-    def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
-        """This state with the ``seconds`` of what is done after a round; of the ``last``, the total has them too."""
-        *earlier, this = self.by_round
-        spent = {"files": seconds} | ({"total": seconds} if last else {})
-        return replace(self, seconds=added(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
-
-
-Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
-"""Called before the first round, without a report, and after each round."""
-
-
-def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
-    """The simulation with its data where ``engine`` wants it.
-
-    Raises:
-        InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
-    """
-    simulation = with_features(simulation)
-    ready, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
-    require_fits(simulation.setup.model, *examples, simulation.federation.classes)
-    check_examples(engine.backend, simulation.setup.model, *examples)
-    return replace(simulation, federation=ready)
-
-
-def examples_kind(kind: str, model: Model, *, fixed: bool) -> str:
-    """What a model of examples of a ``kind`` is trained on; ``fixed``: a map before the model.
-
-    Raises:
-        InputError: a fixed map, and features of the model's own frozen layers.
-    """
-    require(
-        not (fixed and model.cache_features),
-        "'cache_features' is of the network's own frozen layers, which come after those of 'features'; leave one out",
-    )
-    return "cached features" if model.cache_features else "features" if fixed else kind
-
-
 def with_features(simulation: Simulation, threads: int | None = 1) -> Simulation:
     """The simulation with the features of all inputs in their place; itself without features, or with them already.
 
@@ -371,18 +332,6 @@ def with_features(simulation: Simulation, threads: int | None = 1) -> Simulation
     """
     features, federation, canaries = simulation.features, simulation.federation, simulation.canaries
     threads = threads or cores()
-    whole = simulation.setup.model.whole
-    if features is None and simulation.model.cache_features and whole is not None:
-        prefix = frozen_prefix(whole, federation.clients.x)
-        inputs = {id(part.x): len(part.x) for part in (federation.clients, federation.holdout, federation.test)}
-        size = 4 * prod(prefix.shape) * (sum(inputs.values()) + len(federation.shadow.x))
-        mapped = partial(prefix.mapped, threads=threads, on_disk=size > 1e6 * whole.cache_megabytes)
-        return replace(
-            simulation,
-            federation=federation.mapped(mapped),
-            canaries=None if canaries is None else replace(canaries, x=mapped(canaries.x)),
-            features=prefix,
-        )
     if not isinstance(features, Features):
         return simulation
     public = federation.shadow.x
@@ -405,115 +354,39 @@ def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
     return federation.clients.x[:2], federation.clients.y[:2]
 
 
-def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
-    """The simulation before its first round.
+def require_known(simulation: Simulation) -> None:
+    """Refuse a simulation whose reference federations cannot begin before its start.
 
     Raises:
-        InputError: ``start`` has another number of models than the algorithm begins with.
+        InputError: it starts from models that may have been trained on the clients' examples, in a way that is not
+            known; or it is not known which examples a model was trained on, since not all clients take part in a round
+            and those of the start had other examples.
     """
-    state = simulation.on(engine).start()
-    if simulation.start is not None:
-        state = started(state, simulation.start.state)
-    now = SimulationState(state)
-    attack = simulation.round_attack
-    if attack is None:
-        return now
-    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.initial_memory(state))
-
-
-def run_rounds(
-    simulation: Simulation, engine: Engine, now: SimulationState
-) -> Iterator[tuple[SimulationState, RoundReport]]:
-    """Run the rounds that are left; yields the simulation after each, and the round's report."""
-    began = time.perf_counter()
-    before = now.seconds["total"]
-    training, attack = simulation.on(engine), simulation.round_attack
-    if now.state.round + 1 == simulation.first_round:
-        _warn_of_copies(simulation.federation)
-    if simulation.coordinator is not None and now.state.round == 0:
-        warn_of_impossible_limits(simulation.federation.preferences)
-    for state, report in training.rounds(now.state, simulation.last_round):
-        if len(report.cohort) == 0:
-            LOG.warning("round %d: no client took part; nothing changed", state.round)
-        evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.last_round
-        evaluating = time.perf_counter()
-        rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
-        spent = report.seconds | {"evaluation": time.perf_counter() - evaluating}
-        if attack is not None:
-            watching = time.perf_counter()
-            observation, memory = attack.observe(now.state, state, report, now.memory, training)
-            now = replace(now, memory=memory, observation=observation)
-            spent = spent | {f"{attack.name}_attack": time.perf_counter() - watching}
-        seconds = added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
-        now = replace(now, state=state, rows=now.rows + rows, seconds=seconds, by_round=(*now.by_round, spent))
-        left = time.perf_counter()
-        yield now, report
-        now = now.with_files(time.perf_counter() - left)
-
-
-def _warn_of_copies(federation: Federation) -> None:
-    copies = ExampleHashes.from_federation(federation).copies()
-    if copies.total:
-        LOG.warning(
-            "%s; copies among members and non-members hide exposure, and audits leave them out where "
-            "'duplicates' is \"leave-out\"",
-            copies,
+    start = simulation.start
+    if start is None or start.public:
+        return
+    how = "train all rounds in one run, or give start(public=True) if no example of these clients had a part in it"
+    if start.simulation is None:
+        raise InputError(
+            "reference federations must begin before 'start', and a directory does not say how it was trained; give "
+            f"the result itself, {how}"
         )
-
-
-def added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
-    """``seconds`` with those ``spent`` since."""
-    return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
-
-
-def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The keys of a run's times: its `SimulationState.seconds` with the rest as "other", then shares and medians.
-
-    "share.PART" is of the total, "round.PART" the median over the rounds of a part that rounds have. Which keys there
-    are does not depend on how long anything took.
-
-    >>> timings({"choose": 1.0, "train": 2.0, "local_training": 2.0, "total": 4.0}, [{"choose": 0.4}, {"choose": 0.6}])
-    ... # doctest: +NORMALIZE_WHITESPACE
-    {'choose': 1.0, 'train': 2.0, 'local_training': 2.0, 'other': 1.0, 'total': 4.0, 'share.choose': 0.25,
-    'share.local_training': 0.5, 'share.other': 0.25, 'round.choose': 0.5}
-    """
-    total = seconds["total"]
-    parts = {key: value for key, value in seconds.items() if key not in ("train", "total")}
-    # Threads' clocks are read one after another, so the remainder may be below 0 by microseconds.
-    parts["other"] = max(0.0, total - sum(parts.values()))
-    of_rounds = [key for key in parts if any(key in row for row in by_round)]
-    medians = {key: statistics.median(row.get(key, 0.0) for row in by_round) for key in of_rounds}
-    return (
-        {key: value for key, value in seconds.items() if key != "total"}
-        | {"other": parts["other"], "total": total}
-        | {f"share.{key}": value / total for key, value in parts.items() if total}
-        | {f"round.{key}": value for key, value in medians.items()}
+    require(
+        start.simulation.round_attack is None and start.simulation.malicious_clients is None,
+        "reference federations must begin before 'start', which had a property attack or malicious clients and cannot "
+        "be replayed",
     )
-
-
-def measure_final(
-    simulation: Simulation,
-    engine: Engine,
-    now: SimulationState,
-    observations: Mapping[int, Tensors] | None = None,
-    references: AttackedRecords | None = None,
-) -> Outcome:
-    """Let every client choose among the final models, attack them, and measure.
-
-    Args:
-        now: after the last round.
-        observations: what a round attack kept, by round.
-        references: records of the run, attacked with its reference federations; None: there are none.
-    """
-    began = time.perf_counter()
-    training, attack = simulation.on(engine), simulation.round_attack
-    result = measure_models(simulation, training, now.state, now.rows, references)
-    if attack is not None:
-        figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
-        result = replace(result, summary=result.summary | figures, updates=updates)
-    measuring = time.perf_counter() - began
-    spent = added(now.seconds, {"measurement": measuring, "total": measuring})
-    seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
-    identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
-    run = Summary(run=identity, overall=seconds)
-    return replace(result, summary=result.summary | run)
+    clients = [run.federation.clients for run in (simulation, start.simulation)]
+    mine, theirs = comparable_hashes(*clients)
+    require(
+        bool(np.isin(mine, theirs).any()),
+        "reference federations must begin before 'start', and none of the clients' examples is among those that it was "
+        f"trained on, where they may stand in another form; {how}",
+    )
+    of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
+    require(
+        simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(of_mine, of_theirs)),
+        "reference federations of a run that goes on from 'start' with other clients or examples need participation = "
+        f"1; got {simulation.participation:g}, and who trained in 'start' alone cannot be told",
+    )
+    require_known(start.simulation)

@@ -13,7 +13,7 @@ from shoal.core.foreign_files import read_json
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Metrics, parse_summary
 from shoal.reports.sweep.report_spec import Axes, Value
 from shoal.runs.files import read_run, read_table
-from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.simulation.measure import CLIENT_COLUMNS
 
 TIMES = "seconds."
 """Wall times differ from run to run of the same configuration, and would make results.csv differ with them."""

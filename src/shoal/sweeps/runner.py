@@ -24,7 +24,7 @@ from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
-from shoal.simulation.outcome import ROUND_COLUMNS
+from shoal.simulation.measure import ROUND_COLUMNS
 from shoal.sweeps.plan import PlannedRun, SweepProgress, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
 from shoal.sweeps.sweep_file import Sweep, read_sweep

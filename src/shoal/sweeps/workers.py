@@ -13,7 +13,7 @@ from shoal.core.errors import InputError
 from shoal.core.processes import IN_TURN, Workers
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.simulation import Watch
+from shoal.simulation.play import Watch
 from shoal.sweeps.plan import PlannedRun, dataset_of, forget_datasets
 
 

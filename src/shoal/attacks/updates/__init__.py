@@ -1,1 +1,1 @@
-"""Attacks on what clients send: membership, source, identity and preferences of clients, and reconstruction."""
+"""Attacks on what clients send: membership, source, and the identity and preferences of clients."""

@@ -11,6 +11,7 @@ import numpy as np
 import platformdirs
 import torch
 
+from shoal.core.entry_points import installed
 from shoal.core.errors import InputError, looked_in, nearest, path_of, printable, quoted, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
@@ -245,8 +246,8 @@ def load_dataset(
 
 
 def kind_of(name: str) -> str:
-    """The kind of a source's examples, in the plural: images, texts, rows; "examples" of a user's own source."""
-    return "examples" if ":" in name else SOURCES[name].kind if name in SOURCES else "images"
+    """The kind of a source's examples, in the plural: images, texts, rows; "examples" of any other source."""
+    return SOURCES[name].kind if name in SOURCES else "examples"
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
@@ -257,7 +258,11 @@ def availability(data_dir: Path | None) -> list[Availability]:
     """
     here = data_dir is None or data_dir.expanduser().is_dir()
     require(here, f"'--data-dir' (or SHOAL_DATA) must be a folder; '{data_dir}' is none")
-    return [_availability(name, source, data_dir) for name, source in SOURCES.items()]
+    added = [
+        Availability(name, None, "an installed package's own", f"'{code}'; may need a 'path'")
+        for name, code in installed("shoal.sources", SOURCES).items()
+    ]
+    return [_availability(name, source, data_dir) for name, source in SOURCES.items()] + added
 
 
 def _availability(name: str, source: Source, data_dir: Path | None) -> Availability:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.engine.backends.gradient_clipping import PerExampleClipper
-from shoal.engine.backends.optimizers import client_optimizer, trained_names
+from shoal.engine.backends.optimizers import LocalStep, TorchStep, trained_names
 from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
 from shoal.engine.steps import Forward
 from shoal.models.layers import seeded_dropouts
@@ -81,7 +81,7 @@ class BoundNetwork:
         Args:
             row: (P,), the parameters that it starts from.
             local: at the learning rate of the round.
-            term: of `client_optimizer`.
+            term: of `LocalStep`.
             seed: of dropout's masks.
         """
         self.load(row)
@@ -91,7 +91,8 @@ class BoundNetwork:
         for name, parameter in self._trainable.items():
             parameter.requires_grad_(local.tensors is None or name in local.tensors)
         weights = [self._master[name] for name in self._names]
-        self._optimizer = client_optimizer(local, self.row, weights, self.model.layout, term)
+        kind = LocalStep if local.optimizer is None else TorchStep
+        self._optimizer = kind(local, self.row, weights, self.model.layout, term)
         if self._dropouts:
             generator = Stream(seed, ("dropout",)).generator()
             for layer, rate in zip(self._dropouts, self._rates, strict=True):

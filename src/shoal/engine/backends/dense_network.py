@@ -5,7 +5,10 @@ are E'H and E's sum for the output layer, and D'X and D's sum for the hidden one
 plain step a product is added to its weights at once, so that no gradient is kept; of private steps an example's norm
 follows from norms of rows (as in `ghost_norms.py`), and its clipping factor scales its rows of E and D.
 
-`span_training.py` has steps for which the first layer's weight is not written out.
+Full batches can train in the span of their inputs. The gradient of the first layer's weight is D'X, so after steps on
+the same X the weight is ``W0 + A'X``, where A (B, H) adds up the D of each step, and the layer's outputs are ``X W0' +
+(X X') A``: the same gradient descent in another order of summation. A step costs B*B*H multiplications there instead of
+2*B*I*H, and no step reads or writes the weight.
 """
 
 from collections.abc import Sequence
@@ -27,6 +30,9 @@ _LARGE = 2**14
 """Elements of a weight to which products are added in place, one owner after another; smaller ones take less time by
 two batched operations."""
 
+_PASS = 6
+"""Multiplications in the time in which an element of a weight is read or written."""
+
 _Products = list[tuple[Tensor, Tensor]]
 """A layer's inputs a (n, B, I) and the gradients g (n, B, O) of its outputs, for each layer; its gradient is g'a."""
 
@@ -46,7 +52,7 @@ class DenseNetwork:
     layout: Layout
 
     def gradients(self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor) -> _Tensors:
-        """The gradients (n, ...) by ``weights``, as `VmapGradients.__call__`."""
+        """The gradients (n, ...) by ``weights``, as `vmap_gradients`."""
         gradients: _Tensors = {}
         products = self.products(weights | rest, flat(x), y, share)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
@@ -59,7 +65,7 @@ class DenseNetwork:
     def step(
         self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor, active: Tensor, local: LocalSGD
     ) -> None:
-        """A plain step of SGD with weight decay, into ``weights`` (n, ...); ``active`` (n, 1) as `BatchedStep`'s."""
+        """A plain step of SGD with weight decay, into ``weights`` (n, ...); ``active`` is that of `LocalStep.step`."""
         products = self.products(weights | rest, flat(x), y, share)
         if local.weight_decay:
             shrink = 1 - local.learning_rate * local.weight_decay * active
@@ -120,10 +126,6 @@ class DenseNetwork:
         """The place of the first layer's weight (H, I)."""
         return next(slot for slot in self.layout.slots if slot.name == self.layers[0][0])
 
-    def with_first_bias(self, z: Tensor, tensors: _Tensors) -> Tensor:
-        """The first layer's products ``z`` (n, B, H) with its bias of ``tensors``, added in place."""
-        return _with_bias(z, tensors.get(self.layers[0][1] or ""))
-
     def products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
         """The factors of the gradients of ``sum_b share[i, b] * loss_ib``; z: the first layer's outputs, if known."""
         (first, bias), *later = self.layers
@@ -153,6 +155,38 @@ class DenseNetwork:
                 add_product(into[weight], g, a, factor)
             if bias in into:
                 into[bias].add_(cut(g.sum(dim=1), into[bias]), alpha=factor)
+
+    def cheaper_in_span(self, batch: int, steps: int) -> bool:
+        """Whether ``steps`` on one full batch of so many examples take less time by `train_in_span`."""
+        outputs, inputs = self.first.shape
+        in_span = 2 * inputs * outputs * batch + batch * batch * (inputs + outputs * steps)
+        return in_span < steps * (2 * batch + 3 * _PASS) * inputs * outputs + 4 * _PASS * inputs * outputs
+
+    def train_in_span(self, rows: Tensor, batch: tuple[Tensor, Tensor, Tensor], steps: int, local: LocalSGD) -> None:
+        """Move rows (n, P) by plain steps on full batches.
+
+        Args:
+            rows: changed in place.
+            batch: inputs (n, B, I), labels y (n, B) and each example's share (n, B) of its owner's mean loss.
+            steps: their number, at least 1, the same for all owners.
+            local: learning rate and weight decay.
+        """
+        (x, y, share), rate = batch, local.learning_rate
+        (name, bias), views = self.layers[0], self.layout.views(rows)
+        padded, others = begin_at_fours(x), {other: view for other, view in views.items() if other != name}
+        z0 = torch.bmm(x, begin_at_fours(views[name]).transpose(1, 2))
+        kernel = torch.bmm(x, padded.transpose(1, 2))
+        moved, scale, shrink = z0.new_zeros(len(x), padded.shape[1], z0.shape[2]), 1.0, 1 - rate * local.weight_decay
+        for _ in range(steps):
+            z = _with_bias(torch.baddbmm(z0, kernel, moved, beta=scale), others.get(bias or ""))
+            products = self.products(views, x, y, share, z)
+            if local.weight_decay:
+                scale *= shrink
+                for view in (moved, *others.values()):
+                    view.mul_(shrink)
+            moved[:, : x.shape[1]].sub_(products[0][1], alpha=rate)
+            self.add(others, products, -rate)
+        add_product(views[name].mul_(scale), moved[:, : x.shape[1]], x, 1.0)
 
 
 def dense_network(model: Model) -> DenseNetwork | None:

@@ -28,7 +28,7 @@ _Step = tuple[Tensor, Tensor, Tensor | None, Callable[[Forward, Tensor, Tensor],
 class LoopBackend:
     """Trains owners one at a time."""
 
-    def units(self, shards: Shards, local: LocalSGD, *, plain: bool = True) -> list[Tensor]:  # noqa: ARG002
+    def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:  # noqa: ARG002
         """The owners (n,) in the parts that threads take: largest first, so that no thread is left with a large one at
         the end, and a few at a time while many are left.
         """

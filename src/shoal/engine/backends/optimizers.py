@@ -1,14 +1,12 @@
-"""Local steps, from gradients to new parameters: of one client in the loop backend, of many at once under vmap."""
+"""Local steps, from gradients to new parameters: of one client's row in the loop backend, of many rows under vmap."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.core.layout import Layout
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.steps import LinearTerm
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm by `torch.nn.utils.clip_grad_norm_`."""
@@ -19,180 +17,119 @@ def trained_names(local: LocalSGD, layout: Layout) -> list[str]:
     return [name for name in layout.trainable_names if local.tensors is None or name in local.tensors]
 
 
-def _trained_slices(local: LocalSGD, layout: Layout) -> list[slice]:
-    """The places of these tensors in a row: one piece, or several where only some tensors are trained."""
-    return [slice(layout.trainable)] if local.tensors is None else layout.slices(trained_names(local, layout))
-
-
-@dataclass(eq=False)
-class ClientOptimizer:
-    """Moves one client's parameters from the start of its round to the end; the base of the kinds of steps.
+class LocalStep:
+    """Moves parameters in place from the start of a round to its end, by SGD with momentum, weight decay and clipping.
 
     Args:
         local: at the learning rate of the round.
-        row: (P,), changed in place.
-        weights: the views of ``row`` that ``local`` trains.
-        layout: of ``row``.
-        term: (strength (1,), constant (P,)) as `LinearTerm.constants`; None: none.
+        rows: (P,) of one client, or (n, P) of n clients that step together.
+        weights: the views of ``rows`` that ``local`` trains, in the layout's order.
+        layout: of a row.
+        term: strength and constant of `LinearTerm.constants`, (1,) and (P,), or (n, 1) and (n, P); None: none.
     """
 
-    local: LocalSGD
-    row: Tensor
-    weights: list[Tensor]
-    layout: Layout
-    term: tuple[Tensor, Tensor] | None
-
-    def __post_init__(self) -> None:
-        self._slices = _trained_slices(self.local, self.layout)
-        self._trained = [self.row[piece] for piece in self._slices]
-        self._shrink = self.local.weight_decay
+    def __init__(
+        self,
+        local: LocalSGD,
+        rows: Tensor,
+        weights: list[Tensor],
+        layout: Layout,
+        term: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        names = trained_names(local, layout)
+        slices = [slice(layout.trainable)] if local.tensors is None else layout.slices(names)
+        self._local, self._weights = local, weights
+        self._trained = [rows[..., piece] for piece in slices]
+        if local.momentum:
+            velocity = torch.zeros_like(rows)
+            views = layout.views(velocity)
+            self._velocities, self._momenta = (
+                [velocity[..., piece] for piece in slices],
+                [views[name] for name in names],
+            )
+        self._shrink: float | Tensor = local.weight_decay
         self._constants: list[Tensor] = []
-        if self.term is not None:
-            strength, constant = self.term
-            self._shrink += float(strength)
-            self._constants = [constant[piece] for piece in self._slices]
+        if term is not None:
+            strength, constant = term
+            self._shrink = local.weight_decay + (float(strength) if rows.dim() == 1 else strength.to(rows))
+            self._constants = [constant[..., piece].to(rows) for piece in slices]
+        self._shrinks = isinstance(self._shrink, Tensor) or self._shrink > 0
 
-    def step(self, gradients: Sequence[Tensor], batch: int = 1) -> None:
-        """One step by ``gradients / batch``, by trainable tensor in the layout's order."""
-        raise NotImplementedError
+    def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
+        """One step by ``gradients / batch``, by trained tensor.
 
-    def _scale(self, gradients: Sequence[Tensor], batch: int) -> float:
-        """The factor of the gradients: 1 / batch, and less where their norm is above ``clip_norm``."""
-        if self.local.clip_norm is None:
-            return 1 / batch
-        norm = float(torch.stack([gradient.float().norm() for gradient in gradients]).norm()) / batch
-        return min(1.0, self.local.clip_norm / (norm + _CLIP_EPSILON)) / batch
-
-
-class _PlainStep(ClientOptimizer):
-    def step(self, gradients: Sequence[Tensor], batch: int = 1) -> None:
-        rate = self.local.learning_rate
-        if self._shrink:
+        ``active`` (n, 1) is 0 for clients whose steps are done, whose gradients are 0, and 1 for others; None: all are.
+        """
+        local, rate = self._local, self._local.learning_rate
+        scale = 1 / batch
+        if local.clip_norm is not None:
+            gradients, scale = self._clipped(gradients, local.clip_norm, batch)
+        if local.momentum:
+            self._step_with_momentum(gradients, scale, active)
+            return
+        if self._shrinks:
+            shrink = 1 - rate * (self._shrink if active is None else self._shrink * active)
             for trained in self._trained:
-                trained.mul_(1 - rate * self._shrink)
+                trained.mul_(shrink)
         for trained, constant in zip(self._trained, self._constants, strict=False):
-            trained.add_(constant, alpha=rate)
+            trained.add_(constant if active is None else constant * active, alpha=rate)
         # Divided once, so that without clipping nothing is rounded twice.
-        alpha = rate / batch if self.local.clip_norm is None else rate * self._scale(gradients, batch)
-        for weights, gradient in zip(self.weights, gradients, strict=True):
-            weights.add_(gradient, alpha=-alpha)
+        alpha = rate / batch if local.clip_norm is None else rate * scale
+        for weights, gradient in zip(self._weights, gradients, strict=True):
+            weights.sub_(gradient, alpha=alpha)
 
-
-class _MomentumStep(ClientOptimizer):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        velocity = torch.zeros_like(self.row)
-        views = self.layout.views(velocity)
-        self._velocities = [velocity[piece] for piece in self._slices]
-        self._velocity_views = [views[name] for name in trained_names(self.local, self.layout)]
-
-    def step(self, gradients: Sequence[Tensor], batch: int = 1) -> None:
-        scale = self._scale(gradients, batch)
+    def _step_with_momentum(self, gradients: Sequence[Tensor], scale: float, active: Tensor | None) -> None:
         for velocity in self._velocities:
-            velocity.mul_(self.local.momentum)
-        for view, gradient in zip(self._velocity_views, gradients, strict=True):
+            velocity.mul_(self._local.momentum)
+        for view, gradient in zip(self._momenta, gradients, strict=True):
             view.add_(gradient, alpha=scale)
         for velocity, trained in zip(self._velocities, self._trained, strict=True):
-            if self._shrink:
+            if isinstance(self._shrink, Tensor):
+                velocity.add_(trained * self._shrink)
+            elif self._shrinks:
                 velocity.add_(trained, alpha=self._shrink)
         for velocity, constant in zip(self._velocities, self._constants, strict=False):
             velocity.sub_(constant)
         for velocity, trained in zip(self._velocities, self._trained, strict=True):
-            trained.sub_(velocity, alpha=self.local.learning_rate)
+            trained.sub_(velocity if active is None else velocity * active, alpha=self._local.learning_rate)
+
+    def _clipped(self, gradients: Sequence[Tensor], bound: float, batch: int) -> tuple[Sequence[Tensor], float]:
+        """Gradients and the factor that brings ``gradients / batch`` of each client to a norm of at most ``bound``."""
+        if self._trained[0].dim() == 1:
+            norm = float(torch.stack([gradient.float().norm() for gradient in gradients]).norm()) / batch
+            return gradients, min(1.0, bound / (norm + _CLIP_EPSILON)) / batch
+        squares = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients]).sum(dim=0)
+        factors = (bound / (squares.sqrt() + _CLIP_EPSILON)).clamp(max=1)
+        return [gradient * factors.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients], 1.0
 
 
-class _TorchStep(ClientOptimizer):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        local = self.local
+class TorchStep(LocalStep):
+    """The step of an optimizer of `torch.optim`, of one client."""
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        row: Tensor,
+        weights: list[Tensor],
+        layout: Layout,
+        term: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        super().__init__(local, row, weights, layout, None)
         assert local.optimizer is not None
-        self._strength = self._shrink - local.weight_decay
-        self._optimizer = local.optimizer.made(self.weights, local.learning_rate, local.weight_decay)
+        self._optimizer = local.optimizer.made(weights, local.learning_rate, local.weight_decay)
+        self._strength = 0.0 if term is None else float(term[0])
         # One for each tensor, as the optimizer has them.
-        views = {} if self.term is None else self.layout.views(self.term[1])
-        self._constants = [views[name] for name in trained_names(local, self.layout) if name in views]
+        views = {} if term is None else layout.views(term[1])
+        self._constants = [views[name] for name in trained_names(local, layout) if name in views]
 
-    def step(self, gradients: Sequence[Tensor], batch: int = 1) -> None:
-        scale = self._scale(gradients, batch)
-        for i, (weights, gradient) in enumerate(zip(self.weights, gradients, strict=True)):
+    def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
+        """One step of the optimizer by ``gradients / batch``; ``active`` is None."""
+        assert active is None
+        scale = 1 / batch
+        if self._local.clip_norm is not None:
+            gradients, scale = self._clipped(gradients, self._local.clip_norm, batch)
+        for i, (weights, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             weights.grad = gradient.to(weights) * scale
             if self._constants:
                 weights.grad.add_(weights, alpha=self._strength).sub_(self._constants[i])
         self._optimizer.step()
-
-
-def client_optimizer(
-    local: LocalSGD, row: Tensor, weights: list[Tensor], layout: Layout, term: tuple[Tensor, Tensor] | None
-) -> ClientOptimizer:
-    """The steps of ``local`` for one client; see `ClientOptimizer`."""
-    kind = _TorchStep if local.optimizer is not None else _MomentumStep if local.momentum else _PlainStep
-    return kind(local, row, weights, layout, term)
-
-
-@dataclass(eq=False)
-class BatchedStep:
-    """The local step of n owners at once, whose rows change in place; an owner whose steps are done stays.
-
-    Args:
-        local: at the learning rate of the round.
-        rows: (n, P).
-        weights: the views of ``rows`` that ``local`` trains, by name.
-        layout: of a row.
-        term: of all owners; None: none.
-        owners: (n,) int64, the owners of the rows.
-    """
-
-    local: LocalSGD
-    rows: Tensor
-    weights: dict[str, Tensor]
-    layout: Layout
-    term: LinearTerm | None
-    owners: Tensor
-
-    def __post_init__(self) -> None:
-        slices = _trained_slices(self.local, self.layout)
-        self._trained = [self.rows[:, piece] for piece in slices]
-        self._shrink: float | Tensor = self.local.weight_decay
-        self._constants: list[Tensor] = []
-        if self.term is not None:
-            strength, constant = self.term.constants(self.owners)
-            self._shrink = self.local.weight_decay + strength.to(self.rows)
-            self._constants = [constant[:, piece].to(self.rows) for piece in slices]
-        velocity = torch.zeros_like(self.rows) if self.local.momentum else None
-        self._velocities = [] if velocity is None else [velocity[:, piece] for piece in slices]
-        self._velocity_views = {} if velocity is None else self.layout.views(velocity)
-
-    def __call__(self, gradients: dict[str, Tensor], active: Tensor) -> None:
-        """One step by ``gradients`` (n, ...), by name; ``active`` (n, 1) is 0 for owners that are done, else 1."""
-        rate = self.local.learning_rate
-        if self.local.clip_norm is not None:
-            self._clip(gradients, self.local.clip_norm)
-        if self._velocities:
-            self._step_with_momentum(gradients, active)
-            return
-        if self._constants or self.local.weight_decay:
-            for trained in self._trained:
-                trained.mul_(1 - rate * self._shrink * active)
-        for trained, constant in zip(self._trained, self._constants, strict=False):
-            trained.add_(constant * active, alpha=rate)
-        for name, view in self.weights.items():
-            view.sub_(gradients[name], alpha=rate)
-
-    def _step_with_momentum(self, gradients: dict[str, Tensor], active: Tensor) -> None:
-        for velocity in self._velocities:
-            velocity.mul_(self.local.momentum)
-        for name in self.weights:
-            self._velocity_views[name].add_(gradients[name])
-        for velocity, trained in zip(self._velocities, self._trained, strict=True):
-            if self._constants or self.local.weight_decay:
-                velocity.add_(trained * self._shrink)
-        for velocity, constant in zip(self._velocities, self._constants, strict=False):
-            velocity.sub_(constant)
-        for velocity, trained in zip(self._velocities, self._trained, strict=True):
-            trained.sub_(velocity * active, alpha=self.local.learning_rate)
-
-    def _clip(self, gradients: dict[str, Tensor], bound: float) -> None:
-        squares = torch.stack([gradients[name].flatten(1).square().sum(dim=1) for name in self.weights]).sum(dim=0)
-        factors = (bound / (squares.sqrt() + _CLIP_EPSILON)).clamp(max=1)
-        for name in self.weights:
-            gradients[name] = gradients[name] * factors.view(-1, *[1] * (gradients[name].dim() - 1))

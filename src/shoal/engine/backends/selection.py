@@ -17,7 +17,7 @@ from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_channels_first, to_channels_last
 from shoal.engine.backends.dense_network import dense_network
-from shoal.engine.backends.vmap_gradients import VmapGradients
+from shoal.engine.backends.vmap_backend import vmap_gradients
 from shoal.engine.local_sgd import LocalSGD
 from shoal.models.layers import mixes_examples, seeded_dropouts
 from shoal.models.model import Model
@@ -156,12 +156,12 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
     share = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]])
     both = torch.stack([full, padded])
     before = params[:, layout.trainable :].clone()
-    compute = VmapGradients(model.structure, model.loss, torch.float32)
+    network = model.structure().train()
     try:
         with warnings.catch_warnings():
             # Without a batching rule vmap computes one owner after another, with a warning.
             warnings.filterwarnings("error", message=".*batching rule")
-            gradients = compute(model.structure().train(), weights, rest, stored[both], y[both], share)
+            gradients = vmap_gradients(network, model.loss, torch.float32, weights, rest, stored[both], y[both], share)
     except Exception as error:
         sentence = " ".join(str(error).removeprefix("vmap: ").split()).partition(". ")[0].rstrip(".")
         return f"PyTorch says: {textwrap.shorten(sentence or type(error).__name__, 140, placeholder=' …')}"

@@ -1,14 +1,15 @@
 """The vmap backend: many owners in one batched computation; best for dense networks on a CPU.
 
 Owners of unequal sizes are padded; a padded example weighs nothing, and an owner whose steps are done stays as it is.
-Gradients are those of `DenseNetwork` where the model is one, and otherwise of `torch.vmap`.
+Gradients are those of `DenseNetwork` where the model is one, and otherwise of `torch.func`.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
@@ -16,19 +17,20 @@ from shoal.data.shards import Shards
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.dense_network import DenseNetwork, dense_network, flat, row_class
 from shoal.engine.backends.loop_backend import AUGMENTED, augmented
-from shoal.engine.backends.optimizers import BatchedStep, trained_names
-from shoal.engine.backends.span_training import cheaper_in_span, train_in_span
-from shoal.engine.backends.vmap_gradients import GradientInputs, VmapGradients, zero_labels
+from shoal.engine.backends.optimizers import LocalStep, trained_names
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.steps import Augmentation, LinearTerm, StepRule, in_groups
-from shoal.models.model import Model
+from shoal.models.model import Loss, Model
 
 _IN_CACHE = {"dense": 2**20, "vmap": 2**21, "span": 2**21}
-"""Elements in the rows of the owners of one computation, for the caches to hold them between two steps; of a training
-in the span of its inputs, in these and their moves."""
+"""Elements in the rows of the owners of one computation, for the caches to hold them between two steps; in the span of
+their inputs, in the inputs and their moves."""
 
 _SHARED = 16
 """Owners, at most, that are trained together in the span of their inputs, so that threads have parts to share."""
+
+Tensors = dict[str, Tensor]
+"""Tensors of n owners by name, (n, ...)."""
 
 _Step = tuple[Tensor, Tensor, Tensor]
 """The entries (n, B) of the shards that owners use in a step, their shares (n, B) of the mean loss, and (n, 1), 1 for
@@ -42,14 +44,12 @@ class VmapBackend:
     """Trains owners many at a time."""
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
-        self._layout, self._device, self._dtype = model.layout, device, dtype
-        self._gradients = VmapGradients(partial(model.structure, device, dtype), model.loss, dtype)
+        self._layout, self._loss, self._device, self._dtype = model.layout, model.loss, device, dtype
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
-    def units(self, shards: Shards, local: LocalSGD, *, plain: bool = True) -> list[Tensor]:
+    def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
         """The owners (n,) in the parts that are computed together, of nearly equal sizes so that little is padded: as
-        many as keep their rows in the caches, and at most 256 (a step's fixed cost is small by then). ``plain``:
-        whether steps have no term and no rule.
+        many as keep their rows in the caches, and at most 256 (a step's fixed cost is small by then).
         """
         sizes = shards.sizes
         queue = sizes.argsort(descending=True, stable=True)
@@ -59,58 +59,19 @@ class VmapBackend:
             full = local.batches(sizes[queue]) == sizes[queue]
             kinds = 2 * self._rows_of(shards, queue, local) + full
             alike = queue.split(kinds.unique_consecutive(return_counts=True)[1].tolist())
-        parts = [
+        return [
             part
             for owners in alike
             if len(owners)
-            for part in owners.tensor_split(-(-len(owners) // self._together(shards, owners, local, plain=plain)))
+            for part in owners.tensor_split(-(-len(owners) // self._together(shards, owners, local)))
         ]
-        if self.dense is None:
-            example = to_channels_last(shards.x).shape[1:]
-            for part in parts:
-                shape = torch.Size((len(part), int(self._rows_of(shards, part, local).max()), *example))
-                names, steps = trained_names(local, self._layout), int(local.steps_each(sizes[part]).max())
-                self._gradients.expect(shape, names, steps, partial(self._zero_inputs, shape, shards, local))
-        return parts
 
-    def _together(self, shards: Shards, owners: Tensor, local: LocalSGD, *, plain: bool) -> int:
+    def _together(self, shards: Shards, owners: Tensor, local: LocalSGD) -> int:
         """How many of ``owners`` (u,), which are alike, are computed together."""
-        if self.dense is None or not plain or not self._stays_in_span(shards, owners, local):
+        if self.dense is None or not self._stays_in_span(self.dense, shards, owners, local):
             return min(max(_IN_CACHE["vmap" if self.dense is None else "dense"] // self._layout.size, 4), 256)
-        steps = int(local.steps_each(shards.sizes[owners]).max()) if local.augmentation is not None else 1
-        rows = int(self._rows_of(shards, owners, local).max()) * steps
+        rows = int(self._rows_of(shards, owners, local).max())
         return min(max(_IN_CACHE["span"] // (rows * sum(self.dense.first.shape)), 4), _SHARED)
-
-    def ends_in_span(
-        self,
-        starts: Tensor,
-        index: Tensor,
-        shards: Shards,
-        owners: Tensor,
-        randomness: LocalRandomness,
-        local: LocalSGD,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Some owners in the order of their starts, and their rows (u, P) after plain steps; None where such steps are
-        cheaper otherwise.
-
-        Args:
-            starts: (S, P).
-            index: (u,) int64, the start of each owner.
-            shards: all owners' examples.
-            owners: (u,) int64.
-            randomness: of all owners.
-            local: at the learning rate of the round.
-        """
-        if self.dense is None or not self._stays_in_span(shards, owners, local):
-            return None
-        order = index.argsort(stable=True)
-        owners, index = owners[order], index[order]
-        width = int(self._rows_of(shards, owners, local).max())
-        steps = _steps(shards, owners, randomness.orders, local, width)
-        x, y, weight, _ = self._batch(shards, *steps[0], inputs=local.augmentation is None)
-        if local.augmentation is not None:
-            x = self._of_all_steps(shards, steps, local.augmentation, _generators(randomness, owners))
-        return owners, train_in_span(self.dense, starts, index, (flat(x), y, weight), len(steps), local)
 
     def train(
         self,
@@ -128,31 +89,43 @@ class VmapBackend:
         width = int(self._rows_of(shards, owners, local).max())
         steps = _steps(shards, owners, randomness.orders, local, width)
         bound.network.train()
-        batches = self._batches(shards, steps, local, partial(_generators, randomness, owners))
+        generators = partial(_generators, randomness, owners)
+        batches = self._batches(shards, steps, local, generators)
         if rule is not None:
-            self._train_by_rule(bound, rows, batches, local, rule)
+            self._train_by_rule(bound.network, rows, batches, local, rule)
             return
         weights, rest = self._tensors(rows, local)
-        optimizer = BatchedStep(local, rows, weights, self._layout, term, owners)
-        plain = term is None and local.momentum == 0 and local.clip_norm is None and not local.private
-        if self.dense is None:
-            for x, y, weight, active in batches:
-                optimizer(self._gradients(bound.network, weights, rest, x, y, weight), active)
-        elif local.private:
-            self._train_privately(
-                self.dense, optimizer, rest, shards, steps, batches, _generators(randomness, owners, "noise")
-            )
-        elif not plain:
-            for x, y, weight, active in batches:
-                optimizer(self.dense.gradients(weights, rest, x, y, weight), active)
-        elif (ends := self.ends_in_span(rows, torch.arange(len(rows)), shards, owners, randomness, local)) is not None:
-            rows.copy_(ends[1])
-        else:
+        if self.dense is not None and term is None and _is_plain(local):
+            if self._stays_in_span(self.dense, shards, owners, local):
+                x, y, weight, _ = next(batches)
+                self.dense.train_in_span(rows, (flat(x), y, weight), len(steps), local)
+                return
             for x, y, weight, active in batches:
                 self.dense.step(weights, rest, x, y, weight, active, local)
+            return
+        optimizer = LocalStep(
+            local, rows, [*weights.values()], self._layout, None if term is None else term.constants(owners)
+        )
+        noise, nominal = generators("noise") if local.private else [], local.batches(shards.sizes[owners])[:, None]
+        for (_, share, _), (x, y, weight, active) in zip(steps, batches, strict=True):
+            if self.dense is not None and local.private:
+                expected = torch.where(share > 0, nominal, 0).to(x.device)
+                drawing = [noise[i] if taken else None for i, taken in enumerate((active > 0).flatten().tolist())]
+                gradients = self.dense.private_gradients(weights, rest, x, y, local, expected, drawing)
+            else:
+                gradients = self._gradients(bound.network, weights, rest, x, y, weight)
+            optimizer.step([gradients[name] for name in weights], active=active)
+
+    def _gradients(
+        self, network: nn.Module, weights: Tensors, rest: Tensors, x: Tensor, y: Tensor, weight: Tensor
+    ) -> Tensors:
+        """The gradients (n, ...) of `vmap_gradients`."""
+        if self.dense is not None:
+            return self.dense.gradients(weights, rest, x, y, weight)
+        return vmap_gradients(network, self._loss, self._dtype, weights, rest, x, y, weight)
 
     def _train_by_rule(
-        self, bound: BoundNetwork, rows: Tensor, batches: Iterator[_Batch], local: LocalSGD, rule: StepRule
+        self, network: nn.Module, rows: Tensor, batches: Iterator[_Batch], local: LocalSGD, rule: StepRule
     ) -> None:
         """Move rows (n, R) by steps of a rule."""
         for group in in_groups(batches, rule.batches):
@@ -164,11 +137,7 @@ class VmapBackend:
                 weights, rest = self._tensors(params, local)
                 flat = torch.zeros_like(params)
                 views = self._layout.views(flat)
-                inputs = (weights, rest, x, y, weight)
-                gradients = (
-                    self._gradients(bound.network, *inputs) if self.dense is None else self.dense.gradients(*inputs)
-                )
-                for name, value in gradients.items():
+                for name, value in self._gradients(network, weights, rest, x, y, weight).items():
                     views[name].copy_(value)
                 if local.weight_decay:
                     trainable = self._layout.trainable
@@ -176,27 +145,6 @@ class VmapBackend:
                 return flat
 
             rows.copy_(rule.step(rows, gradient, local.learning_rate))
-
-    def _train_privately(
-        self,
-        dense: DenseNetwork,
-        optimizer: BatchedStep,
-        rest: dict[str, Tensor],
-        shards: Shards,
-        steps: list[_Step],
-        batches: Iterator[_Batch],
-        generators: list[torch.Generator],
-    ) -> None:
-        """Train on clipped gradients with each owner's own noise."""
-        local = optimizer.local
-        nominal = local.batches(shards.sizes[optimizer.owners])[:, None]
-        for (_, share, _), (x, y, _, active) in zip(steps, batches, strict=True):
-            expected = torch.where(share > 0, nominal, 0).to(x.device)
-            noise = [
-                generator if taken else None
-                for generator, taken in zip(generators, (active > 0).flatten().tolist(), strict=True)
-            ]
-            optimizer(dense.private_gradients(optimizer.weights, rest, x, y, local, expected, noise), active)
 
     def _batches(
         self, shards: Shards, steps: list[_Step], local: LocalSGD, generators: Callable[[str], list[torch.Generator]]
@@ -218,24 +166,6 @@ class VmapBackend:
             for step, inputs in zip(block, x.unflatten(1, (len(block), -1)).unbind(1), strict=True):
                 _, y, weight, active = self._batch(shards, *step, inputs=False)
                 yield inputs, y, weight, active
-
-    def _of_all_steps(
-        self, shards: Shards, steps: list[_Step], augmentation: Augmentation, generators: list[torch.Generator]
-    ) -> Tensor:
-        """The transformed inputs (n, R, ...) of all steps, one step after another, and zeros up to a multiple of four;
-        steps are on the same examples.
-        """
-        entries, share, _ = steps[0]
-        (owners, width), count = entries.shape, len(steps)
-        example, rows = to_channels_last(shards.x).shape[1:], -(-width * count // 4) * 4
-        x = torch.empty(owners, rows, *example, dtype=self._dtype, device=self._device)
-        x[:, width * count :] = 0
-        for part in torch.arange(owners).split(max(1, AUGMENTED // (width * count))):
-            of_part = slice(int(part[0]), int(part[-1]) + 1)
-            repeated, used = (each[of_part].repeat(1, count) for each in (entries, share > 0))
-            images = self._transformed(shards, repeated, used, augmentation, generators[of_part])
-            x[of_part, : width * count] = images
-        return x
 
     def _transformed(
         self,
@@ -275,28 +205,48 @@ class VmapBackend:
         batches = local.batches(shards.sizes[owners])
         return local.multiplicity * (batches if self.dense is None else row_class(batches))
 
-    def _stays_in_span(self, shards: Shards, owners: Tensor, local: LocalSGD) -> bool:
+    def _stays_in_span(self, dense: DenseNetwork, shards: Shards, owners: Tensor, local: LocalSGD) -> bool:
         """Whether plain steps of ``owners``, which are alike, take less time in the span of their inputs."""
-        sizes, plain = shards.sizes[owners], local.momentum == 0 and local.clip_norm is None and not local.private
-        if self.dense is None or not plain or local.tensors is not None or not local.full(sizes):
+        sizes = shards.sizes[owners]
+        if not _is_plain(local) or local.augmentation is not None or local.tensors is not None or not local.full(sizes):
             return False
         width, steps = int(self._rows_of(shards, owners, local).max()), int(local.steps_each(sizes).max())
-        return cheaper_in_span(self.dense, width, steps, fresh=local.augmentation is not None)
+        return dense.cheaper_in_span(width, steps)
 
-    def _tensors(self, rows: Tensor, local: LocalSGD) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _tensors(self, rows: Tensor, local: LocalSGD) -> tuple[Tensors, Tensors]:
         """The views of rows (n, P) that ``local`` trains, and the others."""
         rest = self._layout.views(rows)
         return {name: rest.pop(name) for name in trained_names(local, self._layout)}, rest
 
-    def _zero_inputs(self, shape: torch.Size, shards: Shards, local: LocalSGD) -> GradientInputs:
-        """All-zero arguments of a gradient for stored inputs of a shape (n, B, ...)."""
-        weights, rest = self._tensors(torch.zeros(shape[0], self._layout.size, device=self._device), local)
-        x = to_compute_dtype(torch.zeros(shape, dtype=shards.x.dtype), self._dtype, self._device)
-        y = zero_labels(shape, shards.y, self._device)
-        return weights, rest, x, y, torch.zeros(shape[:2], device=self._device)
+
+def vmap_gradients(
+    network: nn.Module, loss: Loss, dtype: torch.dtype, weights: Tensors, rest: Tensors, *batch: Tensor
+) -> Tensors:
+    """By name, (n, ...): the gradient of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])``.
+
+    Args:
+        network: structure, in training mode, not in use by another thread.
+        loss: per-example loss.
+        dtype: to compute in.
+        weights: the trained tensors by name, each (n, ...).
+        rest: the network's other tensors, each (n, ...).
+        *batch: stored inputs x (n, B, ...), labels y (n, B) and each example's share (n, B) of its owner's mean loss.
+    """
+
+    def of_owner(weights: Tensors, rest: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        tensors = {name: tensor.to(dtype) for name, tensor in (weights | rest).items()}
+        outputs = functional_call(network, tensors, (to_channels_first(x),)).float()
+        return (loss(outputs, y) * share).sum()
+
+    return vmap(grad(of_owner))(weights, rest, *batch)
 
 
-def _generators(randomness: LocalRandomness, owners: Tensor, name: str = "augmentation") -> list[torch.Generator]:
+def _is_plain(local: LocalSGD) -> bool:
+    """Whether steps are gradient and weight decay alone."""
+    return local.momentum == 0 and local.clip_norm is None and not local.private
+
+
+def _generators(randomness: LocalRandomness, owners: Tensor, name: str) -> list[torch.Generator]:
     """A generator at the start of one of each owner's own streams."""
     return [Stream(seed)(name).generator() for seed in randomness.seeds[owners].tolist()]
 

@@ -95,7 +95,6 @@ def audit_page(
         section_of("by-model", audit_tables.by_model(every_attack(audit.attacks, "model"))),
         section_of("by-client", audit_tables.by_client(every_attack(audit.attacks, "client"), records)),
         section_of("guesses", audit_tables.guesses_table(audit.guesses)),
-        section_of("reconstruction", audit_tables.reconstruction_table(audit.guesses)),
         _exposed_records(audit, pictures, scored_by),
         Section(
             "epsilon",

@@ -176,44 +176,6 @@ def guesses_table(guesses: Mapping[str, float]) -> Table | None:
     return Table(columns, tuple(rows), "What the server guesses beside membership", note=note)
 
 
-def reconstruction_table(guesses: Mapping[str, float]) -> Table | None:
-    """What is reconstructed of clients' updates from released models: a row for all clients and for each group.
-
-    ``guesses`` are `Audit.guesses`, with the keys of reconstruction; None where nothing was reconstructed.
-    """
-    prefix, end = "reconstruction.", ".cosine"
-    names = [key[len(prefix) : -len(end)] for key in guesses if key.startswith(prefix) and key.endswith(end)]
-    if not names:
-        return None
-    # Where there is one group, all clients are it.
-    shown = names[:1] if len(names) == 2 else names[:MOST_ROWS]
-    rows = (
-        row(
-            name,
-            count(guesses[f"{prefix}{name}.clients"]),
-            *(_value(Estimate.of(guesses, f"{prefix}{name}.{metric}")) for metric in ("cosine", "baseline", "gain")),
-            signed(guesses[f"{prefix}{name}.largest"]),
-            decimal(guesses[f"{prefix}{name}.resolution"]),
-        )
-        for name in shown
-    )
-    columns = (
-        Column("clients", number=False), Column("number"), Column("cosine", "of the reconstructed update"),
-        Column("baseline", "of the models' mean move"), Column("gain", "cosine minus baseline"),
-        Column("largest", "cosine of a client"), Column("resolution", "alone: 1"),
-    )  # fmt: skip
-    note = (
-        f"Who has the models before and after {count(guesses[f'{prefix}rounds'])} rounds and knows who trained which "
-        "solves for one update of each client, and sees none. Cosine: with the mean of the updates that the client "
-        "sent; baseline: what the mean move of the models that it trained has with the same, without solving anything. "
-        "Only a gain above 0 is the reconstruction's. Resolution: how much of an update is the client's own; of m "
-        "clients who were never apart it is 1/m. The updates explain "
-        f"{100 * guesses[f'{prefix}explained']:.0f} % of the squared moves; what changes from round to round they "
-        "cannot. Below each figure its 95 % interval over clients, as if they were independent."
-    )
-    return Table(columns, tuple(rows), "Updates reconstructed from released models", note=note)
-
-
 def exposure_text(exposure: float) -> str:
     """The exposure of a record; a dash where it is unknown."""
     return DASH if isnan(exposure) else decimal(exposure)

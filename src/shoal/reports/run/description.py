@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.audit.measurement import declared_metrics
-from shoal.config.kinds import name_of, title_of
-from shoal.config.round_attack_section import RoundAttackSection
+from shoal.config.kinds import RoundAttackSection, name_of, title_of
 from shoal.config.schema import Config
 from shoal.control import Coordinator
 from shoal.core.formats import ACCURACY

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.update_audit import ScoredUpdates, all_attacks, audit_server, with_server, without_server
+from shoal.audit.update_audit import WITHOUT_ROUNDS, ScoredUpdates, all_attacks, audit_server, with_server
 from shoal.core.errors import path_of, require
 from shoal.core.processes import IN_TURN, Workers
 from shoal.core.randomness import Stream
@@ -25,7 +25,8 @@ from shoal.replay.trace_attacks import attacks_on_rounds
 from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import released
-from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
+from shoal.simulation.play import SimulationState, move_to_engine
+from shoal.simulation.simulation import Simulation
 
 Attack = ReferenceAttack | UpdateAttack
 """A user's own attack in an audit."""
@@ -92,7 +93,7 @@ def audit_members(
     on_scores, on_updates = all_attacks(simulation.attacks)
     audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
     if recorded is None:
-        audit = without_server(audit)
+        audit = replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS})
     else:
         # Where the run can be repeated, the span attacks are on its own records already.
         server = _audited_trace(recorded, engine, on_updates, spans=not seen)
@@ -153,7 +154,7 @@ def audit_trace(
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md; or of a Flower app, as of `app_trace`.
+        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
         gates, attacks: as of `audit_run`.
@@ -195,7 +196,7 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
     if spans:
         known = trace.knowledge(engine)
         exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
-    audit = audit_server(scores, trace.rounds(), trace.preferences, attacks=[*exact, *attacks])
+    audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
     return replace(audit, omitted={**audit.omitted, **omitted})
 
 

@@ -23,7 +23,8 @@ from shoal.runs.directory import locked, logged
 from shoal.runs.files import read_summary
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.result import report_of
-from shoal.simulation.simulation import SimulationState, with_features
+from shoal.simulation.play import SimulationState
+from shoal.simulation.simulation import with_features
 
 
 def audit_run(

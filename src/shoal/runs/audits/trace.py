@@ -208,7 +208,7 @@ class TraceSettings:
             shape = VectorShape(self.shape[0], self.classes)
         named = self.model.sized(self.classes)
         imported = ":" in named.name
-        model = named.model_of(partial(load(named.name, "model.name"), shape)) if imported else named.model(shape)
+        model = Model(partial(load(named.name, "model.name"), shape)) if imported else named.model(shape)
         return model if self.loss == "cross-entropy" else Model(model.build, load(self.loss, "loss"))
 
 

@@ -20,8 +20,9 @@ from shoal.engine import RoundReport
 from shoal.metrics.summary import FlatSummary, Metrics
 from shoal.reports.run.description import RunDescription
 from shoal.runs.hashes import decisive_settings
+from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import Row
-from shoal.simulation.simulation import Simulation, SimulationState
+from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
 

@@ -1,0 +1,312 @@
+"""A client's part of a run on several machines: it answers the server's messages, and keeps its own books.
+
+Batches and the like come from the run's seed, so that a round is the simulator's. Noise must not: the server knows that
+seed, and could subtract what it says. Whatever protects the client is drawn from its own machine's randomness instead,
+anew for each answer, so that an offer that is made twice is not answered with the same noise (`NodeSettings.noise`).
+
+The order of an answer: what the policy decides by the offer alone, the data as the policy reads them (training needs
+their number), the ledger's charge. A refusal that one record decides would be an answer without noise, so nothing fails
+for the sake of the data after a charge of a finite epsilon: a training whose numbers overflow leaves the model where it
+was (`_certain`).
+"""
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+from filelock import FileLock
+
+from shoal.attacks.queries.loss_histograms import EDGES, client_histograms, discrete_laplace, own_risks
+from shoal.config.schema import Config
+from shoal.control.feedback import over_limit_answers
+from shoal.core.atomic_files import PRIVATE, private_folder, write_text
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.data.content import most_copies
+from shoal.defenses import DPSGD
+from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
+from shoal_flower.client.client_memory import ClientMemory
+from shoal_flower.client.ledger import LEDGER, Ledger
+from shoal_flower.client.node_data import AskedRun, Client, asked_run, open_client
+from shoal_flower.client.policy import Policy
+from shoal_flower.flower_config import NodeSettings
+from shoal_flower.messages import NotAllowedError, Offer, parts_of
+
+LOG = logging.getLogger("shoal")
+
+_Answer = TypeVar("_Answer")
+
+
+def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False) -> ClientUpdate:
+    """A client's reply to an offer: its model, its cluster and its number of examples.
+
+    One round at a time: a node may be given the next one before it has ended one that the server waits for no more, and
+    what both spend must be in the ledger. ``in_sum``: the reply leaves the node in a secure sum alone.
+
+    Raises:
+        NotAllowedError: the node's policy or its budget does not allow the round.
+        InputError: data that cannot be used, an older ledger than the server has seen, or training that diverged.
+    """
+    policy = Policy.read(settings.policy)
+    policy.check_question("train", "to train")
+    run = _asked(offer, settings, policy)
+    config, clusters, training = run.config, len(offer.models), _training(run, settings)
+    offered = State(offer.round - 1, offer.models, offer.risks, torch.full((1,), -1), directives=dict(offer.directives))
+    phases = client_trainings(training.algorithm, training.local).rounds
+    # Before training, and so before it is known which model is trained: the dearest is charged.
+    trainings = [[training.local_of(offered, k, phase) for phase in phases] for k in range(clusters)]
+    everything = [local for of_model in trainings for local in of_model]
+    with FileLock(private_folder(settings.folder) / "lock"):
+        ledger = Ledger.newest(settings.folder, offer.ledger)
+        policy.check_training(everything, clusters, ledger, in_sum=in_sum)
+        with _opened(run, training, offer.client, policy) as (client, training):
+            examples = int(training.federation.clients.sizes[0])
+            policy.check_examples(everything, examples)
+            shares = parts_of(config.algorithm.value).choice == "shares"
+            epsilon = None if shares else policy.choice_epsilon
+            memory = ClientMemory.open(settings.folder, offer.config)
+            since = max(0, ledger.rounds + 1 - policy.choice_every)
+            chosen = None if shares or clusters == 1 else memory.last_choice(since, clusters)
+            copies = client.copies or int(most_copies(training.federation.clients)[0])
+            costs = [ledger.after(of_model, examples, copies=copies, in_sum=in_sum) for of_model in trainings]
+            if clusters > 1 and chosen is None:
+                costs = [cost.answered("choice", epsilon) for cost in costs]
+            dearest = max(costs, key=lambda cost: cost.epsilon(policy.delta))
+            _charge(ledger, dearest, policy, settings, f"round {offer.round}")
+            finite = math.isfinite(dearest.epsilon(policy.delta))
+            state = _certain(lambda: memory.restore(_state(training, offer, config.seed)), offered, finite=finite)
+            fresh = clusters > 1 and chosen is None and not shares
+            if settings.risk == "client" or (fresh and epsilon is not None):
+                choice = _certain(lambda: _choice(training, state, offer, settings), 0, finite=finite)
+                if fresh:
+                    coins = _protecting(config, settings)("choice", offer.round).numpy()
+                    chosen = choice if epsilon is None else randomised(choice, clusters, epsilon, coins)
+                    memory.save_choice(ledger.rounds, chosen)
+            # Whichever of these the algorithm chooses, it trains that model.
+            state, cluster = (state, 0) if chosen is None else (_repeated(state, chosen), chosen)
+            best = torch.tensor([examples]) if shares else None
+            unmoved = ClientUpdate(cluster, examples, offer.models[cluster].clone(), best)
+            update, after = _certain(
+                lambda: _finite_round(training, state, count_best=shares),
+                (unmoved, replace(state, round=offer.round)),
+                finite=finite,
+            )
+            if chosen is not None:
+                update = replace(update, cluster=chosen)
+                after = replace(after, assignment=torch.full_like(after.assignment, chosen))
+            elif clusters > 1:
+                memory.save_choice(ledger.rounds, update.cluster)
+            memory.save(after)
+            return update
+
+
+def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
+    """A client's histograms (2, B) of the loss of the one model that is offered, with the run's noise.
+
+    Raises:
+        NotAllowedError: as `training_reply`.
+        InputError: the client has no hold-out examples.
+    """
+    policy = Policy.read(settings.policy)
+    policy.check_question("histogram", "for a histogram")
+    run, (model,) = _asked(offer, settings, policy), offer.models
+    epsilon = run.config.red_team.histograms.epsilon
+    _charge_answer("histogram", epsilon, offer, policy, settings)
+    with _opened(run, _training(run, settings), offer.client, policy) as (_, training):
+        federation = training.federation
+        require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
+        parts, nothing = (federation.clients, federation.holdout, training.engine), np.zeros((2, len(EDGES) + 1))
+        counts = _certain(lambda: client_histograms(model, *parts), nothing, finite=epsilon is not None)
+        if epsilon is not None:
+            stream = _protecting(run.config, settings)("red team", offer.round, "histograms", "noise")
+            seed = int(stream.seeds(federation.ids)[0])
+            counts = counts + discrete_laplace(epsilon, counts.shape, np.random.default_rng(seed))
+        return counts
+
+
+def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
+    """Whether the risk of ``offer`` is above what the client tolerates, by randomised response if the run says so.
+
+    Raises:
+        NotAllowedError: as `training_reply`.
+        InputError: the run has no coordinator.
+    """
+    policy = Policy.read(settings.policy)
+    policy.check_question("vote", "for a vote")
+    run = _asked(offer, settings, policy)
+    section = run.config.coordinator
+    require(section is not None, "the run has no coordinator, so there is no vote to answer")
+    assert section is not None
+    epsilon = section.coordinator().vote_epsilon
+    _charge_answer("vote", epsilon, offer, policy, settings)
+    stream = _protecting(run.config, settings)("coordinator", offer.round)
+    threshold, ids = run.preferences.threshold, torch.tensor([offer.client])
+    return bool(over_limit_answers(offer.risks, threshold, ids, epsilon, stream)[0])
+
+
+def _charge_answer(
+    kind: Literal["histogram", "vote"], epsilon: float | None, offer: Offer, policy: Policy, settings: NodeSettings
+) -> None:
+    """Charge an answer beside training before it is given; raises `NotAllowedError` where it is not to be given."""
+    with FileLock(private_folder(settings.folder) / "lock"):
+        ledger = Ledger.newest(settings.folder, offer.ledger)
+        policy.check_answer(kind, epsilon, ledger)
+        _charge(ledger, ledger.answered(kind, epsilon), policy, settings, f"a {kind} of round {offer.round}")
+
+
+def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSettings, what: str) -> None:
+    """Write down what is spent, unless it is above the budget."""
+    epsilon, spent = after.epsilon(policy.delta), before.epsilon(policy.delta)
+    if math.isinf(epsilon) and settings.epsilon_budget < math.inf:
+        raise NotAllowedError(
+            f"'epsilon-budget' is {settings.epsilon_budget:g}, and {what} has no finite epsilon: training needs "
+            "DP-SGD, a choice among models the policy's 'choice_epsilon', a histogram or a vote the run's noise"
+        )
+    if epsilon > settings.epsilon_budget:
+        raise NotAllowedError(
+            f"the privacy budget is spent: epsilon {spent:.3f} of {settings.epsilon_budget:g}, and {epsilon:.3f} after "
+            f"{what}"
+        )
+    after.save(settings.folder / LEDGER)
+
+
+def _certain(answer: Callable[[], _Answer], otherwise: _Answer, *, finite: bool) -> _Answer:
+    """The ``answer``, or ``otherwise`` where it fails after a charge of a ``finite`` epsilon."""
+    try:
+        return answer()
+    except Exception:
+        if not finite:
+            raise
+        LOG.exception("an answer that was charged failed; the server is sent one that says nothing")
+        return otherwise
+
+
+def _choice(training: Training, state: State, offer: Offer, settings: NodeSettings) -> int:
+    """The algorithm's choice among K models, by the client's own estimates of risk where it makes some."""
+    if settings.risk == "client":
+        risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
+        _write_risks(settings.folder, offer, risks.tolist())
+        state = replace(state, risks=risks)
+    one = torch.zeros(1, dtype=torch.int64)
+    return int(training.algorithm.plan(state, training.cohort_of(state, one)).assignment[0])
+
+
+def _finite_round(training: Training, state: State, *, count_best: bool) -> tuple[ClientUpdate, State]:
+    """`client_round`, whose model must be finite."""
+    update, after = client_round(training, state, count_best=count_best)
+    require(bool(torch.isfinite(update.end).all()), "the trained model has numbers that are not finite")
+    return update, after
+
+
+def _repeated(state: State, chosen: int) -> State:
+    """``state`` with the model ``chosen`` in the place of every model."""
+    same = torch.full((len(state.models),), chosen)
+    directives = {name: values[same] for name, values in state.directives.items()}
+    return replace(state, models=state.models[same], risks=state.risks[same], directives=directives)
+
+
+def randomised(choice: int, choices: int, epsilon: float, coins: np.random.Generator) -> int:
+    """The choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise any other of the K ``choices``.
+
+    >>> randomised(1, 3, 50.0, np.random.default_rng(0))
+    1
+    """
+    if coins.random() < 1 / (1 + (choices - 1) * math.exp(-epsilon)):
+        return choice
+    return (choice + int(coins.integers(1, choices))) % choices
+
+
+def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
+    """The run of an offer that the policy allows, as far as the offer alone decides it."""
+    numbers = (offer.models, offer.risks, *offer.directives.values())
+    require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server offers numbers that are not finite")
+    run = asked_run(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
+    parameters = run.setup.model.parameters
+    policy.check_run(run.config, parameters, offer.classes, settings)
+    require(
+        offer.models.dim() == 2 and offer.models.shape[1] == parameters,
+        f"the server's models have {offer.models.shape[-1]} numbers, this network {parameters}",
+    )
+    return run
+
+
+def _training(run: AskedRun, settings: NodeSettings) -> Training:
+    """The training of a node, before it opens its data and an engine."""
+    config, setup = run.config, run.setup
+    steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
+    later: Any = None
+    return Training(
+        federation=later,
+        algorithm=parts_of(config.algorithm.value).client,
+        local=setup.local,
+        engine=later,
+        stream=_protecting(config, settings) if _noisy(run) else Stream(config.seed),
+        client_filter=setup.client_filter,
+        defenses=(*setup.defenses, *steered),
+    )
+
+
+@contextmanager
+def _opened(run: AskedRun, training: Training, number: int, policy: Policy) -> Iterator[tuple[Client, Training]]:
+    """The node's client, whose id is ``number``, and its ``training`` on an engine that is closed afterwards."""
+    client = open_client(run, columns=policy.columns, own_classes=policy.classes)
+    config = client.config
+    backend = None if config.engine.backend == "auto" else config.engine.backend
+    with Engine(
+        client.setup.model, threads=run.node.threads, precision=config.engine.precision, backend=backend
+    ) as engine:
+        federation = replace(engine.prepare(client.federation), ids=torch.tensor([number]))
+        yield client, replace(training, federation=federation, engine=engine)
+
+
+def _protecting(config: Config, settings: NodeSettings) -> Stream:
+    """The stream of the numbers that protect a client; see `NodeSettings.noise`."""
+    return Stream(secrets.randbits(128) if settings.noise == "secret" else config.seed)
+
+
+def _noisy(run: AskedRun) -> bool:
+    """Whether the client's training or its update has noise, or may be given some; batches are then its secret too."""
+    coordinator, setup = run.config.coordinator, run.setup
+    steered = coordinator is not None and coordinator.dp_sgd is not None
+    return steered or setup.client_filter is not None or any(isinstance(rule, DPSGD) for rule in setup.defenses)
+
+
+def _state(training: Training, offer: Offer, seed: int) -> State:
+    """The state of a federation of this client alone before the round, as a client begins that remembers nothing."""
+    clusters = len(offer.models)
+    # As many clients as models, all of them this one, since algorithms refuse to begin with fewer.
+    crowd = training.federation.take(torch.zeros(clusters, dtype=torch.int64))
+    # By the run's seed, as all clients: a stream of the client's own is for its batches and noise.
+    first = replace(training, federation=crowd, stream=Stream(seed)).start()
+    one = torch.zeros(1, dtype=torch.int64)
+    return replace(
+        first,
+        round=offer.round - 1,
+        models=offer.models,
+        risks=offer.risks,
+        directives=dict(offer.directives),
+        assignment=first.assignment[:1],
+        clients={name: rows[:1] for name, rows in first.clients.items()},
+        personal={name: type(rows).same(rows[one][0], 1) for name, rows in first.personal.items()},
+        trained=torch.zeros(1, clusters, dtype=torch.int64),
+    )
+
+
+def _write_risks(folder: Path, offer: Offer, risks: Sequence[float]) -> None:
+    """Add the client's estimates and the server's to the client's ``risks.csv``, where each round stands once."""
+    path = folder / "risks.csv"
+    rows = pd.DataFrame(
+        {"round": offer.round, "model": range(len(risks)), "own": risks, "server": offer.risks.tolist()}
+    )
+    if path.exists():
+        earlier = pd.read_csv(path)
+        rows = pd.concat([earlier[earlier["round"] < offer.round], rows])
+    write_text(path, rows.to_csv(index=False, float_format="%.6f"), mode=PRIVATE)

@@ -1,0 +1,262 @@
+"""The server's side of one secure sum: it carries messages, adds masked numbers, and opens what clients let it."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.metrics.intervals import Ints
+from shoal_flower.secure_sums.masks import public_of
+from shoal_flower.secure_sums.node_keys import KnownKeys, is_signed
+from shoal_flower.secure_sums.protocol_messages import (
+    COUNTS,
+    Answer,
+    BlockShares,
+    Card,
+    CountShares,
+    Delivery,
+    Letters,
+    Masked,
+    Members,
+    Opening,
+    Question,
+    RefusedError,
+    Roster,
+    Session,
+    Transcript,
+    binding_of,
+    counts_part,
+    opened_counts,
+    own_mask,
+    pair_mask,
+    threshold_of,
+)
+from shoal_flower.secure_sums.shamir import secret_of, subsets, wrong_shares
+
+SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
+"""Sends clients their questions, and hands out the answers that come in time: name, answer, and the blocks beside."""
+
+_Kind = TypeVar("_Kind", bound=Answer)
+
+_TRIES = 5000
+"""Subsets of shares that are tried where some are wrong: three wrong holders of 30, or two of 100."""
+
+
+@dataclass(frozen=True)
+class ClusterSums:
+    """The outcome of a sum.
+
+    Args:
+        members: the names of the clients that are in it.
+        counts: (K,) how many of them chose each cluster.
+        blocks: the sum of the blocks of each cluster that was opened, (L,) encoded.
+    """
+
+    members: tuple[str, ...]
+    counts: Ints
+    blocks: Mapping[int, NDArray]
+
+
+@dataclass
+class CoordinatedSum:
+    """One secure sum over clients.
+
+    Args:
+        session: of the sum.
+        config: that all clients are sent.
+        clusters: K.
+        form: L, the length of a block, and the little-endian type of its numbers, by the number of clients with cards.
+        share: of the clients, above which their shares open the sum.
+        offer: digest of what all clients are offered.
+        ask: the way to the clients.
+        reject: called with a client's name and why its answer is not taken.
+        culprits: the clients that made it fail, or whose shares are wrong.
+        members: of the sum, once clients are told who they are.
+    """
+
+    session: Session
+    config: str
+    clusters: int
+    form: Callable[[int], tuple[int, np.dtype]]
+    share: float
+    offer: bytes
+    ask: SendQuestions
+    reject: Callable[[str, str], object]
+    culprits: set[str] = field(default_factory=set)
+    members: tuple[str, ...] = ()
+
+    def carried_out(self, names: Sequence[str], known: KnownKeys, least: int) -> ClusterSums:
+        """The sums over those of the clients that answer.
+
+        Args:
+            names: of the clients that are asked.
+            known: the clients' keys; new ones are added.
+            least: members of a cluster whose block is opened.
+
+        Raises:
+            RefusedError: too few clients answered, or gave right shares, so that nothing can be opened.
+        """
+        cards = self._cards(names, known)
+        threshold = threshold_of(len(cards), self.share)
+        self._enough(cards, max(threshold, least), "sent keys")
+        letters = self._letters(cards)
+        self._enough(letters, threshold, "sent shares of their secrets")
+        sharers = tuple(sorted(letters))
+        binding = binding_of(self.session, self.config, list(cards.values()), sharers, self.offer)
+        counts, total = self._masked(cards, letters, binding)
+        self._enough(counts, threshold, "sent their numbers")
+        members = self.members = tuple(sorted(counts))
+        secrets, holders = self._secrets(cards, members, sharers, threshold)
+        transcript = Transcript(self.session, counts, secrets)
+        numbers = opened_counts(transcript, cards, sharers, binding)
+        for name in set(sharers) - set(members):
+            for member in members:
+                total -= pair_mask(
+                    secrets[name], cards[member], cards[name], binding, b"blocks", total.shape, total.dtype
+                )
+        open_clusters = np.flatnonzero(numbers >= least).tolist()
+        if not open_clusters:
+            return ClusterSums(members, numbers, {})
+        shares = self._block_shares(transcript, holders, open_clusters)
+        blocks = dict[int, NDArray]()
+        for k in open_clusters:
+            row = total[k]
+            given = {holder: held.get(k, {}) for holder, held in shares.items()}
+            for name in members:
+                seed = self._secret(cards, name, given, threshold, 1 + k)
+                row -= own_mask(seed, binding, row.shape, row.dtype)
+            blocks[k] = row
+        return ClusterSums(members, numbers, blocks)
+
+    def _cards(self, names: Sequence[str], known: KnownKeys) -> dict[str, Card]:
+        """The cards of the clients that have sent one, sorted by name."""
+        cards = dict[str, Card]()
+        for name, card, _ in self._answers(
+            dict.fromkeys(names, Opening(self.session, self.config, self.clusters)), Card
+        ):
+            signed = is_signed(card.key, card.signature, card.signed_part(self.session, self.config))
+            others = [(other.name, other.key) for other in cards.values()]
+            if card.name != name or not signed or len(card.seeds) != self.clusters + 1:
+                self.reject(name, "a card of keys that is not signed by its node, or of something else")
+            elif not card.has_usable_keys:
+                self._accuse(name, "a key of small order, which no other client can use")
+            elif fault := known.fault([*others, (name, card.key)]):
+                self.reject(name, fault)
+            else:
+                cards[name] = card
+        known.pin({name: card.key for name, card in cards.items()})
+        return dict(sorted(cards.items()))
+
+    def _letters(self, cards: Mapping[str, Card]) -> dict[str, dict[str, bytes]]:
+        """The letters of each client that has sent one to each other."""
+        letters = dict[str, dict[str, bytes]]()
+        roster = Roster(self.session, tuple(cards.values()))
+        for name, answer, _ in self._answers(dict.fromkeys(cards, roster), Letters):
+            if answer.letters.keys() == cards.keys() - {name}:
+                letters[name] = answer.letters
+            else:
+                self.reject(name, "not one letter for each other client")
+        return letters
+
+    def _masked(
+        self, cards: Mapping[str, Card], letters: Mapping[str, Mapping[str, bytes]], binding: bytes
+    ) -> tuple[dict[str, Masked], NDArray]:
+        """The masked counts of each client that has sent its numbers, and the sum of all blocks (K, L)."""
+        deliveries: dict[str, Question] = {
+            name: Delivery(self.session, {sender: sent[name] for sender, sent in letters.items() if sender != name})
+            for name in letters
+        }
+        length, dtype = self.form(len(cards))
+        counts, total = dict[str, Masked](), np.zeros((self.clusters, length), dtype)
+        for name, answer, blocks in self._answers(deliveries, Masked):
+            fits = len(answer.counts) == self.clusters * COUNTS.itemsize and len(blocks) == total.nbytes
+            if fits and is_signed(cards[name].key, answer.signature, counts_part(binding, answer.counts)):
+                counts[name] = answer
+                total += np.frombuffer(blocks, dtype).reshape(total.shape)
+            else:
+                self.reject(name, "masked numbers of another length, or that are not signed by its node")
+        return counts, total
+
+    def _secrets(
+        self, cards: Mapping[str, Card], members: Sequence[str], sharers: Sequence[str], threshold: int
+    ) -> tuple[dict[str, bytes], list[str]]:
+        """The seed of the counts of each member and the mask key of each other client; and who gave their shares."""
+        given = dict[str, Mapping[str, bytes]]()
+        for holder, answer, _ in self._answers(
+            dict.fromkeys(members, Members(self.session, tuple(members))), CountShares
+        ):
+            given[holder] = answer.shares
+        # The counts' seed is a member's first one; of others the mask key is asked.
+        number = {name: 0 if name in members else None for name in sharers}
+        return {name: self._secret(cards, name, given, threshold, which) for name, which in number.items()}, list(given)
+
+    def _block_shares(
+        self, transcript: Transcript, holders: Sequence[str], clusters: Sequence[int]
+    ) -> dict[str, dict[int, dict[str, bytes]]]:
+        """The shares that each client gives, by cluster, by the name of whose they are."""
+        shares = dict[str, dict[int, dict[str, bytes]]]()
+        for holder, answer, _ in self._answers(dict.fromkeys(holders, transcript), BlockShares):
+            if answer.shares.keys() == set(clusters):
+                shares[holder] = answer.shares
+            else:
+                self.reject(holder, "shares of other clusters than those that may be opened")
+        return shares
+
+    def _answers(self, questions: Mapping[str, Question], kind: type[_Kind]) -> Iterator[tuple[str, _Kind, bytes]]:
+        """The answers of this ``kind``, one a client."""
+        asked = set(questions)
+        for name, answer, blocks in self.ask(questions):
+            if name not in asked:
+                continue
+            asked.discard(name)
+            if isinstance(answer, kind):
+                yield name, answer, blocks
+            else:
+                self.reject(name, f"no {kind.__name__}")
+
+    def _secret(
+        self,
+        cards: Mapping[str, Card],
+        name: str,
+        given: Mapping[str, Mapping[str, bytes]],
+        threshold: int,
+        number: int | None,
+    ) -> bytes:
+        """A secret of the client ``name``, from shares of which some may be wrong.
+
+        Args:
+            cards: of all clients, in the order in which they were numbered for shares.
+            name: of the client.
+            given: the shares that each holder gave, by whose secret they are of.
+            threshold: shares that give the secret.
+            number: of the seed; None: the mask key.
+        """
+        card, holders = cards[name], [holder for holder in given if holder not in self.culprits]
+        numbered = {x: holder for x, holder in enumerate(cards, start=1) if name in given.get(holder, {})}
+        shares = {x: given[holder][name] for x, holder in numbered.items() if holder not in self.culprits}
+        # More clients lack a share than may help the server: the client has sent them none.
+        if len(shares) < threshold and len(holders) - len(shares) > len(cards) - threshold:
+            self._accuse(name, "no right shares of its secrets for the others")
+        self._enough(shares, threshold, f"gave their shares of the secrets of '{name}'")
+        for tried, right in enumerate(subsets(shares, threshold, _TRIES)):
+            secret = secret_of(right, threshold)
+            hashed = hashlib.sha256(secret).digest
+            if public_of(secret) == card.mask if number is None else hashed() == card.seeds[number]:
+                # Who is wrong is worth finding out only where somebody must be.
+                for x in wrong_shares(right, shares) if tried else ():
+                    self._accuse(numbered[x], f"a wrong share of a secret of '{name}'")
+                return secret
+        if len(shares) > threshold:
+            self._accuse(name, "shares of a secret that do not give it back")
+        raise RefusedError(f"the shares of a secret of '{name}' do not give it back; nothing is opened")
+
+    def _accuse(self, name: str, reason: str) -> None:
+        self.culprits.add(name)
+        self.reject(name, reason)
+
+    def _enough(self, answered: Collection[object], least: int, what: str) -> None:
+        if len(answered) < least:
+            raise RefusedError(f"{len(answered)} clients {what}, and {least} are needed; nothing is opened")

@@ -1,0 +1,249 @@
+"""A client's side of one secure sum: it answers five questions, each once and in order, and remembers in between."""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from shoal_flower.secure_sums.masks import opened, public_of, sealed, shared_key
+from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey, is_signed
+from shoal_flower.secure_sums.protocol_messages import (
+    COUNTS,
+    BlockShares,
+    Card,
+    CountShares,
+    Delivery,
+    Letters,
+    Masked,
+    Members,
+    Roster,
+    Session,
+    Transcript,
+    binding_of,
+    counts_part,
+    half_of,
+    may_be_compared,
+    opened_counts,
+    own_mask,
+    pair_mask,
+    refuse_unless,
+    threshold_of,
+)
+from shoal_flower.secure_sums.shamir import BYTES, draw_secret, shares_of
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A client in one sum, after some of its answers; each method gives the next one and the client after it.
+
+    A seed and the mask key of one client are never both given away: `count_shares` is answered once, for members or
+    for others. So is everything else, since a second answer with the same secrets could be subtracted from the first.
+
+    Args:
+        session: of the sum.
+        config: of the run, as the server sent it; other clients' signatures are of the same one.
+        card: its own.
+        letters_key: its private key of letters.
+        mask_key: its private key of masks.
+        seeds: of its own masks: of the counts, and of each block.
+        share: of the clients, above which their shares open a sum (`threshold_of`).
+        stage: number of its answers.
+        cards: of all clients, sorted by name.
+        sharers: the clients that sent letters.
+        held: the shares that others gave it, by their names: of the mask key, then of the seeds.
+        binding: see `binding_of`.
+        subjects: digests of what the sum is about, by which its members are compared with those of other sums.
+        members: of the sum.
+    """
+
+    session: Session
+    config: str
+    card: Card
+    letters_key: bytes = field(repr=False)
+    mask_key: bytes = field(repr=False)
+    seeds: tuple[bytes, ...] = field(repr=False)
+    share: float = 2 / 3
+    stage: int = 1
+    cards: tuple[Card, ...] = ()
+    sharers: tuple[str, ...] = ()
+    held: dict[str, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
+    binding: bytes = b""
+    subjects: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    __pydantic_config__ = Card.__pydantic_config__
+
+    @staticmethod
+    def begin(session: Session, config: str, name: str, key: NodeKey, clusters: int, share: float) -> "Participant":
+        """The client with new secrets and a signed card of them; ``clusters`` is K."""
+        letters_key, mask_key, *seeds = (draw_secret() for _ in range(clusters + 3))
+        hashes = tuple(hashlib.sha256(seed).digest() for seed in seeds)
+        card = Card(name, key.public, public_of(letters_key), public_of(mask_key), hashes)
+        card = replace(card, signature=key.sign(card.signed_part(session, config)))
+        return Participant(session, config, card, letters_key, mask_key, tuple(seeds), share)
+
+    def letters(self, roster: Roster, known: KnownKeys, least: int) -> tuple["Participant", Letters]:
+        """Shares of its secrets for each other client of ``roster``, sealed.
+
+        Raises:
+            RefusedError: it is not the client's turn; a card is not signed by the node that is known by its name, has
+                keys that cannot be used or is of another sum; the client's own is not there; or so few clients give a
+                sum that fewer than ``least`` of them could open it.
+        """
+        self._require(roster.session, 1)
+        cards = tuple(sorted(roster.cards, key=lambda card: card.name))
+        fault = known.fault((card.name, card.key) for card in cards)
+        refuse_unless(not fault, fault)
+        refuse_unless(self.card in cards, "the client's own card is missing")
+        for card in cards:
+            signed = is_signed(card.key, card.signature, card.signed_part(self.session, self.config))
+            refuse_unless(signed, f"the card of '{card.name}' is not signed by its node for this sum")
+            refuse_unless(len(card.seeds) == len(self.seeds), f"the card of '{card.name}' is of other clusters")
+            refuse_unless(card.has_usable_keys, f"the card of '{card.name}' has a key of small order")
+        threshold = threshold_of(len(cards), self.share)
+        refuse_unless(threshold >= least, f"a sum that {threshold} clients can open, and at least {least} must")
+        split = [shares_of(secret, threshold, len(cards)) for secret in (self.mask_key, *self.seeds)]
+        letters, held = dict[str, bytes](), dict[str, tuple[bytes, ...]]()
+        digest = binding_of(self.session, self.config, cards, (), b"")
+        for card, *shares in zip(cards, *split, strict=True):
+            if card.name == self.card.name:
+                held[card.name] = tuple(shares)
+            else:
+                letters[card.name] = sealed(self._letter_key(card, self.card.name, digest), b"".join(shares))
+        known.pin({card.name: card.key for card in cards})
+        return replace(self, stage=2, cards=cards, held=held), Letters(letters)
+
+    def half(self, delivery: Delivery) -> int:
+        """The half of its cluster, 0 or 1, that the client is in."""
+        sharers = sorted({self.card.name, *delivery.letters})
+        digest = binding_of(self.session, self.config, self.cards, sharers, b"")
+        return half_of(self.card.name, sharers, digest)
+
+    def masked(
+        self,
+        delivery: Delivery,
+        offer: bytes,
+        cluster: int,
+        block: NDArray,
+        key: NodeKey,
+        subjects: Sequence[str] = (),
+    ) -> tuple["Participant", Masked, NDArray]:
+        """Its counts and its blocks (K, L), masked.
+
+        Args:
+            delivery: the letters of others.
+            offer: a digest of what the client was offered.
+            cluster: that it chose.
+            block: (L,) of that cluster, encoded; those of others are 0.
+            key: of the node, which signs the counts.
+            subjects: of the sum.
+
+        Raises:
+            RefusedError: it is not the client's turn, or too few clients have sent letters.
+        """
+        self._require(delivery.session, 2)
+        mine, cards = self.card.name, {card.name: card for card in self.cards}
+        others = set(delivery.letters)
+        refuse_unless(others < set(cards) and mine not in others, "letters of clients that are not in the sum")
+        sharers = tuple(sorted({mine, *others}))
+        refuse_unless(len(sharers) >= self.threshold, f"letters of {len(sharers)} clients; {self.threshold} are needed")
+        held, digest = dict(self.held), binding_of(self.session, self.config, self.cards, (), b"")
+        for name, letter in delivery.letters.items():
+            # Of a letter that does not open the client has no share; enough others may.
+            try:
+                text = opened(self._letter_key(cards[name], name, digest), letter)
+            except ValueError:
+                continue
+            if len(text) == BYTES * (1 + len(self.seeds)):
+                held[name] = tuple(text[i : i + BYTES] for i in range(0, len(text), BYTES))
+        binding = binding_of(self.session, self.config, self.cards, sharers, offer)
+        clusters = len(self.seeds) - 1
+        counts, blocks = np.zeros(clusters, COUNTS), np.zeros((clusters, *block.shape), block.dtype)
+        counts[cluster], blocks[cluster] = 1, block
+        counts += own_mask(self.seeds[0], binding, counts.shape, COUNTS)
+        for k, seed in enumerate(self.seeds[1:]):
+            blocks[k] += own_mask(seed, binding, block.shape, block.dtype)
+        for other in (cards[name] for name in sharers if name != mine):
+            pair = partial(pair_mask, self.mask_key, self.card, other, binding)
+            counts += pair(b"counts", counts.shape, COUNTS)
+            blocks += pair(b"blocks", blocks.shape, block.dtype)
+        after = replace(self, stage=3, sharers=sharers, held=held, binding=binding, subjects=tuple(subjects))
+        signature = key.sign(counts_part(binding, counts.tobytes()))
+        return after, Masked(counts.tobytes(), signature), blocks
+
+    def count_shares(
+        self, question: Members, earlier: Sequence[Collection[str]] = (), least: int = 1
+    ) -> tuple["Participant", CountShares]:
+        """Its shares of the members' counts' seeds, and of the mask keys of those that are none.
+
+        Args:
+            question: the members.
+            earlier: the members of each sum about the same `subjects`.
+            least: the fewest members by which two such sums may differ.
+
+        Raises:
+            RefusedError: it is not the client's turn; it is no member itself; too few are; or the difference between
+                this sum and an earlier one would be the numbers of fewer than ``least`` clients.
+        """
+        self._require(question.session, 3)
+        members = tuple(sorted(question.names))
+        refuse_unless(len(set(members)) == len(members), "a client that is a member twice")
+        refuse_unless(set(members) <= set(self.sharers), "members that are not in the sum")
+        refuse_unless(self.card.name in members, "a sum that the client is not in, although it sent its numbers")
+        refuse_unless(len(members) >= self.threshold, f"{len(members)} members, not {self.threshold}")
+        for others in earlier:
+            refuse_unless(
+                may_be_compared(members, others, least),
+                f"the members differ by {len({*members} ^ {*others})} from those of a sum over the same models, and "
+                f"must differ by at least {least}",
+            )
+        shares = {name: self.held[name][1 if name in members else 0] for name in self.sharers if name in self.held}
+        return replace(self, stage=4, members=members), CountShares(shares)
+
+    def block_shares(self, transcript: Transcript, least: int) -> tuple["Participant", BlockShares]:
+        """Its shares of the seeds of the blocks of each cluster that at least ``least`` members chose.
+
+        Raises:
+            RefusedError: it is not the client's turn; the members are not those of before; or as `opened_counts`.
+        """
+        self._require(transcript.session, 4)
+        refuse_unless(transcript.counts.keys() == set(self.members), "other members than before")
+        counts = opened_counts(transcript, {card.name: card for card in self.cards}, self.sharers, self.binding)
+        shares = {
+            k: {name: self.held[name][2 + k] for name in self.members if name in self.held}
+            for k in np.flatnonzero(counts >= least).tolist()
+        }
+        return replace(self, stage=5), BlockShares(shares)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more can be asked, so that its secrets may be forgotten."""
+        return self.stage == 5
+
+    @property
+    def threshold(self) -> int:
+        """The number of clients whose shares give a secret."""
+        return threshold_of(len(self.cards), self.share)
+
+    def written(self) -> str:
+        """As JSON, for the client's own disk."""
+        return _PARTICIPANTS.dump_json(self).decode()
+
+    @staticmethod
+    def read(text: str) -> "Participant":
+        """A client as it was written; raises `ValueError` where the text is damaged."""
+        return _PARTICIPANTS.validate_json(text)
+
+    def _letter_key(self, other: Card, sender: str, digest: bytes) -> bytes:
+        """The key of a letter between this client and another, which ``sender`` sends, by the digest of all cards."""
+        return shared_key(self.letters_key, other.letters, b"letter", sender.encode(), digest)
+
+    def _require(self, session: Session, stage: int) -> None:
+        refuse_unless(session == self.session, "a question of another sum")
+        refuse_unless(self.stage == stage, "a question that was answered already, or comes too early")
+
+
+_PARTICIPANTS: TypeAdapter[Participant] = TypeAdapter(Participant)

@@ -1,0 +1,317 @@
+"""The messages of one secure sum: five questions of the server, and a client's five answers.
+
+1. `Opening` -> `Card`: a client's public keys for this sum, signed.
+2. `Roster` -> `Letters`: shares of its secrets, for each other client, sealed.
+3. `Delivery`, with the offer of models -> `Masked`: its counts and blocks, masked.
+4. `Members`, of the sum -> `CountShares`: of the seeds of those who are in it, and of the mask keys of the others.
+5. `Transcript`, from which a client opens the counts itself -> `BlockShares`: of the seeds of large enough clusters.
+
+They travel as JSON, bytes in base64; the masked blocks, which are long, travel beside it as they are.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from shoal.core.errors import ShoalError
+from shoal.metrics.intervals import Ints
+from shoal_flower.flower_config import CLIENT_NAME
+from shoal_flower.secure_sums.masks import derived, is_usable, mask_of, public_of, shared_key
+from shoal_flower.secure_sums.node_keys import is_signed
+
+_BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", extra="forbid")
+
+Name = Annotated[str, Field(pattern=rf"^{CLIENT_NAME}$")]
+Key = Annotated[bytes, Field(min_length=32, max_length=32)]
+Kind = Literal["train", "histograms"]
+"""What is summed: updates of a round, or histograms of losses after it."""
+
+COUNTS = np.dtype("<u4")
+"""The integers of counts, modulo 2^32."""
+
+
+class RefusedError(ShoalError):
+    """A message that is not answered, or an answer that is not taken; the text says why."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """The name of one secure sum.
+
+    Args:
+        run: a random name of the server's program, 32 hexadecimal digits.
+        number: of the sum in the run, from 1.
+        kind: of what is summed.
+    """
+
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    number: Annotated[int, Field(ge=1)]
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The server's first question; ``config`` is the run's, as TOML, with so many ``clusters``.
+
+    A sum of histograms has two for each of the run's: its clients are divided in two halves (`half_of`).
+    """
+
+    session: Session
+    config: str
+    clusters: Annotated[int, Field(ge=1, le=1000)]
+    stage: Literal["opening"] = "opening"
+
+
+@dataclass(frozen=True)
+class Card:
+    """A client's keys for one sum.
+
+    Args:
+        name: of the client.
+        key: its node's long-term public key, in OpenSSH's form.
+        letters: X25519 public key of its letters.
+        mask: X25519 public key of its masks.
+        seeds: SHA-256 of the seed of its own mask of the counts and of each block.
+        signature: of all that and of the session and the configuration, by ``key``.
+    """
+
+    name: Name
+    key: Annotated[str, Field(max_length=2000)]
+    letters: Key
+    mask: Key
+    seeds: tuple[Key, ...]
+    signature: bytes = b""
+    __pydantic_config__ = _BASE64
+
+    @property
+    def has_usable_keys(self) -> bool:
+        """Whether other clients can use its keys."""
+        return is_usable(self.letters) and is_usable(self.mask)
+
+    def signed_part(self, session: Session, config: str) -> bytes:
+        """The bytes that are signed."""
+        fields = (self.name, self.key, self.letters.hex(), self.mask.hex(), [seed.hex() for seed in self.seeds])
+        return _canonical("card", asdict(session), config, fields)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The cards of all clients."""
+
+    session: Session
+    cards: tuple[Card, ...]
+    stage: Literal["roster"] = "roster"
+
+
+@dataclass(frozen=True)
+class Letters:
+    """A sealed letter for each other client, by name."""
+
+    letters: dict[Name, bytes]
+    stage: Literal["letters"] = "letters"
+    __pydantic_config__ = _BASE64
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The letters of the other clients that have sent some, by their names."""
+
+    session: Session
+    letters: dict[Name, bytes]
+    stage: Literal["delivery"] = "delivery"
+    __pydantic_config__ = _BASE64
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Masked counts (K,), and their signature; the masked blocks are beside."""
+
+    counts: bytes
+    signature: bytes
+    stage: Literal["masked"] = "masked"
+    __pydantic_config__ = _BASE64
+
+
+@dataclass(frozen=True)
+class Members:
+    """The names of the clients whose numbers are in the sum."""
+
+    session: Session
+    names: tuple[Name, ...]
+    stage: Literal["members"] = "members"
+
+
+@dataclass(frozen=True)
+class CountShares:
+    """A share of the counts' seed of each member, and of the mask key of each client that is none, by name."""
+
+    shares: dict[Name, Key]
+    stage: Literal["count shares"] = "count shares"
+    __pydantic_config__ = _BASE64
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All that opens the counts: what members sent, their seeds, and the mask keys of those who are none."""
+
+    session: Session
+    counts: dict[Name, Masked]
+    secrets: dict[Name, Key]
+    stage: Literal["transcript"] = "transcript"
+    __pydantic_config__ = _BASE64
+
+
+@dataclass(frozen=True)
+class BlockShares:
+    """A share of the seed of each block that may be opened, of each member: by cluster, by name."""
+
+    shares: dict[int, dict[Name, Key]]
+    stage: Literal["block shares"] = "block shares"
+    __pydantic_config__ = _BASE64
+
+
+Question = Opening | Roster | Delivery | Members | Transcript
+Answer = Card | Letters | Masked | CountShares | BlockShares
+_Message = TypeVar("_Message", bound=Question | Answer)
+_QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="stage")])
+
+
+def written(message: Question | Answer) -> str:
+    """The message as JSON."""
+    return TypeAdapter(type(message)).dump_json(message).decode()
+
+
+def read_question(text: str) -> Question:
+    """The question in ``text``; raises `RefusedError` where it is none."""
+    try:
+        return _QUESTIONS.validate_json(text)
+    except ValidationError as error:
+        raise RefusedError(f"no question of a secure sum: {error.errors()[0]['msg']}") from error
+
+
+def read_answer(kind: type[_Message], text: str) -> _Message:
+    """The answer of that ``kind`` in ``text``; raises `RefusedError` where it is none."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise RefusedError(f"no {kind.__name__} of a secure sum: {error.errors()[0]['msg']}") from error
+
+
+def threshold_of(clients: int, share: float) -> int:
+    """t, the number of clients whose shares give a secret: more than ``share`` of them, so more than half.
+
+    A server that tells some clients that another is in the sum and others that it is not would need t shares of either
+    secret. So it cannot have both unless at least 2 t - n of the clients help it: a third, with a share of 2 / 3.
+
+    >>> [threshold_of(n, 2 / 3) for n in (3, 4, 20)]
+    [3, 3, 14]
+    """
+    return min(clients, math.floor(share * clients + 1e-9) + 1)
+
+
+def may_be_compared(members: Iterable[str], others: Iterable[str], least: int) -> bool:
+    """Whether two sums about the same models hide single clients: their members are equal, or ``least`` differ."""
+    return (apart := {*members} ^ {*others}) == set() or len(apart) >= least
+
+
+def _canonical(*parts: object) -> bytes:
+    return json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+
+
+def binding_of(session: Session, config: str, cards: Sequence[Card], sharers: Sequence[str], offer: bytes) -> bytes:
+    """A digest of all that clients must agree on: cards, who has sent letters, and the offer.
+
+    Masks are drawn by it: those of clients who were told different things do not cancel, so that such a server, also
+    one that sends them different models (Pasquini et al., CCS 2022), gets noise.
+    """
+    roster = [(card.signed_part(session, config).hex(), card.signature.hex()) for card in cards]
+    return hashlib.sha256(_canonical("sum", sorted(roster), sorted(sharers), offer.hex())).digest()
+
+
+def half_of(name: str, sharers: Sequence[str], digest: bytes) -> int:
+    """The half of a cluster, 0 or 1, that the client ``name`` is in, in a sum of histograms.
+
+    The ``digest`` is of signed keys that clients have drawn, so the server does not choose the halves.
+    """
+    order = sorted(sharers, key=lambda other: hashlib.sha256(_canonical("half", digest.hex(), other)).digest())
+    return order.index(name) % 2
+
+
+def counts_part(binding: bytes, counts: bytes) -> bytes:
+    """The bytes of masked counts that are signed."""
+    return _canonical("counts", binding.hex(), counts.hex())
+
+
+def pair_mask(
+    private: bytes, one: Card, other: Card, binding: bytes, label: bytes, shape: tuple[int, ...], dtype: np.dtype
+) -> NDArray:
+    """What the client ``one`` adds for its pair with ``other``, whose sum over both is 0.
+
+    Args:
+        private: the private mask key of either.
+        one: whose mask it is.
+        other: with whom.
+        binding: of the sum.
+        label: of the numbers that are masked.
+        shape: of these numbers.
+        dtype: of these numbers.
+    """
+    public = other.mask if public_of(private) == one.mask else one.mask
+    mask = mask_of(shared_key(private, public, b"pair", label, binding), shape, dtype)
+    return mask if one.name < other.name else -mask
+
+
+def own_mask(seed: bytes, binding: bytes, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+    """What a client adds by itself, by a seed of its own."""
+    return mask_of(derived(seed, b"own", binding), shape, dtype)
+
+
+def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Sequence[str], binding: bytes) -> Ints:
+    """The number of members that chose each cluster (K,), from all that was sent.
+
+    Args:
+        transcript: of the sum.
+        cards: of all clients, by name.
+        sharers: the clients whose masks are in it.
+        binding: of the sum.
+
+    Raises:
+        RefusedError: something in it is not what the clients signed, or the counts do not add up to the members, since
+            clients were told different things or one of them sends what it should not.
+    """
+    members, left = list(transcript.counts), [name for name in sharers if name not in transcript.counts]
+    refuse_unless(set(members) <= set(sharers), "counts of a client that has sent no letters")
+    refuse_unless(transcript.secrets.keys() == set(sharers), "not one secret of each client")
+    total = np.zeros(len(cards[members[0]].seeds) - 1, COUNTS)
+    for name in members:
+        sent, card, seed = transcript.counts[name], cards[name], transcript.secrets[name]
+        fits = len(sent.counts) == total.nbytes and is_signed(
+            card.key, sent.signature, counts_part(binding, sent.counts)
+        )
+        refuse_unless(fits, f"counts that '{name}' has not signed")
+        refuse_unless(hashlib.sha256(seed).digest() == card.seeds[0], f"another seed than that of '{name}'")
+        total += np.frombuffer(sent.counts, COUNTS) - own_mask(seed, binding, total.shape, COUNTS)
+    for name in left:
+        private = transcript.secrets[name]
+        refuse_unless(public_of(private) == cards[name].mask, f"another mask key than that of '{name}'")
+        for member in members:
+            total -= pair_mask(private, cards[member], cards[name], binding, b"counts", total.shape, COUNTS)
+    counts = total.astype(np.int64)
+    refuse_unless(
+        int(counts.sum()) == len(members),
+        f"counts that do not add up to {len(members)} clients: one was told other things, or sends what it should not",
+    )
+    return counts
+
+
+def refuse_unless(condition: bool, reason: str) -> None:
+    """Raise `RefusedError` with ``reason`` unless ``condition`` holds."""
+    if not condition:
+        raise RefusedError(reason)

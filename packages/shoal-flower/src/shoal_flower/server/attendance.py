@@ -1,0 +1,296 @@
+"""The clients that are there: the server asks nodes which client they have, and waits for those that answer."""
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from flwr.app import RecordDict
+from safetensors.torch import save as serialize
+
+from shoal.core.errors import InputError, require
+from shoal.models import FeatureMap, Model
+from shoal_flower.flower_config import RunSettings
+from shoal_flower.flower_records import pack_features, unpack_identity, unpack_kept_features
+from shoal_flower.messages import FROZEN, RejectedReplyError
+from shoal_flower.server.events import LOG, Events
+from shoal_flower.server.exchange import Answer, Exchange, Question, Registration
+from shoal_flower.server.ledger_stamps import LedgerStamps
+from shoal_flower.server.roster import Member, Roster
+
+_MAX_IDLE_ROUNDS = 3
+"""Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
+
+_FIRST_WORD = 5.0
+"""Seconds of waiting for clients after which the log says so; then each time twice as many."""
+
+_NAMED = 10
+"""Absent clients that a sentence names."""
+
+_LATE_REPLIES = 2
+"""Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
+
+
+@dataclass
+class Attendance:
+    """The attendance of a run: which client each node has, and which clients are waited for.
+
+    ``idle`` are the last rounds in which clients were asked and no update was merged.
+    """
+
+    exchange: Exchange
+    settings: RunSettings
+    roster: Roster
+    events: Events
+    stamps: LedgerStamps
+    idle: int = 0
+    _strangers: dict[int, str] = field(default_factory=dict)
+    _behind: Counter[int] = field(default_factory=Counter)
+    _silent: set[int] = field(default_factory=set)
+
+    def gather(self, number: int, watch: Callable[[int, tuple[str, ...]], object] = lambda *_: None) -> None:
+        """Wait until enough clients are there for the round ``number``; those that are new join.
+
+        Args:
+            number: of the round.
+            watch: called while too few are there, with how many are missing and the known clients that are absent.
+
+        Raises:
+            InputError: too few came in time.
+        """
+        began, settings, members, word = time.monotonic(), self.settings, self.roster.members, _FIRST_WORD
+        while True:
+            self._look(number)
+            absent = tuple(member.name for member in members if member.node is None)
+            there = len(members) - len(absent)
+            if there >= settings.min_nodes:
+                return
+            watch(settings.min_nodes - there, absent)
+            waited, named = time.monotonic() - began, ", ".join(absent[:_NAMED])
+            named += f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+            if waited > settings.wait_timeout:
+                raise InputError(
+                    f"round {number}: only {there} of 'min-nodes' = {settings.min_nodes} clients came within "
+                    f"'wait-timeout' = {settings.wait_timeout:g} seconds{named and '; absent: '}{named}"
+                )
+            if waited >= word:
+                word = 2 * waited
+                LOG.warning(
+                    "round %d: waiting for %s: %d of 'min-nodes' = %d clients are there; 'wait-timeout' is %g s",
+                    *(number, named or "clients", there, settings.min_nodes, settings.wait_timeout),
+                )
+            # Too few are there: those that have not answered are waited for again.
+            self._silent.clear()
+            self.exchange.pause()
+
+    def ask(self, question: Question, messages: Mapping[int, RecordDict], number: int) -> Iterator[tuple[int, Answer]]:
+        """The answers to ``messages``, both by the client's position, within the time of a round."""
+        members = self.roster.members
+        positions = {node: i for i in messages if (node := members[i].node) is not None}
+        awaited = {node for node, i in positions.items() if members[i].waits}
+        contents = {node: messages[i] for node, i in positions.items()}
+        for answer in self._answers(question, contents, awaited, self.settings.round_timeout, number):
+            try:
+                if answer.content is not None:
+                    self.stamps.take(members[positions[answer.node]].name, answer.content)
+            except RejectedReplyError as error:
+                answer = replace(answer, content=None, error=str(error))  # noqa: PLW2901
+            yield positions[answer.node], answer
+
+    def reject(
+        self, number: int, member: Member, reason: str, kind: Literal["rejected", "failed"] = "rejected"
+    ) -> None:
+        """Count a reply of round ``number`` that is not taken, and say why."""
+        member.rejected += 1
+        self.events.add(number, kind, member.name, member.node, reason)
+
+    def reject_unread(self, number: int, member: Member, answer: Answer) -> None:
+        """Count an answer without content to a question of round ``number``."""
+        self.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
+
+    def miss(self, number: int, member: Member, reason: str) -> None:
+        """Count a reply that did not come in time; later rounds do not wait for this client until it is heard from."""
+        member.waits, member.missed = False, member.missed + 1
+        self.events.add(number, "missed", member.name, member.node, reason)
+
+    def wait_for_some(self, positions: Collection[int]) -> None:
+        """Wait for all clients at ``positions`` where none of them has been heard from since its last deadline."""
+        asked = [self.roster.members[i] for i in positions]
+        if not any(member.waits for member in asked):
+            for member in asked:
+                member.waits = True
+
+    def end_round(self, number: int, *, merged: bool, otherwise: str) -> None:
+        """Count a round in which clients were asked.
+
+        Raises:
+            InputError: in several rounds on end nothing was ``merged``, for the reason ``otherwise``.
+        """
+        self.idle = 0 if merged else self.idle + 1
+        require(
+            self.idle < _MAX_IDLE_ROUNDS,
+            f"round {number}: in {_MAX_IDLE_ROUNDS} rounds on end {otherwise}, as 'events.csv' says; the same command "
+            "goes on",
+        )
+
+    def refuse(self, number: int, member: Member, reason: str) -> None:
+        """Count a question of round ``number`` that a client refused."""
+        member.refused += 1
+        self.events.add(number, "refused", member.name, member.node, reason)
+
+    def _answers(
+        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
+    ) -> Iterator[Answer]:
+        """The answers that come in time; a node that answers, if late, is waited for again."""
+        for answer in self.exchange.ask(question, messages, awaited, seconds, str(number)):
+            if answer.gone:
+                continue
+            self._silent.discard(answer.node)
+            member = self.roster.by_node(answer.node)
+            if member is not None:
+                member.waits = True
+            self._behind[answer.node] = self._behind[answer.node] + 1 if answer.late else 0
+            if self._behind[answer.node] == _LATE_REPLIES:
+                name = "unknown" if member is None else member.name
+                reason = "each of its replies comes a message late, as after an outage: restart its SuperNode"
+                self.events.add(number, "missed", name, answer.node, reason)
+            if not answer.late:
+                yield answer
+
+    def _look(self, number: int) -> None:
+        """Find out who is there: nodes that are new say which client they have."""
+        nodes = self.exchange.connected()
+        self._silent &= nodes.keys()
+        for member in self.roster.members:
+            if member.node is not None and member.node not in nodes:
+                self.events.add(number, "left", member.name, member.node)
+                self.roster.leave(member)
+        # A node that was turned away may come back mended, or find that the one before it has left.
+        away = {node: name for node, name in self._strangers.items() if node in nodes}
+        self._strangers = {node: name for node, name in away.items() if not name or self._is_taken(name)}
+        new = [node for node in nodes if self.roster.by_node(node) is None and node not in self._strangers]
+        if not new:
+            return
+        # One that does not answer is waited for once, and not in each round.
+        awaited = set(new) - self._silent
+        self._silent.update(new)
+        identities = list[tuple[int, str, int]]()
+        messages, seconds = {node: RecordDict() for node in new}, min(60.0, self.settings.round_timeout)
+        for answer in self._answers("identify", messages, awaited, seconds, number):
+            try:
+                if answer.content is None:
+                    raise RejectedReplyError(answer.error)
+                name, partition = unpack_identity(answer.content)
+                identities.append((-1 if partition is None else partition, name, answer.node))
+            except RejectedReplyError as error:
+                self._turn_away(number, answer.node, str(error))
+        for node in sorted(awaited & self._silent):
+            reason = f"is connected and did not say its client in {seconds:g} seconds: is its task worker running?"
+            self.events.add(number, "missed", "unknown", node, reason)
+        named = {registered.name: node for node, registered in nodes.items() if registered.name}
+        # Whoever answers first: a run that is done once more has its clients in the same order.
+        for partition, name, node in sorted(identities):
+            self._join(number, name, node, None if partition < 0 else partition, nodes[node], named.get(name))
+        # A name belongs to its key from here on, also if the server is killed in this round.
+        self.roster.save(self.settings.out / "nodes.json")
+
+    def _join(
+        self, number: int, name: str, node: int, partition: int | None, registered: Registration, named: int | None
+    ) -> None:
+        """Let the client ``name`` take part at ``node``, unless the name or the key is somebody else's.
+
+        ``named`` is the node for which this name was registered, if any was.
+        """
+        known, of_key = self.roster.by_name(name), self.roster.by_key(registered.key)
+        if registered.name and registered.name != name:
+            return self._turn_away(number, node, f"its key is registered for '{registered.name}', not for '{name}'")
+        if named is not None and not registered.name:
+            return self._turn_away(number, node, f"the name '{name}' is registered for node {named}")
+        if of_key is not None and of_key.name != name:
+            return self._turn_away(number, node, f"its key is that of the client '{of_key.name}', not of '{name}'")
+        if known is not None and not self._may_move(known, registered):
+            there = known.node is not None and (self.settings.names == "nodes" or known.key in ("", registered.key))
+            reason = f"is at node {known.node} already" if there else "belongs to another key"
+            return self._turn_away(number, node, f"the client '{name}' {reason}", name if there else "")
+        if known is None and len(self.roster.members) >= self.settings.max_members:
+            return self._turn_away(number, node, f"there are 'max-members' = {self.settings.max_members} clients")
+        self.roster.join(name, node, partition, registered.key)
+        self.events.add(number, "joined" if known is None else "returned", name, node)
+        return None
+
+    def _may_move(self, member: Member, registered: Registration) -> bool:
+        """Whether a client that has joined before may be at another node from now on."""
+        if self.settings.names == "nodes":
+            return member.node is None or not member.waits
+        # Who registered a name for a key may do so for another key, where the first is lost.
+        same = member.key in ("", registered.key) or registered.name == member.name
+        return member.node is None and same
+
+    def _is_taken(self, name: str) -> bool:
+        """Whether the client ``name`` is still where it was when another node was turned away."""
+        member = self.roster.by_name(name)
+        return member is not None and member.node is not None and (self.settings.names == "keys" or member.waits)
+
+    def _turn_away(self, number: int, node: int, reason: str, name: str = "") -> None:
+        """Ask a node no more that is nobody's; one of a client that is elsewhere, until ``name`` has left."""
+        self._strangers[node] = name
+        self.events.add(number, "rejected", "unknown", node, reason)
+
+
+@dataclass
+class SentFile:
+    """A file that clients are sent before a round: the map of features, or the frozen tensors of the models.
+
+    Args:
+        digest: its hash, which every offer names.
+        content: makes the file.
+        built: whether clients build it themselves, and lack it only where they say so; otherwise each is sent it.
+        mark: before the hash where it is sent.
+        has: whether a client has it, by its name and node, where it has said so.
+    """
+
+    digest: str
+    content: Callable[[], bytes]
+    built: bool = False
+    mark: str = ""
+    has: dict[tuple[str, int | None], bool] = field(default_factory=dict)
+
+    @staticmethod
+    def of_features(features: FeatureMap) -> "SentFile":
+        """The file of a fitted map."""
+        content = features.serialized()
+        return SentFile(hashlib.sha256(content).hexdigest(), lambda: content)
+
+    @staticmethod
+    def of_frozen(model: Model) -> "SentFile":
+        """The file of a model's frozen tensors: clients build their own, which may be others."""
+
+        def content() -> bytes:
+            return serialize({name: tensor.contiguous() for name, tensor in model.frozen.items()})
+
+        return SentFile(model.frozen_hash, content, built=True, mark=FROZEN)
+
+    def send(self, attendance: Attendance, number: int) -> None:
+        """Send it, before the round ``number``, to those who are there and lack it."""
+        members = attendance.roster.members
+        there = {i: (one.name, one.node) for i, one in enumerate(members) if one.node is not None and one.waits}
+        lacking = {i: client for i, client in there.items() if not self.has.get(client, self.built)}
+        if not lacking:
+            return
+        # One object, which is hashed and sent once.
+        message = pack_features(self.mark + self.digest, self.content())
+        for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
+            try:
+                if answer.content is None:
+                    attendance.reject_unread(number, members[i], answer)
+                    continue
+                unpack_kept_features(answer.content, self.mark + self.digest)
+                self.has[lacking[i]] = True
+            except RejectedReplyError as error:
+                attendance.reject(number, members[i], str(error))
+
+    def forget(self, member: Member) -> None:
+        """Send it to this client before the next round."""
+        self.has[member.name, member.node] = False

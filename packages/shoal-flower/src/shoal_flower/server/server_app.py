@@ -1,0 +1,285 @@
+"""The ServerApp: a run on several machines from its first round to its files, in a directory as `shoal run` makes."""
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pandas as pd
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from shoal.config.build import load_data, resolve
+from shoal.config.kinds import own_code, title_of
+from shoal.config.schema import Config, read_config
+from shoal.config.toml_files import read_toml
+from shoal.core.atomic_files import write_bytes, write_text
+from shoal.core.errors import ShoalError, quoted, require
+from shoal.core.formats import csv_text
+from shoal.core.randomness import Stream
+from shoal.data import ClientDataset, Federation
+from shoal.engine import Engine, State, Training
+from shoal.models import FeatureMap
+from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
+from shoal.runs.directory import is_begun, is_finished, logged, opened
+from shoal.runs.hashes import differences
+from shoal.runs.result import FEATURES, named_models, write_models
+from shoal.simulation.play import SimulationState
+from shoal.simulation.simulation import Simulation, with_features
+from shoal_flower.flower_config import RunSettings
+from shoal_flower.messages import parts_of
+from shoal_flower.secure_sums.contributions import check_summable
+from shoal_flower.server.attendance import Attendance, SentFile
+from shoal_flower.server.deployment_page import deployment_page
+from shoal_flower.server.events import Events
+from shoal_flower.server.exchange import Exchange
+from shoal_flower.server.ledger_stamps import LedgerStamps
+from shoal_flower.server.remote_feedback import RemoteCoordinator, RemoteHistograms
+from shoal_flower.server.roster import Roster
+from shoal_flower.server.round_rows import round_rows, summary_of
+from shoal_flower.server.secure_rounds import SecureHistograms, SecureRounds
+from shoal_flower.server.server_rounds import Progress, Server
+
+LOG = logging.getLogger("shoal")
+app = ServerApp()
+
+_TIMED = ("train", "red_team", "total")
+"""The stages that a server can time: clients choose elsewhere, and nothing is attacked in the end."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the configured federation with the nodes of ``grid``."""
+    rounds = logging.StreamHandler(sys.stdout)
+    rounds.setFormatter(logging.Formatter("%(message)s"))
+    LOG.addHandler(rounds)
+    try:
+        _serve(grid, RunSettings.read(context.run_config))
+    except (ShoalError, OSError) as error:
+        # Flower logs what it catches: of these the sentence is enough.
+        sys.tracebacklimit = 0
+        if isinstance(error, ShoalError):
+            raise
+        raise ShoalError(_reason(error)) from None
+    finally:
+        LOG.removeHandler(rounds)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence that says why a run failed."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same 'flwr run' command resumes"
+    return str(error)
+
+
+def _serve(grid: Grid, settings: RunSettings) -> None:
+    """Run ``settings``, and leave the reason in the run's directory where that fails."""
+    held = False
+
+    def show(progress: object) -> None:
+        nonlocal held
+        held = True
+        write_text(settings.out / "progress.json", json.dumps(progress) + "\n")
+
+    try:
+        serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
+    except Exception as error:
+        # Before the first progress the directory may be another run's, or nobody's. On a full disk this fails too.
+        with contextlib.suppress(OSError), logged(settings.out / "run.log") if held else contextlib.nullcontext():
+            LOG.error("%s", _reason(error))
+            if held:
+                show({"error": _reason(error)})
+        raise
+
+
+def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress], object] = lambda _: None) -> None:
+    """Run what ``settings`` names with the nodes of ``exchange``, from its last round if it has begun.
+
+    Raises:
+        InputError: a configuration that cannot be run on several machines, another run's directory, or too few clients.
+    """
+    config = read_config(settings.config)
+    choice = parts_of(config.algorithm.value).choice
+    _require_supported(config)
+    resolved = resolve(config, load_data(config.data, settings.data_dir))
+    decided, simulation = resolved.config, with_features(resolved.simulation())
+    features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None
+    classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
+    # Paths are the server's own.
+    sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
+    out = settings.out
+    if out.exists() and is_begun(out) and is_finished(out):
+        LOG.info("%s is finished", out)
+        return
+    if code := own_code(sent.table()):
+        LOG.warning("a node refuses this run unless its 'allow-code' names %s", quoted(sorted(code)))
+    engine = decided.engine.engine(simulation.setup.model)
+    same = lambda: _require_same(settings, decided)  # noqa: E731
+    with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
+        watch(Progress(0))
+        roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
+        attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
+        shared = classes, resolved.standardizer, features, watch, SentFile.of_frozen(engine.model)
+        server = Server(attendance, sent.toml(), choice, *shared)
+        sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
+        run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
+        progress = load_checkpoint(checkpoints, engine.model.frozen_hash)
+        done = 0 if progress is None else progress.state.round
+        LOG.info("begin after round %d: %s", done, decided.algorithm.name)
+        while progress is None or progress.state.round < decided.algorithm.rounds:
+            began = time.perf_counter()
+            progress = run.round(progress)
+            progress.seconds["total"] += time.perf_counter() - began
+            attendance.stamps.save()
+            attendance.roster.save(out / "nodes.json")
+            save_checkpoint(checkpoints, progress, frozen=engine.model.frozen_hash)
+            write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
+        require(
+            attendance.idle == 0,
+            f"in the last {attendance.idle} rounds no client's update was merged, as 'events.csv' says; the same "
+            "command writes the report of the rounds before",
+        )
+        run.finish(progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A run in progress; of its simulation's ``federation`` only the server's shadow and test set are used."""
+
+    server: Server
+    config: Config
+    simulation: Simulation
+    federation: Federation
+    engine: Engine
+    sums: SecureRounds | None = None
+
+    def round(self, progress: SimulationState | None) -> SimulationState:
+        """The run after one round more."""
+        number = 1 if progress is None else progress.state.round + 1
+        self.server.gather(number)
+        for sent in (self.server.features, self.server.frozen):
+            if sent is not None:
+                sent.send(self.server.attendance, number)
+        training = self._training(None if progress is None else progress.state)
+        if progress is None:
+            progress = SimulationState(training.start())
+        state, seconds = training.with_newcomers(progress.state), dict(progress.seconds)
+        began = time.perf_counter()
+        state, plan = (self.sums or self.server).round(training, state)
+        trained = time.perf_counter()
+        training = self._training(state)
+        # Until a client has trained nobody has said how many examples there are, on which risks rest.
+        state, due = training.with_risks(state) if training.federation.clients.sizes.any() else (state, False)
+        seconds["train"] += trained - began
+        seconds["red_team"] += time.perf_counter() - trained if due else 0.0
+        evaluated = state.round == self.config.algorithm.rounds or state.round % self.config.evaluation.every == 0
+        rows = round_rows(training, state, plan, evaluated=evaluated)
+        clients = [int(row["clients"]) for row in rows]
+        risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist())
+        LOG.info("round %d: clients by cluster %s; risks %s", state.round, clients, risks if due else "not estimated")
+        return replace(progress, state=state, rows=progress.rows + rows, seconds=seconds)
+
+    def finish(self, progress: SimulationState) -> None:
+        """Write the run's files; the summary last, since it marks the run as finished."""
+        attendance, config, state = self.server.attendance, self.config, progress.state
+        out, members = attendance.settings.out, len(attendance.roster.members)
+        clients = attendance.roster.frame(state.assignment.tolist())
+        if self.sums is not None:  # Which of them is where, and has how many examples, nobody knows.
+            clients = clients.drop(columns=["cluster", "examples"])
+        write_text(out / "clients.csv", csv_text(clients))
+        model = self.engine.model
+        write_models(out, named_models(model, state), model.frozen_names)
+        if self.server.features is not None:
+            write_bytes(out / FEATURES, self.server.features.content())
+        events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
+        title = f"{title_of(config.algorithm.value)} on {config.data.source}, {members} machines"
+        page = deployment_page(pd.DataFrame(list(progress.rows)), clients, events, config.toml(), title)
+        write_text(out / "report.html", page)
+        summary = {
+            "algorithm": config.algorithm.name,
+            "dataset": config.data.source,
+            "seed": config.seed,
+            "rounds": state.round,
+            "clients": members,
+            **summary_of(self._training(state), state, progress.rows, dict(attendance.events.counts)),
+            **({} if self.sums is None else self.sums.epsilons()),
+            **{f"seconds.{name}": value for name, value in progress.seconds.items() if name in _TIMED},
+        }
+        write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        LOG.info("done after %d rounds", state.round)
+
+    def _training(self, state: State | None) -> Training:
+        """The training of the server with the clients that it knows now."""
+        server, simulation = self.server, self.simulation
+        team, law, defenses = simulation.red_team, simulation.coordinator, simulation.setup.defenses
+        federation = server.attendance.roster.federation(self.federation)
+        estimator = RemoteHistograms(server, team) if team.estimator == "histogram" else team
+        if self.sums is not None:
+            federation = self.sums.federation(federation, state)
+            estimator = SecureHistograms(self.sums, team) if team.estimator == "histogram" else team
+        return Training(
+            federation=federation,
+            algorithm=parts_of(simulation.algorithm).server,
+            local=simulation.setup.local,
+            engine=self.engine,
+            stream=Stream(simulation.seed),
+            participation=simulation.participation,
+            risk_estimator=estimator,
+            update_filter=simulation.setup.update_filter,
+            defenses=defenses if law is None else (*defenses, law),
+            coordinator=None if law is None else RemoteCoordinator(server, law),
+        )
+
+
+def _require_same(settings: RunSettings, config: Config) -> None:
+    """Raise `InputError` where the run's directory holds another run."""
+    out = settings.out
+    if is_begun(out):
+        for key, (old, new) in differences(read_toml(out / "config.toml"), config.table()).items():
+            require(
+                False, f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another 'out'"
+            )
+
+
+def _require_supported(config: Config) -> None:
+    """Raise `InputError` where the configuration asks for what a server without its clients' data cannot do."""
+    team, coordinator = config.red_team, config.coordinator
+    require(
+        team.every == 0 or team.estimator in ("shadow", "histogram"),
+        f"'red_team.estimator' must be 'shadow' or 'histogram' on several machines; got '{team.estimator}'",
+    )
+    if coordinator is not None:
+        require(
+            not coordinator.law.min_clients,
+            "'coordinator.min_clients' sets prices, which choices on several machines do not know; leave it out",
+        )
+        require(
+            coordinator.pooling is None,
+            "'coordinator.pooling' is steered in simulations alone; leave it out on several machines",
+        )
+        require(
+            coordinator.law.release_on == "estimate",
+            "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
+        )
+        views = (config.privacy.view,) if isinstance(config.privacy.view, str) else config.privacy.view or ()
+        require(
+            {*views, config.evaluation.view} == {"outsider"},
+            "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines, which "
+            "steers by what an outsider finds",
+        )
+    rule, secure = config.defenses.dp_sgd, config.secure_aggregation
+    if secure is not None:
+        check_summable(config)
+    in_sum = rule is not None and rule.noise == "sum" and secure is None
+    require(not in_sum, "'defenses.dp_sgd.noise' must be 'client' on several machines without [secure_aggregation]")
+    own = [name for name in (config.model.features.maps if config.model.features else ()) if ":" in name]
+    require(
+        not own,
+        f"'model.features.maps' has {quoted(own)}, whose code no message has; on several machines it takes "
+        "'scattering' and 'pca'",
+    )
+    for name in ("property_attack", "canaries", "record", "release"):
+        require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")

@@ -1,0 +1,238 @@
+"""The server's rounds: it offers, waits for what clients chose and trained, and merges what it can."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import require
+from shoal.data import Standardizer
+from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
+from shoal.engine.worker_pool import returned_memory
+from shoal_flower.flower_records import pack_models, pack_offer, unpack_reply
+from shoal_flower.messages import NO_FEATURES, NO_FROZEN, Offer, Refusal, RejectedReplyError, too_long
+from shoal_flower.server.attendance import Attendance, SentFile
+from shoal_flower.server.exchange import Answer
+from shoal_flower.server.roster import Member
+from shoal_flower.server.update_file import UpdateFile
+
+NAMES = 100
+"""Clients that a live view names."""
+
+_SHOWN = 0.5
+"""Seconds from one `Progress` of a round to the next."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a round, or of the waiting for its clients, for a live view.
+
+    Args:
+        round: its number; 0: none has begun.
+        asked: how many clients were sent an offer.
+        answered: how many have answered.
+        waiting: the first of those that it waits for.
+        trained: the models that others trained, of the first of them.
+        missing: how many more clients must come before the round begins.
+        waits_for: the first of the known clients that are absent, while some are missing.
+    """
+
+    round: int
+    asked: int = 0
+    answered: int = 0
+    waiting: tuple[str, ...] = ()
+    trained: Mapping[str, int] = field(default_factory=dict)
+    missing: int = 0
+    waits_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Update:
+    """A client's update, whose model is at a row of an `UpdateFile`."""
+
+    update: ClientUpdate
+    norm: float
+    row: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server of a run.
+
+    Args:
+        attendance: the clients that are there.
+        config: what clients are sent of the run's configuration, as TOML.
+        choice: who decides which model a client trains; see `RemoteRounds`.
+        classes: names by number, where clients have data of their own.
+        scale: the standardization of columns, where clients have tables of their own.
+        features: the map of inputs that clients are sent; None: there is none.
+        watch: called whenever something changes in a round.
+        frozen: the models' frozen tensors, which clients are sent that have others; None: it is not known.
+    """
+
+    attendance: Attendance
+    config: str
+    choice: Literal["client", "server", "shares"]
+    classes: tuple[str, ...] = ()
+    scale: Standardizer | None = None
+    features: SentFile | None = None
+    watch: Callable[[Progress], object] = lambda _: None
+    frozen: SentFile | None = None
+
+    @property
+    def members(self) -> list[Member]:
+        """The clients, by position in the federation."""
+        return self.attendance.roster.members
+
+    def offer(
+        self, number: int, member: Member, models: Tensor, risks: Tensor, directives: Mapping[str, Tensor]
+    ) -> Offer:
+        """The offer to a member in the round ``number``."""
+        stamp = self.attendance.stamps.of(member.name)
+        digest = "" if self.features is None else self.features.digest
+        known = (self.classes, self.scale, stamp, digest, "" if self.frozen is None else self.frozen.digest)
+        return Offer(number, member.id, self.config, models, risks, directives, *known)
+
+    def gather(self, number: int) -> None:
+        """Wait until enough clients are there for the round ``number``, and say for whom."""
+
+        def show(missing: int, absent: tuple[str, ...]) -> None:
+            self.watch(Progress(number, missing=missing, waits_for=absent[:NAMES]))
+
+        self.attendance.gather(number, show)
+
+    def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
+        """One round with the clients of its cohort that are there; risks are not estimated yet.
+
+        Raises:
+            InputError: a merged model is not finite, or in several rounds on end no update was merged.
+        """
+        cohort = [i for i in training.cohort(state.round + 1).tolist() if self.members[i].node is not None]
+        with returned_memory(), closing(UpdateFile(self.attendance.settings.out, state.models.shape[1])) as ends:
+            updates = self._updates(training, state, cohort, ends)
+            for i, sent in updates.items():
+                self.members[i].examples, self.members[i].trained = sent.update.examples, self.members[i].trained + 1
+            # Sizes are known now: weights and the red team go by them.
+            sized = replace(training, federation=self.attendance.roster.federation(training.federation))
+            after, plan = server_round(sized, state, self._received(updates, ends, len(state.models)))
+        for k, model in enumerate(after.models):
+            require(
+                bool(torch.isfinite(model).all()),
+                f"round {after.round}: the merged model {k} has numbers that are NaN or infinite; nothing of this "
+                "round is kept",
+            )
+        return after, plan
+
+    def _updates(self, training: Training, state: State, cohort: list[int], ends: UpdateFile) -> dict[int, _Update]:
+        """The updates of the clients at ``cohort`` that can be merged, by position; their models go to ``ends``."""
+        number, members, attendance = state.round + 1, self.members, self.attendance
+        offered, messages = self._offered(training, state, cohort), {}
+        # Clients that are offered the same models are sent the same object, which is packed and hashed once.
+        distinct = {id(models): models for models, _ in offered.values()}
+        packed = {key: pack_models(models) for key, models in distinct.items()}
+        for i, (models, clusters) in offered.items():
+            directives = {name: values[clusters] for name, values in state.directives.items()}
+            offer = self.offer(number, members[i], models, state.risks[clusters], directives)
+            messages[i] = pack_offer(offer, packed[id(models)])
+        attendance.wait_for_some(cohort)
+        updates, silent, shown = dict[int, _Update](), set(cohort), 0.0
+        enough = math.ceil(attendance.settings.quorum * len(cohort))
+        self._show(number, len(cohort), silent, updates)
+        for i, answer in attendance.ask("train", messages, number):
+            silent.discard(i)
+            models, clusters = offered[i]
+            reply = self._accepted(number, members[i], answer, models)
+            if reply is not None:
+                update, norm = reply
+                chosen = update.cluster if self.choice != "server" else int(clusters[0])
+                updates[i] = _Update(
+                    replace(update, cluster=chosen, end=torch.empty(0)), norm, row=ends.add(update.end)
+                )
+            if time.monotonic() - shown > _SHOWN:
+                shown = time.monotonic()
+                self._show(number, len(cohort), silent, updates)
+            if len(updates) >= enough:
+                break
+        self._show(number, len(cohort), silent, updates)
+        if len(updates) < enough:
+            self._missed(number, silent)
+        self._reject_long(number, updates)
+        if cohort:
+            why = "no client's update was merged: all refused, did not reply or were rejected"
+            attendance.end_round(number, merged=bool(updates), otherwise=why)
+        return updates
+
+    def _missed(self, number: int, silent: set[int]) -> None:
+        """Count the clients that did not reply in time, for which later rounds do not wait."""
+        for member in sorted((self.members[i] for i in silent), key=lambda member: member.node or 0):
+            self.attendance.miss(number, member, f"no reply by the deadline of round {number}")
+
+    def _reject_long(self, number: int, updates: dict[int, _Update]) -> None:
+        """Take the updates out of ``updates`` whose norm is far above that of the others."""
+        order, ratio = list(updates), self.attendance.settings.limits.max_norm_ratio
+        norms = [sent.norm for sent in updates.values()]
+        for at, limit in too_long(norms, [sent.update.cluster for sent in updates.values()], ratio):
+            reason = f"an update of norm {norms[at]:.4g}, above {limit:.4g}, {ratio:g} times the median of the round"
+            self.attendance.reject(number, self.members[order[at]], reason)
+            del updates[order[at]]
+
+    def _accepted(
+        self, number: int, member: Member, answer: Answer, models: Tensor
+    ) -> tuple[ClientUpdate, float] | None:
+        """The update in an answer to an offer of ``models``, and its norm; None, as the events say, for no update."""
+        attendance = self.attendance
+        if answer.content is None:
+            attendance.reject_unread(number, member, answer)
+            return None
+        try:
+            limits, counts_best = attendance.settings.limits, self.choice == "shares"
+            reply = unpack_reply(answer.content, models, limits, counts_best=counts_best)
+        except RejectedReplyError as error:
+            attendance.reject(number, member, str(error))
+            return None
+        if isinstance(reply, Refusal):
+            attendance.refuse(number, member, reply.reason)
+            lacked = {NO_FEATURES: self.features, NO_FROZEN: self.frozen}.get(reply.reason)
+            if lacked is not None:
+                lacked.forget(member)
+            return None
+        return reply
+
+    def _offered(self, training: Training, state: State, cohort: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """The models that each client is sent (K, P), and their clusters (K,), by the client's position."""
+        clusters = len(state.models)
+        if self.choice != "server" or not cohort:
+            return dict.fromkeys(cohort, (state.models, torch.arange(clusters)))
+        count = torch.ones(len(cohort), dtype=torch.int64)
+        best = torch.ones(len(cohort), clusters, dtype=torch.int64)
+        plan = server_plan(training, state, torch.tensor(cohort), count, best)
+        (sent,) = plan.trainings
+        starts = {start: sent.initial_params[start][None] for start in sent.init_index.unique().tolist()}
+        return {
+            i: (starts[start], cluster[None])
+            for i, start, cluster in zip(cohort, sent.init_index.tolist(), plan.assignment, strict=True)
+        }
+
+    def _received(self, updates: Mapping[int, _Update], ends: UpdateFile, clusters: int) -> Received:
+        """The updates as a cohort's, in the order of the clients' ids."""
+        order = sorted(updates, key=lambda i: self.members[i].id)
+        replies, counts = [updates[i].update for i in order], torch.eye(clusters, dtype=torch.int64)
+        best = [counts[update.cluster] * update.examples if update.best is None else update.best for update in replies]
+        ends.order = [updates[i].row for i in order]
+        return Received(
+            clients=torch.tensor(order, dtype=torch.int64),
+            sizes=torch.tensor([update.examples for update in replies], dtype=torch.int64),
+            best=torch.stack(best) if best else counts[:0],
+            ends=ends,
+        )
+
+    def _show(self, number: int, asked: int, silent: set[int], updates: Mapping[int, _Update]) -> None:
+        waiting = sorted(self.members[i].name for i in silent)
+        trained = {self.members[i].name: sent.update.cluster for i, sent in islice(updates.items(), NAMES)}
+        self.watch(Progress(number, asked, asked - len(silent), tuple(waiting[:NAMES]), trained))

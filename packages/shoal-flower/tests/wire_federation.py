@@ -1,0 +1,94 @@
+"""A deployment in this process, on the wire format: the real server and the real clients, with a SuperLink between."""
+
+import csv
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from flwr.app import RecordDict
+from in_process import InProcessSuperLink
+
+from shoal.config.schema import parse_config
+from shoal.runs.checkpoint import load_checkpoint
+from shoal_flower.client.client_round import histograms_reply, training_reply
+from shoal_flower.flower_config import NodeSettings, RunSettings
+from shoal_flower.flower_records import pack_histograms, pack_identity, pack_reply, unpack_offer
+from shoal_flower.server.exchange import Exchange
+from shoal_flower.server.server_app import serve
+
+TABLE = {
+    "seed": 2,
+    "data": {
+        "source": "digits", "clients": 3, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 40,
+        "test_examples": 20,
+    },
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "fedavg", "rounds": 2},
+    "local": {"epochs": 1, "batch_size": 10},
+    "red_team": {"every": 0, "attack": "gap"},
+    "engine": {"backend": "loop"},
+}  # fmt: skip
+
+Objects = dict[str, bytes]
+
+
+def made(objects: Objects, kind: str, body: bytes, children: tuple[str, ...] = ()) -> str:
+    """Add an object of the wire format to ``objects``; returns its id."""
+    content = f"{kind} {','.join(children)} {len(body)}".encode() + b"\0" + body
+    name = hashlib.sha256(content).hexdigest()
+    objects[name] = content
+    return name
+
+
+@dataclass(eq=False)
+class Federation:
+    """Three nodes, of which the second may spoil what it sends of a question."""
+
+    folder: Path
+    spoil: Callable[[RecordDict], RecordDict | Objects | None] = lambda reply: reply
+    question: str = "train"
+    changes: dict[str, object] = field(default_factory=dict)
+
+    def serve(self, **settings: object) -> None:
+        self.run(self.link(), **settings)
+
+    def link(self) -> InProcessSuperLink:
+        return InProcessSuperLink({100 + i: self.node(i) for i in range(3)})
+
+    def run(self, link: InProcessSuperLink, **settings: object) -> None:
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / "run.toml"
+        path.write_text(parse_config({**TABLE, **self.changes}, "test").toml())
+        run = {"config": str(path), "out": str(self.out), "min-nodes": 2, "wait-timeout": 0.0, **settings}
+        serve(Exchange(link.grid()), RunSettings.read(run))
+
+    def node(self, partition: int):
+        def answer(kind: str, content: Callable[[], RecordDict]) -> RecordDict | Objects | None:
+            settings = NodeSettings.read(
+                {"partition-id": partition, "state-dir": str(self.folder / str(partition)), "noise": "seed"}
+            )
+            if kind.endswith("identify"):
+                reply = pack_identity(settings.name, partition)
+            elif kind.endswith("histograms"):
+                reply = pack_histograms(histograms_reply(unpack_offer(content()), settings))
+            else:
+                reply = pack_reply(training_reply(unpack_offer(content()), settings))
+            return self.spoil(reply) if partition == 1 and kind.endswith(self.question) else reply
+
+        return answer
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def models(self) -> torch.Tensor:
+        progress = load_checkpoint(self.out / "checkpoint")
+        assert progress is not None
+        return progress.state.models
+
+    def events(self, kind: str) -> list[dict[str, str]]:
+        rows = csv.DictReader((self.out / "events.csv").read_text().splitlines())
+        return [row for row in rows if row["kind"] == kind]

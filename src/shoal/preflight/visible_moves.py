@@ -1,0 +1,329 @@
+"""What each view of a training will see: layers, gradients of examples, and moves with their sizes and noise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import ceil, inf, nan, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedSoft, LocalOnly
+from shoal.algorithms.personal.own_layers import OwnLayers
+from shoal.algorithms.wrapper import with_bases
+from shoal.audit.records import CLIENT, OUTSIDER, SERVER
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.data.preferences import View
+from shoal.defenses import Augmentation, LaplaceNoise, TrainingSetup
+from shoal.engine import Algorithm, LocalSGD, State
+from shoal.models import Model, cross_entropy
+from shoal.preflight.exposure_rule import Exposure, LayerShape, Moves, most_exposed
+from shoal.preflight.filter_rule import ExampleTerms, InitialGradients, initial_gradients
+
+_EXAMPLES = 2000
+"""Examples by which the rank of what layers read is computed, and the moments of gradients."""
+
+_LINEAR_OPTIMIZERS = ("SGD", "ASGD")
+"""Optimizers whose steps are sums of gradients."""
+
+
+MAX_INPUTS = 4096
+"""Inputs up to which the rank of what a layer reads is computed."""
+
+_RANK_TOLERANCE = 1e-6
+"""Singular values below this part of the largest are of the rounding of float32."""
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True, eq=False)
+class VisibleMoves:
+    """The layers, sizes and local training of a federation before its first round.
+
+    Args:
+        federation: that is trained on, with the features of its inputs if the network takes features.
+        algorithm: who trains which model.
+        setup: the network, and local training with its defences.
+        rounds: number of rounds.
+        participation: fraction of the clients that take part in a round.
+        seed: of the initial model.
+        start: parameters (P,) that training goes on from; None: random ones.
+        max_grad_norm: the length that gradients of examples are clipped to; None: as ``setup`` says.
+    """
+
+    federation: Federation
+    algorithm: Algorithm
+    setup: TrainingSetup
+    rounds: int
+    participation: float = 1.0
+    seed: int = 0
+    start: Tensor | None = None
+    max_grad_norm: float | None = None
+
+    @cached_property
+    def local(self) -> LocalSGD:
+        """Local training in the first round."""
+        return self.setup.first_local()
+
+    @cached_property
+    def copies(self) -> float:
+        """Random copies of an example that are trained on at most."""
+        augmentation = self.local.augmentation
+        still = isinstance(augmentation, Augmentation) and not (
+            augmentation.rotation or augmentation.shift or augmentation.crop
+        )
+        return 1.0 if augmentation is None else 2.0 if still else inf
+
+    @property
+    def share_of_clients(self) -> float:
+        """The fraction of the clients in a round's cohort."""
+        return self.federation.cohort_size(self.participation) / len(self.federation)
+
+    @property
+    def nothing(self) -> str:
+        """Why the rule says nothing."""
+        if self.has(LocalOnly):
+            return "nothing is sent, so there is nothing to see but the models that clients release."
+        return "no dense layer, convolution or embedding is sent, and the rule is of no other."
+
+    def has(self, *kinds: type) -> bool:
+        """Whether the algorithm is one of these, or wraps one."""
+        return any(isinstance(base, kinds) for base in with_bases(self.algorithm))
+
+    @cached_property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """The layers whose moves are sent."""
+        if self.has(LocalOnly):
+            return ()
+        # Transformed images have all dimensions, also where those as they are lack some.
+        layers = layer_shapes(self.setup.model, self._examples[0], ranks=self.copies == 1)
+        layout = self.setup.model.layout
+        own = [base.kept(layout) for base in with_bases(self.algorithm) if isinstance(base, OwnLayers)]
+        kept = {slot.name for part in own for slot in layout.slots if bool(part[slot.start])}
+        return tuple(layer for layer in layers if f"{layer.name}.weight" not in kept)
+
+    @cached_property
+    def gradients(self) -> InitialGradients:
+        """What examples add to these layers' moves, by a model as the first round begins with."""
+        model, row = self.setup.model, self.start
+        if row is None:
+            row = model.init(Stream(self.seed, ("preflight",)))
+        names = [layer.name for layer in self.layers]
+        return initial_gradients(model, row, *self._examples, names, self.clip, whole=self._laplace > 0)
+
+    @property
+    def clip(self) -> float:
+        """The length that each example's gradient is clipped to; infinite: to none."""
+        rule = self.local.gradient_privacy
+        return self.max_grad_norm or (inf if rule is None else rule.max_grad_norm)
+
+    def clipped(self, norm: float) -> "VisibleMoves":
+        """The same with gradients clipped to a length."""
+        if norm not in self._of_clip:
+            self._of_clip[norm] = replace(self, max_grad_norm=norm)
+        return self._of_clip[norm]
+
+    @cached_property
+    def _of_clip(self) -> "dict[float, VisibleMoves]":
+        return {}
+
+    @cached_property
+    def _examples(self) -> tuple[Tensor, Tensor]:
+        parts = (self.federation.clients, self.federation.test, self.federation.shadow)
+        chosen = [(part, torch.linspace(0, len(part.x) - 1, min(_EXAMPLES, len(part.x))).long()) for part in parts]
+        x, y = (torch.cat([getattr(part, name).cpu()[index] for part, index in chosen]) for name in ("x", "y"))
+        return x[:_EXAMPLES], y[:_EXAMPLES]
+
+    def clusters(self, group: int) -> int:
+        """The clients that train the model of a group's clients, where clusters find the groups."""
+        clients, groups = len(self.federation), len(self.federation.groups_with_clients)
+        of_group = int((self.federation.group == group).sum())
+        if self.has(CFL, PACFL):
+            return of_group
+        bases = with_bases(self.algorithm)
+        models = next((int(getattr(base, "clusters")) for base in bases if hasattr(base, "clusters")), 1)  # noqa: B009
+        if models == 1 or self.has(FedSoft, FedEM, FedRC):
+            return clients
+        return ceil(of_group / (models // groups)) if models >= groups else ceil(clients / models)
+
+    def moves(self, view: str, size: int, clients: int) -> Moves:
+        """What a view sees of clients with ``size`` examples: of one, or of a sum of so many."""
+        local, participation = self.local, self.share_of_clients
+        passes, steps = local.passes_of(size), local.steps_of(size)
+        rounds, share = self.rounds, min(1.0, steps * local.batch(size) / size)
+        if view == SERVER:
+            rounds, clients, participation = max(1, round(participation * rounds)), 1, 1.0
+        else:
+            share *= participation
+        summed, merged = max(1.0, clients * participation), 1
+        if view == OUTSIDER:
+            passes, steps, merged, rounds = passes * rounds, steps * rounds, rounds, 1
+            # Of what was trained on in any of them.
+            share = 1 - (1 - share) ** merged
+        noise, gradient_noise = self.noise(size, steps, passes, summed)
+        return Moves(
+            size * clients, rounds, passes, merged, share or 1.0, self.copies,
+            noise=noise, gradient_noise=gradient_noise, exact=self._exact,
+        )  # fmt: skip
+
+    def noise(
+        self, size: int, steps: int, passes: int, clients: float, multiplier: float | None = None
+    ) -> tuple[float, float]:
+        """The noise of a move in units of what one example adds at most, and of gradients.
+
+        Args:
+            size: of each client's examples.
+            steps: of each client.
+            passes: of them.
+            clients: of the sum.
+            multiplier: of DP-SGD; None: as it is configured.
+        """
+        rule = self.local.gradient_privacy
+        if multiplier is None:
+            multiplier = 0.0 if rule is None else rule.noise_multiplier
+        private = multiplier * sqrt(steps * clients) / passes
+        # Of the update's own length, which no example exceeds.
+        laplace = self._laplace * sqrt(clients / self.setup.model.parameters)
+        length = self.gradients.update_length(size) if laplace else 0.0
+        scaled = private * self.clip if private else 0.0
+        return sqrt(private**2 + laplace**2), sqrt(scaled**2 + (laplace * length) ** 2)
+
+    @property
+    def _laplace(self) -> float:
+        """The length of each client's noise in lengths of its update."""
+        filtered = self.setup.client_filter
+        return (filtered.noise_multiplier or 0.0) if isinstance(filtered, LaplaceNoise) else 0.0
+
+    @property
+    def _exact(self) -> bool:
+        """Whether moves are sums of (error x input), but for noise whose size is known."""
+        optimizer, filtered = self.local.optimizer, self.setup.client_filter
+        known = filtered is None or (isinstance(filtered, LaplaceNoise) and filtered.epsilon is None)
+        linear = optimizer is None or optimizer.name in _LINEAR_OPTIMIZERS
+        return known and linear
+
+    def most(
+        self, moves: Moves, layers: Sequence[LayerShape] | None = None, terms: Mapping[str, ExampleTerms] | None = None
+    ) -> Exposure:
+        """The exposure by the layer that gives most away."""
+        exposure = most_exposed(layers or self.layers, moves, self.gradients.terms if terms is None else terms)
+        assert exposure is not None
+        return exposure
+
+
+@dataclass(frozen=True, eq=False)
+class RecognisedRisks:
+    """The risk that records certainly have by the rule of exposure, which no red team's queries show.
+
+    It is the risk of a cluster as it is now, over all rounds of the simulation. An attack that recognises records is
+    taken to have a balanced accuracy of the least AUC that the rule then predicts.
+
+    Args:
+        seen: what each view will see.
+        view: of the clients whose limits name none.
+    """
+
+    seen: VisibleMoves
+    view: View
+
+    def __call__(self, state: State) -> Tensor:
+        """(N,) float64 of each client's model to the attacker of its limit; NaN where the rule recognises nothing."""
+        federation, assignment = self.seen.federation, state.assignment
+        sizes = federation.clients.sizes
+        views = federation.preferences.views(self.view)
+        risks = torch.full((len(federation),), torch.nan, dtype=torch.float64)
+        members = torch.bincount(assignment[assignment >= 0], minlength=len(state.models))
+        # A client sees sums over its cluster, the server each client alone.
+        mean = [ceil(float(sizes[assignment == k].double().mean())) if n else 0 for k, n in enumerate(members.tolist())]
+        for i, (view, k, size) in enumerate(zip(views, assignment.tolist(), sizes.tolist(), strict=True)):
+            if view == CLIENT and k >= 0 and mean[k]:
+                risks[i] = self._least(view, mean[k], int(members[k]))
+            elif view == SERVER and k >= 0 and size:
+                risks[i] = self._least(view, size, 1)
+        return risks
+
+    def _least(self, view: str, size: int, clients: int) -> float:
+        if (view, size, clients) not in self._known:
+            exposure = self.seen.most(self.seen.moves(view, size, clients)) if self.seen.layers else None
+            recognised = exposure is not None and exposure.verdict == "recognised"
+            self._known[view, size, clients] = exposure.auc[0] if exposure is not None and recognised else nan
+        return self._known[view, size, clients]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int, int], float]:
+        return {}
+
+
+def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerShape, ...]:
+    """The dense layers, convolutions and embeddings with trained weights, in the order in which examples meet them.
+
+    A convolution is a dense layer on patches, an embedding one on words as unit vectors. Other layers are not judged.
+
+    Args:
+        model: whose network is built, with random weights.
+        x: examples (B, ...); the rank of what a dense layer reads is at most B.
+        ranks: whether a dense layer's inputs are as many as their rank over ``x``, where that is lower; otherwise all
+            of them.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.preflight import layer_shapes
+        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=6, classes=3), hidden=4)
+        >>> for layer in layer_shapes(model, torch.randn(20, 6)):
+        ...     print(layer.name, layer.inputs, layer.outputs, layer.reads_data)
+        ...
+        hidden 6 4 True
+        output 4 2 False
+    """
+    network, shapes = model.structure().eval(), []
+    hooks = [
+        module.register_forward_hook(partial(_note, shapes, name, len(x), ranks))
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Linear, nn.Embedding, *_CONVOLUTIONS)) and module.weight.requires_grad
+    ]
+    with torch.enable_grad():
+        outputs = network(x.detach())
+    for hook in hooks:
+        hook.remove()
+    layers = [layer for layer, _ in shapes]
+    # The errors of softmax add up to 0 over the classes.
+    if shapes and model.loss is cross_entropy and shapes[-1][1] == outputs.shape[-1] > 1:
+        last = layers[-1]
+        layers[-1] = LayerShape(last.name, last.inputs, last.outputs - 1, last.positions, last.reads_data)
+    return tuple({layer.name: layer for layer in layers}.values())
+
+
+def _note(
+    shapes: list[tuple[LayerShape, int]],
+    name: str,
+    count: int,
+    ranks: bool,
+    module: nn.Module,
+    given: tuple[Any, ...],
+    out: Tensor,
+) -> None:
+    """Add the shape of a layer that is called on ``count`` examples, and the number of its outputs."""
+    read, *_ = given
+    reads_data = not read.requires_grad
+    if isinstance(module, nn.Linear):
+        inputs, outputs, positions = module.in_features, module.out_features, read.numel() // module.in_features
+        if ranks and positions == count and 1 < inputs <= MAX_INPUTS:
+            inputs = _rank(read.detach().reshape(count, inputs))
+    elif isinstance(module, nn.Embedding):
+        inputs, outputs, positions = module.num_embeddings, module.embedding_dim, read.numel()
+    else:
+        weight, outputs = getattr(module, "weight"), getattr(module, "out_channels")  # noqa: B009
+        inputs, positions = weight[0].numel(), out.numel() // outputs
+    shapes.append((LayerShape(name, inputs, outputs, ceil(positions / count), reads_data), outputs))
+
+
+def _rank(rows: Tensor) -> int:
+    """The rank of rows (B, d) in float32, at least 1; d where B says nothing of it."""
+    # Of the smaller of both products; its eigenvalues are squares.
+    wide = rows.double()
+    product = wide @ wide.T if len(rows) < rows.shape[1] else wide.T @ wide
+    values = torch.linalg.eigvalsh(product)
+    rank = int((values > _RANK_TOLERANCE**2 * values[-1]).sum())
+    return rows.shape[1] if rank == len(rows) < rows.shape[1] else max(1, rank)

@@ -1,0 +1,173 @@
+"""The final models measured: tables and metrics of a run."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from shoal.audit.canary_audit import DELTA, CanaryExposure
+from shoal.audit.final_attacks import attack_final_models
+from shoal.audit.measurement import (
+    FinishedTraining,
+    Measurement,
+    client_accuracy,
+    group_exposure,
+    group_fairness,
+    model_exposure,
+    reference_models,
+    repeated_attacks,
+    roc_curves,
+    shadow_examples,
+)
+from shoal.audit.model_scores import Membership
+from shoal.audit.reference_records import AttackedRecords
+from shoal.core.errors import require_instance
+from shoal.core.representation import one_line
+from shoal.engine import Engine, State, Tensors, Training
+from shoal.metrics.summary import Summary
+from shoal.simulation.play import SimulationState, added
+from shoal.simulation.privacy_budget import PrivacyBudget
+from shoal.simulation.round_metrics import coordination, main_task
+from shoal.simulation.simulation import Simulation
+
+CLIENT_COLUMNS = (
+    "client", "group", "cluster", "examples", "threshold", "alpha", "beta", "loss", "accuracy", "mia", "violated",
+)  # fmt: skip
+"""The first columns of `clients.csv`."""
+
+EXPOSURE_COLUMNS = ("exposure", "exposure_low", "exposure_null_high", "attack", "exceeded")
+"""The columns of `clients.csv` that follow; see `exposure_of_clients`."""
+
+ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
+"""Columns that `rounds.csv` has, whatever the groups."""
+
+ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
+"""The columns of `roc.csv`."""
+
+MEASUREMENTS: tuple[Measurement, ...] = (
+    client_accuracy, group_fairness, group_exposure, model_exposure, repeated_attacks, coordination, shadow_examples,
+    reference_models, main_task,
+)  # fmt: skip
+"""The measurements of every run; those with tables of their own follow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Metrics, tables and the final state of a simulation.
+
+    Args:
+        summary: the metrics of `summary.json`.
+        clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy``, `EXPOSURE_COLUMNS` and ``threshold_drawn``;
+            ``view`` where limits name one, ``epsilon`` where local steps are private, `CLIENT_CANARY_COLUMNS` with
+            canaries, and ``name`` where the federation has names.
+        rounds: one row per round and cluster, as in `rounds.csv`.
+        roc: ROC curves of the configured attack by group, as in `roc.csv`.
+        state: after the last round; its assignment is what each client trained last, and `clients` has what it uses.
+        updates: the rows of the round attack's table, such as `property.csv`; None without one.
+        canaries: one row per canary, as in `canaries.csv`; None without canaries.
+    """
+
+    summary: Summary
+    clients: pd.DataFrame
+    rounds: pd.DataFrame
+    roc: pd.DataFrame
+    state: State
+    updates: pd.DataFrame | None = None
+    canaries: pd.DataFrame | None = None
+    __repr__ = one_line
+
+
+def measure_models(
+    simulation: Simulation,
+    training: Training,
+    state: State,
+    rows: Sequence[Mapping[str, float]],
+    references: AttackedRecords | None = None,
+) -> Outcome:
+    """Measure the final ``state``: every client chooses among the final models, and these are attacked.
+
+    Args:
+        simulation: what is measured, and how.
+        training: of it, that led to ``state``.
+        rows: of `rounds.csv`.
+        references: records of the run, attacked with its reference federations; then the strongest of all attacks
+            decides how exposed a model is. None: there are none.
+    """
+    team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
+    deployed, losses = training.deployed(state)
+    members = Membership.of_deployed(state, deployed, rounds)
+    attacked = {"members": members, "member_rounds": rounds, "references": references, "view": simulation.view}
+    attacks = attack_final_models(state, deployed, training, team, training.stream("final"), **attacked)
+    finished = FinishedTraining(state, training, team, deployed, losses, members, attacks)
+    summary, measurements = Summary(), tuple(simulation.metrics)
+    for measurement in (*MEASUREMENTS, PrivacyBudget(simulation.first_round)):
+        summary |= measurement.measure(finished)
+    if canaries is not None and len(canaries):
+        measurements = (CanaryExposure(canaries, summary.overall.get("delta", DELTA)), *measurements)
+    for measurement in measurements:
+        measured = measurement.measure(finished)
+        require_instance(f"metric {measurement.name}", measured, Summary, "as Summary(overall={...}) gives")
+        summary |= measured
+    return Outcome(
+        summary=summary,
+        clients=finished.clients,
+        rounds=pd.DataFrame(list(rows)),
+        roc=roc_curves(attacks.configured[0]),
+        state=state,
+        canaries=finished.tables.get("canaries"),
+    )
+
+
+def measure_final(
+    simulation: Simulation,
+    engine: Engine,
+    now: SimulationState,
+    observations: Mapping[int, Tensors] | None = None,
+    references: AttackedRecords | None = None,
+) -> Outcome:
+    """Let every client choose among the final models, attack them, and measure.
+
+    Args:
+        now: after the last round.
+        observations: what a round attack kept, by round.
+        references: records of the run, attacked with its reference federations; None: there are none.
+    """
+    began = time.perf_counter()
+    training, attack = simulation.on(engine), simulation.round_attack
+    result = measure_models(simulation, training, now.state, now.rows, references)
+    if attack is not None:
+        figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
+        result = replace(result, summary=result.summary | figures, updates=updates)
+    measuring = time.perf_counter() - began
+    spent = added(now.seconds, {"measurement": measuring, "total": measuring})
+    seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
+    identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
+    run = Summary(run=identity, overall=seconds)
+    return replace(result, summary=result.summary | run)
+
+
+def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The keys of a run's times: its `SimulationState.seconds` with the rest as "other", then shares and medians.
+
+    "share.PART" is of the total, "round.PART" the median over the rounds of a part that rounds have. Which keys there
+    are does not depend on how long anything took.
+
+    >>> timings({"choose": 1.0, "train": 2.0, "local_training": 2.0, "total": 4.0}, [{"choose": 0.4}, {"choose": 0.6}])
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'choose': 1.0, 'train': 2.0, 'local_training': 2.0, 'other': 1.0, 'total': 4.0, 'share.choose': 0.25,
+    'share.local_training': 0.5, 'share.other': 0.25, 'round.choose': 0.5}
+    """
+    total = seconds["total"]
+    parts = {key: value for key, value in seconds.items() if key not in ("train", "total")}
+    # Threads' clocks are read one after another, so the remainder may be below 0 by microseconds.
+    parts["other"] = max(0.0, total - sum(parts.values()))
+    of_rounds = [key for key in parts if any(key in row for row in by_round)]
+    medians = {key: statistics.median(row.get(key, 0.0) for row in by_round) for key in of_rounds}
+    return (
+        {key: value for key, value in seconds.items() if key != "total"}
+        | {"other": parts["other"], "total": total}
+        | {f"share.{key}": value / total for key, value in parts.items() if total}
+        | {f"round.{key}": value for key, value in medians.items()}
+    )

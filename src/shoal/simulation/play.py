@@ -1,0 +1,189 @@
+"""A simulation played: its state after each round, and how wall time was spent."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from torch import Tensor
+
+from shoal.control import CHANCE
+from shoal.core.client_vectors import ClientVectors
+from shoal.core.errors import require
+from shoal.core.representation import one_line
+from shoal.data import Federation
+from shoal.data.content import ExampleHashes
+from shoal.data.preferences import Preferences
+from shoal.engine import Engine, RoundReport, State, Tensors, check_examples
+from shoal.engine.round_clock import TRAIN
+from shoal.models.validation import require_fits
+from shoal.simulation.round_metrics import Row, round_metrics
+from shoal.simulation.simulation import Simulation, first_examples, with_features
+
+LOG = logging.getLogger(__name__)
+
+_Kept = TypeVar("_Kept", Tensor, ClientVectors)
+
+PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
+"""Parts of a simulation's wall time: those of a round; then evaluating it, what is done after it (checkpoints, and
+whoever watches), and attacking and measuring the final models. Where they are trained, "references" are one more."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationState:
+    """A simulation after some rounds.
+
+    Args:
+        state: after the last round.
+        rows: of `rounds.csv`.
+        seconds: wall time by what it was spent on: `PARTS` and, with a round attack, "NAME_attack", which add up to
+            "total" but for a remainder; and "train", a sum of some of them.
+        memory: what the round attack remembers.
+        observation: what it kept of the last round; None: there is none.
+        by_round: of each round the seconds of its parts.
+    """
+
+    state: State
+    rows: tuple[Row, ...] = ()
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "train", "total"), 0.0))
+    memory: Tensors = field(default_factory=dict)
+    observation: Tensors | None = None
+    by_round: tuple[Mapping[str, float], ...] = ()
+    __repr__ = one_line
+
+    def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
+        """This state with the ``seconds`` of what is done after a round; of the ``last``, the total has them too."""
+        *earlier, this = self.by_round
+        spent = {"files": seconds} | ({"total": seconds} if last else {})
+        return replace(self, seconds=added(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
+
+
+Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
+"""Called before the first round, without a report, and after each round."""
+
+
+def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
+    """The simulation with its data where ``engine`` wants it.
+
+    Raises:
+        InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
+    """
+    simulation = with_features(simulation)
+    ready, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
+    require_fits(simulation.setup.model, *examples, simulation.federation.classes)
+    check_examples(engine.backend, simulation.setup.model, *examples)
+    return replace(simulation, federation=ready)
+
+
+def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
+    """The simulation before its first round.
+
+    Raises:
+        InputError: ``start`` has another number of models than the algorithm begins with.
+    """
+    state = simulation.on(engine).start()
+    if simulation.start is not None:
+        state = _started(state, simulation.start.state)
+    now = SimulationState(state)
+    attack = simulation.round_attack
+    if attack is None:
+        return now
+    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.initial_memory(state))
+
+
+def run_rounds(
+    simulation: Simulation, engine: Engine, now: SimulationState
+) -> Iterator[tuple[SimulationState, RoundReport]]:
+    """Run the rounds that are left; yields the simulation after each, and the round's report."""
+    began = time.perf_counter()
+    before = now.seconds["total"]
+    training, attack = simulation.on(engine), simulation.round_attack
+    if now.state.round + 1 == simulation.first_round:
+        _warn_of_copies(simulation.federation)
+    if simulation.coordinator is not None and now.state.round == 0:
+        _warn_of_impossible_limits(simulation.federation.preferences)
+    for state, report in training.rounds(now.state, simulation.last_round):
+        if len(report.cohort) == 0:
+            LOG.warning("round %d: no client took part; nothing changed", state.round)
+        evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.last_round
+        evaluating = time.perf_counter()
+        rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
+        spent = report.seconds | {"evaluation": time.perf_counter() - evaluating}
+        if attack is not None:
+            watching = time.perf_counter()
+            observation, memory = attack.observe(now.state, state, report, now.memory, training)
+            now = replace(now, memory=memory, observation=observation)
+            spent = spent | {f"{attack.name}_attack": time.perf_counter() - watching}
+        seconds = added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
+        now = replace(now, state=state, rows=now.rows + rows, seconds=seconds, by_round=(*now.by_round, spent))
+        left = time.perf_counter()
+        yield now, report
+        now = now.with_files(time.perf_counter() - left)
+
+
+def _warn_of_copies(federation: Federation) -> None:
+    copies = ExampleHashes.from_federation(federation).copies()
+    if copies.total:
+        LOG.warning(
+            "%s; copies among members and non-members hide exposure, and audits leave them out where "
+            "'duplicates' is \"leave-out\"",
+            copies,
+        )
+
+
+def added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
+    """``seconds`` with those ``spent`` since."""
+    return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
+
+
+def _warn_of_impossible_limits(preferences: Preferences) -> None:
+    """Say how many clients have a limit that no training can keep."""
+    impossible = int((preferences.threshold <= CHANCE).sum())
+    if impossible:
+        LOG.warning(
+            "the limit of %d clients is at most %g, the accuracy at chance, which no training can keep",
+            impossible,
+            CHANCE,
+        )
+
+
+def _started(initial: State, start: State) -> State:
+    """``initial`` with the models, risks and number of rounds of ``start``.
+
+    The assignment, who trained which model, and the tensors of the algorithm, the coordinator and the malicious clients
+    come from ``start`` where it has them, by name and shape; others, such as those of clients where there are more now,
+    stay as in ``initial``.
+
+    Raises:
+        InputError: another number of models.
+    """
+    had, begins = len(start.models), len(initial.models)
+    require(
+        had == begins,
+        f"'start' has {had} model{'s' if had > 1 else ''}, but the algorithm begins with {begins}; "
+        "start from as many as it has clusters",
+    )
+    return replace(
+        initial,
+        round=start.round,
+        models=start.models.to(initial.models),
+        risks=start.risks,
+        risk_intervals=start.risk_intervals,
+        assignment=start.assignment if start.assignment.shape == initial.assignment.shape else initial.assignment,
+        server=_kept(initial.server, start.server),
+        clients=_kept(initial.clients, start.clients),
+        personal=_kept(initial.personal, start.personal),
+        directives=_kept(initial.directives, start.directives),
+        adversary=_kept(initial.adversary, start.adversary),
+        control=_kept(initial.control, start.control),
+        # Who trained a model before, and not since, still is its member.
+        trained=start.trained if start.trained.shape == initial.trained.shape else initial.trained,
+    )
+
+
+def _kept(initial: Mapping[str, _Kept], start: Mapping[str, _Kept]) -> dict[str, _Kept]:
+    return {
+        name: start[name] if name in start and start[name].shape == tensor.shape else tensor
+        for name, tensor in initial.items()
+    }
