@@ -51,10 +51,9 @@ from shoal.property.property_page import (
 from shoal.property.update_table import property_summary
 from shoal.reports.page import Section
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_page import run_page, seconds
 from shoal.reports.run.run_tables import overall
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.run.time_section import seconds
 from shoal.runs.result import report_of
 from unrendered import figures_without_pdf
 

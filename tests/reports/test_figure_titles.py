@@ -16,13 +16,13 @@ from shoal.reports.audit.audit_figures import exposure_of_records
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.privacy_figures import roc_curves, violations
 from shoal.reports.run.run_curves import accuracy_by_group, cluster_sizes, risk
+from shoal.reports.run.run_page import time_section
 from shoal.reports.run.run_view import with_limits
-from shoal.reports.run.time_section import time_section
 from shoal.reports.sweep.charts import chart_content
-from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import FigureSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.reports.sweep.sweep_figures import FigureData
+from shoal.reports.sweep.sweep_metrics import Labels
 
 pytestmark = pytest.mark.usefixtures("_unrendered_figures")
 GROUPS = ["a", "b"]

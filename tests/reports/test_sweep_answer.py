@@ -9,10 +9,9 @@ from scipy import stats
 
 from html_page import Page
 from shoal.reports.sweep.answer import MOST_CONDITIONS, Settings, answers, settings_table
-from shoal.reports.sweep.differences import Best, Difference
-from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec
-from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.seed_statistics import Best, Difference, SeedStatistics
+from shoal.reports.sweep.sweep_metrics import Labels
 from shoal.reports.sweep.sweep_page import sweep_page
 
 SEEDS = (0, 1, 2, 3)

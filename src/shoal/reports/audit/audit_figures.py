@@ -1,9 +1,10 @@
 """The figures of an audit's page: what each attack finds, and how exposed single records are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
@@ -13,7 +14,7 @@ from shoal.core.formats import capitalized, decimal, listed, percent
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
 from shoal.reports.curves import evenly
-from shoal.reports.svg import add_named_points, name_points
+from shoal.reports.plotting import add_named_points, name_points
 
 MOST_GROUPS = 6
 """The most groups in a figure: more markers could not be told apart."""
@@ -40,27 +41,11 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure 
     heads = {finding.attack: finding.head for finding in drawn_findings}
     attacks = sorted(best, key=lambda attack: best[attack])
 
+    of_groups = {name: [finding for finding in groups[name] if finding.accuracy.known] for name in shown}
+    names = {attack: plot.short(heads[attack], 24) for attack in attacks}
+
     def draw(figure: MplFigure) -> None:
-        axes = figure.subplots()
-        axes.axvline(0.5, **plot.CHANCE_LINE)
-        beside = np.linspace(0.24, -0.24, len(shown)) if len(shown) > 1 else np.zeros(1)
-        for g, name in enumerate(shown):
-            here = [finding for finding in groups[name] if finding.accuracy.known]
-            value, low, high = np.array([(e.accuracy.value, e.accuracy.low, e.accuracy.high) for e in here]).T
-            reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
-            rows = np.array([attacks.index(finding.attack) for finding in here]) + beside[g]
-            drawn = axes.errorbar(
-                value, rows, xerr=reach, **plot.group_style(g).mark, markersize=6, elinewidth=1.4, capsize=2.5
-            )
-            name_points(drawn.lines[0], [_words(finding) for finding in here])
-        axes.set_yticks(range(len(attacks)), [plot.short(heads[attack], 24) for attack in attacks])
-        axes.set_ylim(-0.6, len(attacks) - 0.4)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("balanced accuracy")
-        keys = [
-            plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if len(groups) > 1
-        ]
-        plot.legend(figure, [*keys, plot.chance_key()])
+        _dots(figure, names, of_groups, lambda finding: finding.attack, _words, keys=len(groups) > 1)
 
     caption = (
         f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval, "
@@ -88,31 +73,12 @@ def by_view(found: Sequence[Finding]) -> plot.Figure | None:
     exposed = [*dict.fromkeys(finding.group for finding in most_exposed(found))][:MOST_GROUPS]
     shown, rows = [name for name in names if name in exposed], [*reversed(VIEWS)]
 
+    of_groups = {name: [finding for finding in found if finding.group == name] for name in shown}
+
     def draw(figure: MplFigure) -> None:
-        axes = figure.subplots()
-        axes.axvline(0.5, **plot.CHANCE_LINE)
-        beside = np.linspace(0.22, -0.22, len(shown)) if len(shown) > 1 else np.zeros(1)
-        for g, name in enumerate(shown):
-            here = [finding for finding in found if finding.group == name]
-            value, low, high = np.array([(f.accuracy.value, f.accuracy.low, f.accuracy.high) for f in here]).T
-            reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
-            places = np.array([VIEWS[::-1].index(finding.view) for finding in here]) + beside[g]
-            drawn = axes.errorbar(
-                value, places, xerr=reach, **plot.group_style(g).mark, markersize=7, elinewidth=1.6, capsize=3
-            )
-            name_points(drawn.lines[0], [_verdict(finding) for finding in here])
-        for place, view in enumerate(rows):
-            if view not in {finding.view for finding in found}:
-                axes.text(0.5, place, "  not measured", va="center", color="#555555")
-        axes.set_yticks(range(len(rows)), rows)
-        axes.set_ylim(-0.5, len(rows) - 0.5)
+        views = {view: view for view in rows}
+        axes = _dots(figure, views, of_groups, lambda finding: finding.view, _verdict, keys=len(names) > 1)
         axes.set_xlim(min(0.45, axes.get_xlim()[0]), 1.02)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("balanced accuracy: 0.5 recognises nothing, 1 every record")
-        keys = [
-            plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if len(names) > 1
-        ]
-        plot.legend(figure, [*keys, plot.chance_key()])
 
     caption = (
         "How well each view tells members from non-members: the attack that decides for it, with its 95 % interval, "
@@ -124,6 +90,48 @@ def by_view(found: Sequence[Finding]) -> plot.Figure | None:
     height = 1.3 + len(rows) * max(0.4, 0.2 * len(shown))
     title = exposure_summary(found, unasked=False).removesuffix(".")
     return plot.draw_figure("views", title, caption, alt, draw, height=height)
+
+
+def _dots(
+    figure: MplFigure,
+    rows: Mapping[str, str],
+    of_groups: Mapping[str, Sequence[Finding]],
+    row_of: Callable[[Finding], str],
+    words: Callable[[Finding], str],
+    *,
+    keys: bool,
+) -> Axes:
+    """Draw a dot with its interval per finding, the groups of a row beside each other.
+
+    Args:
+        figure: an empty one.
+        rows: the labels of rows by their keys, from the bottom.
+        of_groups: the findings by group, in the order of their styles.
+        row_of: the key of a finding's row.
+        words: the text of a finding under the pointer.
+        keys: whether the legend names the groups.
+    """
+    axes, order = figure.subplots(), [*rows]
+    axes.axvline(0.5, **plot.CHANCE_LINE)
+    beside = np.linspace(0.24, -0.24, len(of_groups)) if len(of_groups) > 1 else np.zeros(1)
+    for g, here in enumerate(of_groups.values()):
+        value, low, high = np.array([(one.accuracy.value, one.accuracy.low, one.accuracy.high) for one in here]).T
+        reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
+        places = np.array([order.index(row_of(one)) for one in here]) + beside[g]
+        style = plot.group_style(g).mark
+        drawn = axes.errorbar(value, places, xerr=reach, **style, markersize=6, elinewidth=1.5, capsize=3)
+        name_points(drawn.lines[0], [*map(words, here)])
+    filled = {row_of(one) for here in of_groups.values() for one in here}
+    for place, row in enumerate(order):
+        if row not in filled:
+            axes.text(0.5, place, "  not measured", va="center", color="#555555")
+    axes.set_yticks(range(len(rows)), [*rows.values()])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("balanced accuracy: 0.5 recognises nothing, 1 every record")
+    names = [plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(of_groups) if keys]
+    plot.legend(figure, [*names, plot.chance_key()])
+    return axes
 
 
 def _verdict(finding: Finding) -> str:

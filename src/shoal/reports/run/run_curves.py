@@ -15,9 +15,18 @@ from numpy.typing import NDArray
 from shoal.core.formats import ACCURACY, capitalized, decimal, listed, metric_format, name_examples
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
-from shoal.reports.curves import Curve, ends, ends_title, fit_rounds, over_rounds, round_axes, round_panels
-from shoal.reports.figure_titles import by_name, span
-from shoal.reports.svg import add_named_points
+from shoal.reports.curves import (
+    Curve,
+    by_name,
+    ends,
+    ends_title,
+    fit_rounds,
+    over_rounds,
+    round_axes,
+    round_panels,
+    span,
+)
+from shoal.reports.plotting import add_named_points
 
 MOST_CLUSTERS = 6
 """Clusters whose sizes are in a title."""

@@ -9,11 +9,9 @@ from typing import Any
 from shoal.audit.finding import BY, MOST_NAMES, VERDICTS, Estimate, Verdict
 from shoal.core.formats import capitalized, listed
 from shoal.reports.exposure import Answer
-from shoal.reports.sweep.differences import Best, Difference, called
-from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import ReportSpec, TableSpec, Value
-from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics, estimate, metrics_in
-from shoal.reports.sweep.sweep_metrics import format_estimate, format_value, groups_in, metric_at
+from shoal.reports.sweep.seed_statistics import Best, Difference, Floats, SeedStatistics, called, estimate, metrics_in
+from shoal.reports.sweep.sweep_metrics import Labels, format_estimate, format_value, groups_in, metric_at
 from shoal.reports.table import Cell, Row, Table, heads, row
 
 MOST_METRICS = 8
