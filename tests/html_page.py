@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from xml.etree import ElementTree
 
 PNG = "data:image/png;base64,"
@@ -67,6 +68,9 @@ def page_of(text: str) -> Page:
     assert "://" not in text
     assert not {"link", "iframe"} & set(page.tags)
     assert "nan" not in page.text.split()
+    levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
     return page
 
 

@@ -13,7 +13,7 @@ and OUT/null.md. Of each attack: in how many audits the 95 % interval of the AUC
 over all records, and over all groups and models; the mean of both figures over all records; how often the interval of
 the true positive rate at 1 % false positives begins at 0.01 or below; and how often the balanced accuracy is at most
 `accuracy.null_high`. Of the audits: how often a record is called certain to be exposed, how often
-the page's verdict says that there is something, how often the interval of the attack that decides lies above 0.5, its
+a group is called exposed to a view, how often the interval of the attack that decides lies above 0.5, its
 mean, and how many clients have an exposure above `exposure_null_high`, and one whose lower end is above 0.5.
 """
 
@@ -30,6 +30,7 @@ import pandas as pd
 from shoal.audit import RecordTable, measure, record_exposure
 from shoal.audit.audit import audit_records
 from shoal.audit.final_attacks import exposure_of_clients
+from shoal.audit.finding import findings
 from shoal.audit.model_scores import Membership
 from shoal.audit.reference_records import AuditRecords, attack_records
 from shoal.config.build import build
@@ -40,8 +41,6 @@ from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import view_scores
 from shoal.replay.run_records import records_of_run
-from shoal.reports.audit.audit_verdict import verdict
-from shoal.reports.audit.findings import findings
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation
 
@@ -49,11 +48,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table
 
 ALGORITHMS = ({"name": "ifca", "clusters": 2}, {"name": "ditto"}, {"name": "local"})
-SILENT = ("Not shown to be above chance", "On average not shown to be above chance", "How exposed the records are is")
-"""What a verdict begins with that says nothing of exposure."""
-
-SAID = ("Yet some members are exposed", "What is certain")
-"""What it may say all the same."""
 
 
 def configuration(algorithm: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -149,12 +143,11 @@ def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[d
             nothing = {attack: measure(RecordTable.join([])) for attack in next(iter(by_model.values()))}
             by_model = [by_model.get(s, nothing) for s in range(trainers.shape[1])]
             clients = exposure_of_clients(by_model, trainers, simulation.federation)
-            text = verdict(findings(audit, "group"), next(iter(findings(audit, "all").values())))
-            said = not text.startswith(SILENT) or any(words in text for words in SAID)
+            exposed = any(finding.verdict == "exposed" for finding in findings(audit.attacks))
             known = {
-                "kind": kind, "draw": i, "certain": certain(null, stream), "said": said,
+                "kind": kind, "draw": i, "certain": certain(null, stream), "said": exposed,
                 "above_null": float((clients["exposure"] > clients["exposure_null_high"]).mean()),
-                "exceeded": float((clients["exposure_low"] > 0.5).mean()), "verdict": text,
+                "exceeded": float((clients["exposure_low"] > 0.5).mean()),
             }  # fmt: skip
             yield from ({**row, **known} for row in audit.attacks.to_dict("records"))
 
@@ -190,7 +183,7 @@ def of_audits(rows: pd.DataFrame) -> pd.DataFrame:
         groups = mine[(mine["scope"] == "group") & mine["strongest"]]
         table_rows.append({
             "null": kind, "algorithm": algorithm, "audits": len(first), "record certain": first["certain"].mean(),
-            "verdict says something": first["said"].mean(),
+            "a group is called exposed": first["said"].mean(),
             "deciding attack above 0.5": (first["accuracy.low"] > 0.5).mean(),
             "mean of the deciding attack": first["accuracy"].mean(), "of the largest": largest.mean(),
             "of a group's deciding attack": groups["accuracy"].mean(),

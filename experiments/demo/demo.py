@@ -23,11 +23,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 
+from shoal.audit.finding import Estimate
 from shoal.cli.app import main as shoal
 from shoal.core.atomic_files import write_text
 from shoal.core.formats import capitalized
 from shoal.reports import plotting as plot
-from shoal.reports.estimate import Estimate
 from shoal.reports.page import Section, render
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
@@ -60,8 +60,9 @@ class Outcome(NamedTuple):
         return Estimate.of_rate(self.summary["accuracy.minority"], self.summary["test_examples.minority"])
 
     def exposure(self, view: str) -> Estimate:
-        """The balanced accuracy on the minority's records of the attack that decides for a view."""
-        return Estimate.of(self.audit, f"views.{view}.minority.accuracy")
+        """The finding on the minority's records for a view."""
+        of_group = (one for one in self.audit["findings"] if (one["view"], one["group"]) == (view, "minority"))
+        return next(Estimate(one["accuracy"], one["low"], one["high"]) for one in of_group)
 
 
 def commands(out: Path, seed: int, references: int, changes: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
@@ -96,7 +97,7 @@ def shown(name: str, out: Path, said: str) -> list[str]:
     if name == "preflight":
         return said.splitlines()[1:4]
     if name.endswith("-audit"):
-        return said.splitlines()[:3]
+        return [line for line in said.splitlines() if line.startswith(("view", *WHO))]
     summary = Outcome.of(out / name).summary
     figures = {of: f"{100 * summary[f'accuracy.{of}']:.1f} %" for of in ("overall", "minority", "majority")}
     return [f"Test accuracy {figures['overall']}: minority {figures['minority']}, majority {figures['majority']}"]
@@ -116,13 +117,10 @@ def views_in_words(attacked: Outcome, views: Sequence[str] = tuple(WHO)) -> str:
     """The attack accuracy of each view on the minority's records, and whether it is above chance."""
     exposures = {WHO[view]: attacked.exposure(view) for view in views}
     accuracy = {who: percent(one) for who, one in exposures.items()}
-    outcomes = {who: one.outcome for who, one in exposures.items()}
+    verdicts = {who: one.verdict for who, one in exposures.items()}
     rates = ", ".join(f"{_of(accuracy, rate)} {rate}" for rate in dict.fromkeys(accuracy.values()))
-    judged = ", ".join(f"{JUDGED[outcome]}: {_of(outcomes, outcome)}" for outcome in dict.fromkeys(outcomes.values()))
+    judged = ", ".join(f"{verdict}: {_of(verdicts, verdict)}" for verdict in dict.fromkeys(verdicts.values()))
     return f"Attack accuracy: {rates}; chance 50 %. {capitalized(judged)}."
-
-
-JUDGED = {"exposed": "above chance", "chance": "not shown to be above chance", "open": "not decided by these records"}
 
 
 def _of(said: Mapping[str, str], what: str) -> str:

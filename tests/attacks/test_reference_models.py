@@ -10,7 +10,7 @@ from full_simulation import simulate_with
 from shoal.algorithms import IFCA
 from shoal.attacks import Gap, LossHistograms, LossThreshold, Query, ShadowModels
 from shoal.audit import RedTeam
-from shoal.audit.predictions import evaluate_models
+from shoal.audit.model_scores import evaluate_models
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import LocalSGD

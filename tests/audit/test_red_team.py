@@ -11,8 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from shoal.attacks import Gap, LossThreshold, Query, Records, ShadowModelAttack, ShadowModels
 from shoal.attacks.queries.yeom import FittedLossThreshold
 from shoal.audit import RedTeam, measure
-from shoal.audit.model_scores import Membership, ModelScores, margins_of
-from shoal.audit.predictions import evaluate_models
+from shoal.audit.model_scores import Membership, ModelScores, evaluate_models, margins_of
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples, Shards

@@ -6,10 +6,10 @@ from pathlib import Path
 import shoal.attacks
 from experiment_scripts import experiment_script
 from shoal.algorithms import ALGORITHMS
+from shoal.audit.finding import TITLES
 from shoal.config.schema import DefensesSection
 from shoal.config.settings_tables import names_of
 from shoal.core.formats import capitalized
-from shoal.reports.attack_titles import TITLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

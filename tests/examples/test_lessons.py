@@ -1,6 +1,5 @@
 """The course: its files work, and its commands have the options that the pages give them."""
 
-import json
 import re
 import runpy
 import shlex
@@ -32,20 +31,6 @@ def test_the_table_and_its_configuration_fit(tmp_path, monkeypatch):
     assert (groups.count("north"), groups.count("south")) == (12, 28)
     assert len(federation.shadow) == 480
     assert federation.clients.x.shape == (40 * 30, 20)
-
-
-def test_the_reader_says_open_where_an_interval_holds_chance(tmp_path, monkeypatch, capsys):
-    low = {"outsider": 0.49, "client": 0.51, "server": 0.9}
-    figures = {
-        f"views.{view}.{group}.auc{end}": value
-        for view in low
-        for group in ("north", "south")
-        for end, value in (("", 0.95), (".low", low[view]), (".high", 1.0))
-    }
-    (tmp_path / "audit.json").write_text(json.dumps(figures))
-    monkeypatch.setattr("sys.argv", ["read.py", str(tmp_path)])
-    runpy.run_path(str(LESSONS / "read.py"))
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["open"] * 2 + ["exposed"] * 4
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)

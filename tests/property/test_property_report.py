@@ -51,10 +51,9 @@ from shoal.property.property_page import (
 from shoal.property.update_table import property_summary
 from shoal.reports.page import Section
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_page import run_page, seconds
 from shoal.reports.run.run_tables import overall
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.run.time_section import seconds
 from shoal.runs.result import report_of
 from unrendered import figures_without_pdf
 
@@ -236,8 +235,8 @@ def test_property_inference_is_shown_by_the_interval_of_its_area() -> None:
     certain, none = (auc_over_rounds(updates.assign(score=score)) for score in (updates["present"], 0.5))
     assert certain is not None
     assert none is not None
-    assert certain.title.startswith("The attack is above chance: AUC 1.000 (")
-    assert none.title.startswith("No attack is shown to be above chance: AUC 0.500 (")
+    assert certain.title.startswith("Exposure of the property: exposed, AUC 1.000 (")
+    assert none.title.startswith("Exposure of the property: not decided, AUC 0.500 (")
 
 
 def test_first_map_is_left_out_where_there_were_too_few() -> None:
@@ -345,9 +344,12 @@ def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
     ("metrics", "sentence"),
     [
         ({}, None),
-        ({"property.auc": 0.9}, "tells updates with the property from others (AUC 0.900, 95 % interval 0.774"),
-        ({"property.auc": 0.51, "property.auc_control": 0.5}, "The property attack is at chance (AUC 0.510, 95 %"),
-        ({"property.auc": 0.9, "property.updates": 22}, "is at chance (AUC 0.900, 95 % interval 0.4"),
+        ({"property.auc": 0.9}, "The property is exposed (AUC 0.900, 95 % interval 0.774"),
+        (
+            {"property.auc": 0.51, "property.auc_control": 0.5},
+            "property is exposed is not decided (AUC 0.510, 95 %",
+        ),
+        ({"property.auc": 0.9, "property.updates": 22}, "not decided (AUC 0.900, 95 % interval 0.4"),
         ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_counterfactual": 0.6}, "swapped: 0.600"),
     ],
 )

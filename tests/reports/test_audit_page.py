@@ -1,7 +1,6 @@
 """The page of an audit: what is on it, in which order, for audits of any shape."""
 
 import re
-from dataclasses import replace
 from functools import cache
 from math import nan
 
@@ -13,13 +12,20 @@ from numpy.typing import NDArray
 from audit_of_any_shape import ACCURACY, attack_row, audit_of, records_frame
 from html_page import PNG, Page, figures_on, page_of
 from shoal.audit.audit import Audit
+from shoal.audit.finding import Estimate, Finding, every_attack, findings
 from shoal.cli.displays import format_audit
 from shoal.core.errors import InputError
 from shoal.core.formats import DASH
 from shoal.reports.audit.audit_figures import chance_exposure, chance_share, drawn_groups, exposure_of_records
-from shoal.reports.audit.audit_page import audit_page
+from shoal.reports.audit.audit_page import (
+    audit_page,
+    epsilon_sentences,
+    exceeds_stated,
+    stated_epsilon,
+    violation_warning,
+)
 from shoal.reports.audit.audit_tables import by_model
-from shoal.reports.audit.findings import findings
+from shoal.reports.exposure import answers, exposure_lines
 from shoal.reports.plotting import group_style
 from unrendered import unrendered_figures
 
@@ -65,7 +71,7 @@ def test_the_page_has_its_sections_in_order_and_needs_no_script() -> None:
     page = usual_page()
     assert [each for each in page.ids if each in ORDER] == ORDER
     assert "script" not in page.tags
-    assert page.text.index("On minority, the most exposed group") < page.text.index("Attack that decides LiRA")
+    assert page.text.index("Exposed: majority and minority to") < page.text.index("Attack that decides LiRA")
     assert "view: outsider; on minority" in page.text
     assert "400 members, 400 non-members" in page.text
 
@@ -99,9 +105,9 @@ def test_every_attack_has_a_row_by_group_and_the_strongest_of_each_is_bold() -> 
     assert "majority: 400 members" in found[1 + len(ACCURACY)]
     strong = [each for each in found if 'class="strong"' in each]
     assert [('"row">LiRA <' in each, '"row">RMIA <' in each) for each in strong] == [(True, False), (False, True)]
-    assert '<td class="number">0.720 <small>0.680 to 0.760</small></td>' in strong[0]
-    assert '<td class="number">0.750 <small>0.710 to 0.790</small></td>' in strong[0]
-    assert '<td class="number">10.0 % <small>6.0 to 14.0 %</small></td>' in strong[0]
+    assert '<td class="number">0.720 <small>0.674 to 0.766</small></td>' in strong[0]
+    assert '<td class="number">0.750 <small>0.704 to 0.796</small></td>' in strong[0]
+    assert '<td class="number">10.0 % <small>5.4 to 14.6 %</small></td>' in strong[0]
     assert any('"row">my-attack <' in each for each in found)
     assert any('"row">Other clusters&#39; models <small>outsider</small></th>' in each for each in found)
 
@@ -128,7 +134,8 @@ def test_groups_and_models_that_are_too_many_are_left_out_and_that_is_said() -> 
     assert "Of 30 groups these are the 20 most exposed" in page.text
     assert "Of 30 models these are the 20 most exposed" in page.text
     assert "group 29: 400" in page.text
-    assert "group 00" not in page.text
+    assert "group 00" not in part(page, "by-group") + part(page, "by-model")
+    assert "The other 10 groups are in audit.json." in page.text
     assert "The 6 most exposed of 30 groups are drawn" in page.text
 
 
@@ -139,7 +146,7 @@ def test_groups_without_both_kinds_are_left_out_and_all_records_stand_for_them_w
     assert "and so left out: 1 of the groups" in page.text
     assert "left out" not in usual_page().text
     alone = page_of(html_of(audit_of(rows=made)))
-    assert "the only attack, LiRA by an outsider, tells" in alone.text.replace("The only", "the only")
+    assert "Exposed: all records to an outsider." in alone.text
     assert "all: 400 members" in alone.text
     assert "and so left out: 1 of the groups" in alone.text
     assert len(figures_on(alone)) == 3
@@ -150,7 +157,7 @@ def test_a_group_has_the_same_style_in_both_figures() -> None:
     names = tuple(f"group {g}" for g in range(7))
     audit = audit_of({"lira": 0.9}, groups=names)
     audit.records["group"] = [names[2 + i % 5] for i in range(len(audit.records))]
-    found = findings(audit, "group")
+    found = every_attack(audit.attacks, "group")
     assert drawn_groups(found) == list(names[1:])
     figure = exposure_of_records(audit.records, drawn_groups(found), 16)
     assert figure is not None
@@ -170,9 +177,9 @@ def test_figures_name_their_values_and_mark_the_mean() -> None:
     assert not {"#ffffff", "#000000", "#dddddd", "#0072b2"} & set(re.findall(r"#\w{6}", "".join(figures)))
     for attack in ("LiRA", "Gap", "my-attack"):
         assert f">{attack}</text>" in figures[1]
-    assert "<title>outsider on minority: 0.750 (0.710 to 0.790), LiRA</title>" in figures[0]
+    assert "<title>outsider on minority: exposed, 0.720 (0.674 to 0.766), LiRA</title>" in figures[0]
     assert figures[0].count("not measured</text>") == 2
-    assert "<title>LiRA on minority: 0.720 (0.680 to 0.760)</title>" in figures[1]
+    assert "<title>LiRA on minority: 0.720 (0.674 to 0.766)</title>" in figures[1]
     members = audit_of().records.query("member and group == 'minority'")["exposure"]
     assert f"<title>minority: mean {members.mean():.3f}</title>" in figures[2]
     assert f"minority: mean {members.mean():.3f}, largest {members.max():.3f}" in page.text
@@ -217,7 +224,7 @@ def test_models_are_listed_by_exposure_and_only_where_there_are_several() -> Non
     found = rows(shown(audit_of(models=3)), "by-model")
     assert [f"model {k}<" in each for k, each in enumerate(found)] == [True] * 3
     assert "0.720" in found[0]
-    assert by_model(findings(audit_of(models=1), "model")) is None
+    assert by_model(every_attack(audit_of(models=1).attacks, "model")) is None
 
 
 def test_clients_are_sorted_by_the_lower_end_so_that_few_records_do_not_come_first() -> None:
@@ -283,93 +290,11 @@ def test_what_was_not_tested_names_omitted_attacks_and_attackers_that_nobody_ask
     text = part(usual_page(), "not-tested")
     assert "BaVarIA: needs 64 reference models; there are 16." in text
     assert "The server who sees the update of every client." in text
-    assert "A client who" in text
+    assert "Another client who" in text
     assert "Active attackers" in text
     with_server = audit_of(rows=[attack_row(key, "all", "all", 0.6) for key in ("fedmia-i", "trajectory")])
-    assert "A client who" not in part(shown(with_server), "not-tested")
+    assert "Another client who" not in part(shown(with_server), "not-tested")
     assert "The server who" not in part(shown(with_server), "not-tested")
-
-
-def lines(page: Page) -> list[str]:
-    """The lines about views, without markup."""
-    return [re.sub("<[^>]+>", "", each) for each in re.findall('<p class="view">(.+)</p>', page.source)]
-
-
-def test_the_page_begins_with_a_line_for_each_view() -> None:
-    spans = {"span-models": ("minority", 0.97, 0.98, 0.0), "span": ("majority", 0.99, 1.0, 0.75)}
-    made = [
-        attack_row("rmia", "group", name, value, chosen=True) for name, value in (("minority", 0.6), ("majority", 0.55))
-    ]
-    made += [
-        attack_row(key, "group", of, value, tpr=rate, chosen=True, exact=exact)
-        for key, (of, value, rate, exact) in spans.items()
-    ]
-    page = shown(audit_of(rows=made))
-    outsider, client, server = lines(page)
-    assert page.source.index('class="view"') < page.source.index('class="verdict"')
-    assert outsider == (
-        "Somebody with the released models: recognises 10.0 % of the records of group minority at 1 % false alarms "
-        "(RMIA; AUC 0.630, 0.590 to 0.670)."
-    )
-    assert client.startswith(
-        "Another client of the federation, who sees every round: recognises 98.0 % of the records at"
-    )
-    assert "span of models&#39; moves, statistical; AUC 1.000" in client
-    assert server.startswith(
-        "The server, who sees every client&#39;s updates: finds the span of the inputs and recognises 100.0 % of the "
-        "records at 1 % false alarms (span of updates, exact for 75.0 % of its calls; AUC 1.000"
-    )
-
-
-def test_every_views_line_is_of_the_group_of_largest_auc() -> None:
-    """Which need not be that of largest balanced accuracy."""
-    figures = (("minority", 0.6, 0.9), ("majority", 0.7, 0.8))
-    made = [
-        attack_row(attack, "group", name, accuracy, auc=auc, chosen=True)
-        for attack in ("rmia", "span-models", "span")
-        for name, accuracy, auc in figures
-    ]
-    assert all("group minority" in line for line in lines(shown(audit_of(rows=made))))
-
-
-def test_each_view_has_the_limit_on_every_attack_beside_what_was_found() -> None:
-    bounds = {"bound.outsider.accuracy": 0.8, "bound.outsider.auc": 0.9, "bound.server.accuracy": 0.999}
-    outsider, client, server = lines(shown(audit_of(), bounds))
-    assert outsider.endswith("has balanced accuracy 72.0 %; no attack on one record can exceed 80.0 % (AUC 0.900).")
-    assert "can exceed" not in client
-    assert server.endswith("For the server differential privacy limits no attack noticeably.")
-    terminal = format_audit(audit_of(), bounds)
-    assert "72.0 %; no attack on one record can exceed 80.0 %" in terminal
-    assert "no attack on one record" not in format_audit(audit_of())
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        ([("rmia", 0.51, 0.012)], "is not shown to recognise the records: RMIA has balanced accuracy 0.510 (0.470 to"),
-        (
-            [("rmia", 0.51, 0.2)],
-            "recognises 20.0 % of the records at 1 % false alarms, though on average it is at chance",
-        ),
-        ([("rmia", 0.6, 0.012)], "is right about the records in 60.0 % of cases, where chance is 50 % (RMIA; AUC"),
-        (
-            [("rmia", 0.6, 0.012, 0.5)],
-            "may or may not recognise, by so few, the records: RMIA has balanced accuracy 0.600",
-        ),
-        ([("trajectory", 0.6, 0.012)], "not measured; shoal audit RUN asks the final models of a run."),
-        ([("rmia", nan, nan)], "not measured; shoal audit RUN asks the final models of a run."),
-    ],
-)
-def test_a_view_s_line_says_no_more_than_its_intervals(made: list, said: str) -> None:
-    rows = [attack_row(key, "group", "all", value, tpr=rate, width=(*w, 0.08)[0]) for key, value, rate, *w in made]
-    assert f"Somebody with the released models: {said}" in lines(shown(audit_of(rows=rows)))[0]
-
-
-def test_a_view_that_was_not_measured_says_why_and_what_would_measure_it() -> None:
-    audit = replace(audit_of(), omitted={"span-models": "needs a dense layer"})
-    _, client, server = lines(page_of(html_of(audit)))
-    assert client.endswith("not measured, since the span attack needs a dense layer.")
-    assert server.endswith("and shoal audit --trace DIR those that were recorded.")
 
 
 def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_says_so() -> None:
@@ -442,7 +367,7 @@ def test_the_kind_of_data_is_named() -> None:
 
 def test_an_audit_in_which_nothing_was_measured_is_a_page_all_the_same() -> None:
     page = shown(audit_of(rows=[attack_row("lira", "all", "all", nan)], references=0, empirical_epsilon=nan))
-    assert "No attack could be measured" in page.text
+    assert "Nothing was measured." in page.text
     assert "none could be measured" in page.text
     assert "The empirical epsilon was not measured." in page.text
     assert figures_on(page) == []
@@ -459,3 +384,84 @@ def test_the_page_says_whether_a_stack_finds_more_than_its_parts(stack: float, s
         in text
     )
     assert "A stack is" not in usual_page().text
+
+
+@pytest.mark.parametrize(
+    ("stated", "loud"),
+    [
+        ({"epsilon": 1.0, "delta": 1e-5}, True),
+        ({"epsilon": 1.0, "delta": 1e-6}, True),
+        ({"epsilon": 1.0}, True),
+        ({"epsilon": 1.0, "delta": 1e-4}, False),
+        ({"epsilon": 1.25, "delta": 1e-5}, False),
+        ({"delta": 1e-5}, False),
+        ({}, False),
+    ],
+)
+def test_an_empirical_epsilon_above_a_stated_one_that_it_can_be_compared_with_is_loud(
+    stated: dict[str, float], loud: bool
+) -> None:
+    audit = audit_of()
+    assert exceeds_stated(audit, stated) == loud
+    assert bool(violation_warning(audit, stated)) == loud
+    text = " ".join(epsilon_sentences(audit, stated))
+    assert ("cannot be compared" in text) == (stated.get("delta", 0) > audit.delta)
+    assert ("The stated epsilon is" in text) == ("epsilon" in stated)
+    assert ("No epsilon is stated" in text) == ("epsilon" not in stated)
+
+
+def test_an_epsilon_that_was_not_measured_contradicts_nothing() -> None:
+    audit = audit_of(empirical_epsilon=nan)
+    assert not exceeds_stated(audit, {"epsilon": 0.0, "delta": 1e-5})
+    assert epsilon_sentences(audit, {})[0] == "The empirical epsilon was not measured."
+
+
+def test_the_stated_epsilon_is_said_with_its_delta() -> None:
+    assert stated_epsilon({"epsilon": 8.0, "delta": 1e-5}) == "stated: 8.00 at delta 1e-05"
+    assert stated_epsilon({"delta": 1e-5}) == "none stated"
+
+
+def test_the_empirical_epsilon_is_said_with_what_so_many_records_can_show() -> None:
+    """No attack on n records of a kind shows more than about log(n / 3.7): see `empirical_epsilon`."""
+    assert "With 200 records of a kind to judge it on, it could not be above about 4.0" in " ".join(
+        epsilon_sentences(audit_of(members=500), {})
+    )
+    assert "above about 0.0" in " ".join(epsilon_sentences(audit_of(members=6), {}))
+
+
+def test_each_view_has_its_findings_and_the_limit_on_every_attack_or_the_way_to_measure_it() -> None:
+    bounds = {"bound.outsider.accuracy": 0.8, "bound.outsider.auc": 0.9, "bound.server.accuracy": 0.999}
+    omitted = {"span-models": "needs a dense layer"}
+    outsider, client, server = exposure_lines(findings(audit_of().attacks), omitted, bounds)
+    limit = "has accuracy 72.0 %; no attack on one record can exceed 80.0 % (AUC 0.900)."
+    assert outsider[1].endswith(limit)
+    assert client == ("client", "Not measured, since the span attack needs a dense layer.")
+    assert server[1].endswith("For the server differential privacy limits no attack noticeably.")
+    terminal = format_audit(audit_of(), bounds)
+    assert limit in terminal
+    assert "and shoal audit --trace DIR those that were recorded." in terminal
+
+
+def test_the_first_screen_ends_with_the_command_that_does_something() -> None:
+    exposed, certain, undecided = Estimate(0.67, 0.62, 0.71), Estimate(1.0, 0.98, 1.0), Estimate(0.57, 0.49, 0.65)
+    found = [Finding("outsider", "few", "", exposed), Finding("server", "few", "", certain)]
+    assert answers(found)[-1].command == "shoal protect DIR/config.toml --view server --limit 0.55"
+    assert answers(found, audited=False)[-1].command == "shoal audit DIR --references 8"
+    assert answers(found, run=False)[-1].command == ""
+    said = answers([Finding("outsider", "few", "", undecided)])
+    assert said[-1].command == "shoal card DIR"
+    # ((1.96 + 0.84) * 0.0408 / 0.07)^2 = 2.7 seeds in all.
+    assert said[2].text.startswith("About 2 more seeds, if the 0.570 of few is true")
+    at_chance = answers([Finding("outsider", "few", "", Estimate(0.5, 0.3, 0.7))])
+    assert at_chance[2].text.startswith("More seeds would not")
+
+
+def test_an_attack_chosen_afterwards_is_held_against_all_attacks_and_never_beats_one_that_is_nan() -> None:
+    made = [attack_row("lira", "group", name, 0.6) for name in ("few", "many")]
+    made += [attack_row("rmia", "group", name, 0.56, chosen=True) for name in ("few", "many")]
+    afterwards, beforehand = every_attack(audit_of(rows=made).attacks, "group")["few"]
+    # Two groups, and two attacks for the one that was not chosen.
+    assert afterwards.accuracy.interval == Estimate(0.6, 0.56, 0.64).among(4).interval
+    assert beforehand.accuracy.interval == Estimate(0.56, 0.52, 0.6).among(2).interval
+    made = [attack_row("rmia", "group", "all", nan), attack_row("lira", "group", "all", 0.6)]
+    assert [finding.attack for finding in findings(audit_of(rows=made).attacks)] == ["lira"]

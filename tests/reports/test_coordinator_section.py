@@ -8,12 +8,14 @@ from html_page import page_of
 from run_of_any_shape import config_of, frames_of, samples_of, summary_of
 from shoal.config.schema import Config, parse_config
 from shoal.control import Coordinator
+from shoal.core.formats import DASH
 from shoal.metrics.summary import flatten, parse_summary, split_key
+from shoal.reports.page import Section
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.sweep.labels import Labels
+from shoal.reports.sweep.sweep_metrics import Labels
 from unrendered import unrendered_figures
 
 LAW = Coordinator(target=0.1, max_cost=0.01, audit_factor=2.0)
@@ -42,49 +44,52 @@ SHARES = [[NAN, NAN], [0.0, 0.4], [0.0, 0.4], [0.05, 0.2]]
 STRENGTHS = [[0.0, 0.0], [0.0, 0.5], [0.0, 0.9], [0.0, 0.25]]
 
 
-def words(rounds: pd.DataFrame, law: Coordinator = LAW) -> str:
+def section_of(rounds: pd.DataFrame, law: Coordinator = LAW) -> Section:
     with unrendered_figures():
         section = coordinator_section(law, rounds)
     assert section is not None
-    return " ".join(section.paragraphs)
+    return section
 
 
-def test_the_coordinator_section_says_what_moved_where_and_when():
-    said = words(rounds_of({"augmentation": STRENGTHS, "shorter_training": [[0.0, 0.0]] * 4}, SHARES))
-    assert "where more than 10.0 % of a model's members do" in said
-    assert (
-        "Cluster 1 was asked for augmentation (first after round 2; at most 0.90 of full strength, after round 3; 0.25 "
-        "at the end)." in said
-    )
-    assert "Cluster 0 was never asked for anything." in said
-    assert "Over their limit at the last estimate (target 10.0 %): 5.0 % in cluster 0, 20.0 % in cluster 1." in said
-    assert "cannot be brought" not in said
+def words(rounds: pd.DataFrame, law: Coordinator = LAW) -> str:
+    return " ".join(section_of(rounds, law).paragraphs)
 
 
-def test_a_first_directive_and_one_that_was_taken_back_are_told():
-    given = [[0.5, 0.0], [0.5, 0.3], [0.0, 0.3], [0.0, 0.0]]
-    said = words(rounds_of({"l2": given, "price": [[0.0, 0.0], [-0.1, 0.0], [-0.2, 0.0], [-0.1, 0.0]]}, SHARES))
-    assert "Cluster 0 was asked for l2 (from the start; at most 0.50 of full strength; none at the end)" in said
-    assert "and for a lower price (first after round 2; at most -0.20 nats, after round 3; -0.10 at the end)." in said
+def cells(rounds: pd.DataFrame) -> list[list[str]]:
+    table = section_of(rounds).table
+    assert table is not None
+    return table.frame().to_numpy().tolist()
+
+
+def test_each_cluster_has_a_row_per_directive_that_it_was_given():
+    """A first one, one that was taken back, one that was never given, and a price, which is negative."""
+    given = {"augmentation": STRENGTHS, "shorter_training": [[0.0, 0.0]] * 4}
+    assert cells(rounds_of(given, SHARES)) == [
+        ["0", "nothing", DASH, DASH, DASH, "5.0 %", DASH],
+        ["1", "augmentation", "2", "0.90", "0.25", "20.0 %", DASH],
+    ]
+    given = {"l2": [[0.5, 0.0], [0.5, 0.3], [0.0, 0.3], [0.0, 0.0]]}
+    given["price"] = [[0.0, 0.0], [-0.1, 0.0], [-0.2, 0.0], [-0.1, 0.0]]
+    assert cells(rounds_of(given, SHARES)) == [
+        ["0", "l2", "the start", "0.50", "0.00", "5.0 %", DASH],
+        ["0", "price", "2", "-0.20", "-0.10", "5.0 %", DASH],
+        ["1", "l2", "2", "0.30", "0.00", "20.0 %", DASH],
+    ]
+    assert "where more than 10.0 % of a model's members do" in words(rounds_of(given, SHARES))
 
 
 @pytest.mark.parametrize(
-    ("unmet", "sentence"),
+    ("unmet", "rounds"),
     [
-        ([0, 0, 1, 1], "Since round 3 cluster 1 cannot be brought within its members' limits, with knobs at the most"),
-        ([0, 1, 0, 0], "Cluster 1 could not be brought within its members' limits from round 2 to round 3, with knobs"),
-        ([1, 0, 1, 1], "Since round 3 cluster 1 cannot be brought within its members' limits, as before from round 1 "),
-        (
-            [1, 0, 1, 0],
-            "limits from round 1 to round 2 and from round 3 to round 4, with knobs at the most that a cost",
-        ),
+        ([0, 0, 1, 1], "3 to the end"),
+        ([0, 1, 0, 0], "2 to 3"),
+        ([1, 0, 1, 1], "1 to 2, 3 to the end"),
+        ([1, 0, 1, 0], "1 to 2, 3 to 4"),
     ],
 )
-def test_the_coordinator_section_says_since_when_limits_are_out_of_reach(unmet, sentence):
-    said = words(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in unmet]))
-    assert sentence in said
-    assert "of 0.010 of held-out accuracy allows" in said
-    assert said.count("be brought within") == 1
+def test_limits_are_out_of_reach_in_these_rounds(unmet, rounds):
+    found = cells(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in unmet]))
+    assert [row[-1] for row in found] == [DASH, rounds]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
 
 def test_the_figure_is_the_same_bytes_again():
     given = rounds_of({"l2": STRENGTHS}, SHARES)
-    assert coordinator_section(LAW, given) == coordinator_section(LAW, given)
+    assert coordinator_section(LAW, given).figures == coordinator_section(LAW, given).figures
 
 
 def test_rounds_that_say_nothing_of_it_have_no_section():
@@ -147,7 +152,7 @@ def test_the_page_has_the_section_where_there_is_a_coordinator():
     page = run_page(RunDescription.of(coordinated(config)), summary, samples_of(groups), **frames | {"rounds": steered})
     assert ">Coordinator</h2>" in page
     assert "where more than 25.0 % of a model&#39;s members do" in page
-    assert "was asked for l2 (first after round 2; at most 0.50 of full strength; 0.50 at the end)" in page
+    assert "l2 2 0.50 0.50 30.0 %" in page_of(page).text
     ids = page_of(page).ids
     assert len(set(ids)) == len(ids)
     with unrendered_figures():

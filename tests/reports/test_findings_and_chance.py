@@ -1,7 +1,6 @@
 """No sentence takes chance for a finding: of runs that learned nothing at most 5 % say one, of a leak all do."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,20 +8,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from audit_of_any_shape import audit_of
 from shoal.audit.audit import attack_row
+from shoal.audit.finding import Estimate, exposure_summary, findings
 from shoal.audit.records import strongest
 from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.roc import roc_with_auc
 from shoal.metrics.summary import Summary
-from shoal.reports.audit.audit_verdict import verdict as audit_verdict
-from shoal.reports.audit.findings import findings
-from shoal.reports.estimate import Estimate
 from shoal.reports.run.run_verdict import verdict
 from shoal.reports.sweep.answer import Settings, answers
-from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.sweep_metrics import Labels
 from shoal.runs.comparison import describe_difference
 
 RUNS = 100
@@ -54,7 +50,7 @@ def summary_of_run(rng: np.random.Generator, *, leak: float, accuracy: float = 0
 
 
 def audit_said(rng: np.random.Generator, leak: float) -> str:
-    """The verdict of an audit by nine attacks, of which the first was chosen beforehand."""
+    """The summary of an audit by nine attacks, of which the first was chosen beforehand."""
     rows = []
     for group in GROUPS:
         found = {attack: attacked(rng, 300, leak) for attack in ("lira", "gap", *map(str, range(7)))}
@@ -62,7 +58,7 @@ def audit_said(rng: np.random.Generator, leak: float) -> str:
         for i, (name, each) in enumerate(found.items()):
             flags = {"chosen": i == 0, "strongest": name == decides}
             rows.append(attack_row("group", group, name, "outsider", each, **flags))
-    return audit_verdict(findings(replace(audit_of(), attacks=pd.DataFrame(rows)), "group"))
+    return exposure_summary(findings(pd.DataFrame(rows)))
 
 
 def comparison_said(rng: np.random.Generator, leak: float) -> str:
@@ -81,11 +77,10 @@ def accuracy_said(rng: np.random.Generator, leak: float) -> str:
 
 
 SENTENCES: dict[str, tuple[Callable[[np.random.Generator, float], str], tuple[str, ...]]] = {
-    "exposure of a run": (exposure_said, ("tells members",)),
-    "threshold on the loss": (exposure_said, ("finds more",)),
-    "property attack": (exposure_said, ("tells updates",)),
+    "exposure of a run": (exposure_said, ("Records of few are exposed", "Records of many are exposed")),
+    "property attack": (exposure_said, ("The property is exposed",)),
     "below chance": (accuracy_said, ("below chance",)),
-    "audit": (audit_said, ("tells members", "some members are exposed", "said less")),
+    "audit": (audit_said, ("Exposed:",)),
     "exposure of two runs": (comparison_said, ("raises", "lowers")),
     "accuracy of two runs": (comparison_said, ("gains accuracy", "loses accuracy")),
 }
@@ -113,12 +108,12 @@ def test_a_difference_has_its_direction() -> None:
     rng = np.random.default_rng(0)
     said = comparison_said(rng, 2.0)
     assert "loses accuracy" in said
-    assert "raises the exposure of few" in said
+    assert "raises the MIA accuracy on few" in said
     first, other = summary_of_run(rng, leak=2.0), summary_of_run(rng, leak=0.0)
     exact = Estimate.of_rate(0.5, 400), Estimate.of_rate(0.8, 400)
     back = describe_difference(first, other, exact, "one", "other", "accuracy")
     assert "gains accuracy (0.500, now 0.800: +0.300, 95 % interval +0.2" in back
-    assert "lowers the exposure of many" in back
+    assert "lowers the MIA accuracy on many" in back
 
 
 @pytest.mark.parametrize(("seeds", "counts"), [(2, True), (3, True), (2, False), (6, False)])

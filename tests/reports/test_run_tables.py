@@ -1,30 +1,41 @@
-"""The tables of a run's page: rates at few false positives, the attack that decides, and a user's own metrics."""
+"""The tables and sentences of a run's page: rates, limits, clients, canaries, time, chance and epsilon."""
 
+import re
+from math import nan
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
 import pytest
 
+from html_page import page_of
 from run_of_any_shape import (
     clients_of,
     config_of,
+    finished,
     frames_of,
     meanings_of,
+    report_text,
     samples_of,
     summary_of,
     texts_of,
     usual_page,
     view_of,
 )
+from shoal.audit.canary_audit import CANARY_COLUMNS
 from shoal.config.schema import parse_config
 from shoal.core.formats import DASH
 from shoal.metrics import Metric
-from shoal.metrics.summary import parse_summary
-from shoal.reports.run import run_tables
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.run_page import run_page
-from shoal.reports.run.run_tables import by_cluster, by_group, overall
-from shoal.reports.run.run_verdict import verdict
-from shoal.reports.run.run_view import strongest_attacks
-from shoal.reports.run.time_section import seconds
-from shoal.reports.sweep.labels import Labels
+from shoal.metrics.summary import flatten, parse_summary
+from shoal.reports.run import run_page as run_page_module, run_tables
+from shoal.reports.run.description import RecordedUpdates, RunDescription
+from shoal.reports.run.privacy_figures import violations
+from shoal.reports.run.run_page import canary_section, run_page, seconds, time_section
+from shoal.reports.run.run_tables import by_cluster, by_group, client_table, overall
+from shoal.reports.run.run_verdict import limits, verdict
+from shoal.reports.run.run_view import strongest_attacks, with_limits
+from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.table import Table
 from unrendered import unrendered_figures
 
 GROUPS = ["a", "b"]
@@ -77,13 +88,11 @@ def summary():
 def test_the_verdict_names_the_strongest_attacks(summary):
     text = verdict(summary)
     assert (
-        "the attack chosen beforehand with 4 reference federations, or one that is certain to find more, tell" in text
+        "Records of a are exposed to an outsider: attack accuracy 0.562 (0.525 to 0.594), chance 0.5, by RMIA." in text
     )
-    assert "0.562 (0.525 to 0.594; 95 % of tests at chance: at most 0.531) for a by RMIA; 0.564 (0." in text
-    assert "for b by offline LiRA" in text
+    assert "chance 0.5, by offline LiRA." in text
     assert "by the point estimate of the attack that decides, 1 does" in text
     plain = verdict(parse_summary(summary_of(["a", "b"], 2)))
-    assert "beforehand" not in plain
     assert "reference" not in plain
 
 
@@ -109,7 +118,7 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
         page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
     assert "With what an outsider sees, and 4 reference federations." in page
     assert "those of 4 reference federations, the whole run again each" in page
-    assert "highest of the groups: b; by offline LiRA; view: outsider; chance: 0.500" in page
+    assert "offline LiRA, view: outsider, on b; exposed; 95 % interval 0." in page
     assert "<td>RMIA</td>" in page
     assert "It is the configured attack, not the one that decides." in page
     assert "reference federation" not in usual_page()
@@ -152,3 +161,259 @@ def test_a_metric_of_the_user_s_own_has_its_name_and_format_in_each_table():
     assert texts_of(by_group(view))["calibration error"] == ("25.0 %", DASH)
     assert texts_of(by_cluster(view))["calibration error"] == (DASH, "50.0 %")
     assert meanings_of(by_group(view))["calibration error"] == "Of images.", "the user's words stay as they are"
+
+
+PARTS = {"choose": 6.0, "local_training": 60.0, "defenses": 1.0, "aggregation": 2.0, "evaluation": 20.0, "other": 11.0}
+NEW = {f"seconds.{part}": spent for part, spent in {**PARTS, "train": 63.0, "total": 100.0}.items()}
+OLD = {"seconds.choose": 20.0, "seconds.train": 70.0, "seconds.total": 100.0}
+
+
+def test_the_parts_of_the_bar_add_up_to_the_total():
+    # Training is a sum of three parts; small parts, and what no part has, are the last.
+    new = {"local training": 0.6, "evaluation": 0.2, "choosing": 0.06, "aggregation": 0.02, "everything else": 0.12}
+    assert run_page_module._shares(NEW) == pytest.approx(new)
+    assert run_page_module._shares(OLD) == pytest.approx({"training": 0.7, "choosing": 0.2, "everything else": 0.1})
+
+
+def test_more_parts_than_the_bar_has_colours_are_one_part():
+    many = {f"seconds.{part}": 10.0 for part in (*PARTS, "red_team", "files", "measurement", "references")}
+    shares = run_page_module._shares(many | {"seconds.total": 100.0})
+    assert list(shares.values()) == pytest.approx([0.1] * 6 + [0.4])
+    assert [*shares][-1] == "everything else"
+
+
+def test_the_table_has_each_part_once_with_share_and_median_where_there_is_one():
+    shown = texts_of(seconds(NEW | {"seconds.share.choose": 0.06, "seconds.round.choose": 0.5}))
+    assert shown["Choosing"] == ("6.0 s", "6.0 %", "500 ms")
+    assert shown["Local training"] == ("1 min 00 s", DASH, DASH)
+    assert "Training" not in shown
+    assert "Training" in texts_of(seconds(OLD))
+
+
+def test_the_bar_says_its_shares_in_words_and_is_left_out_without_parts():
+    (bar,) = time_section(NEW).figures
+    label = re.search(r'aria-label="([^"]*)"', bar.image)
+    assert label is not None
+    assert label[1].startswith("One bar, 1 min 40 s in all: local training, 60.0 %; evaluation, 20.0 %")
+    assert not time_section({}).figures
+    assert not time_section({"seconds.total": 3.0}).figures
+
+
+def with_intervals() -> pd.DataFrame:
+    """Limits 0.5, 0.56, ... 0.8: client 0 is over for certain by LiRA, 1 by the point estimate alone, 5 unmeasured."""
+    exposure = np.array([0.70, 0.60, 0.55, 0.52, 0.52, np.nan])
+    frame = clients_of(GROUPS, 2).assign(
+        violated=[True, True, False, False, False, False], exposure=exposure, exposure_low=exposure - 0.05,
+        attack=["lira", "loss", "loss", "shadow", "shadow", None],
+    )  # fmt: skip
+    return frame.assign(exceeded=frame["exposure_low"] > frame["threshold"])
+
+
+def many(count: int, over: int) -> pd.DataFrame:
+    ids = np.arange(count)
+    frame = pd.concat([clients_of(GROUPS, 1)] * (count // 6 + 1), ignore_index=True).head(count)
+    mia = np.where(ids < over, 0.61 + ids / 1e4, 0.5)
+    return frame.assign(
+        client=ids, threshold=0.6, exposure=mia, exposure_low=mia, violated=ids < over, exceeded=ids < over
+    )
+
+
+def table_of(clients: pd.DataFrame) -> Table:
+    return client_table(view_of(GROUPS, 2, clients=clients))
+
+
+def column(table: Table, head: str) -> list[str]:
+    return table.frame()[head].tolist()
+
+
+def test_rows_are_sorted_by_how_far_the_limit_is_exceeded_and_name_the_attack() -> None:
+    table = table_of(with_intervals())
+    assert column(table, "client") == ["0", "1", "2", "3", "4", "5"]
+    assert column(table, "limit is") == ["exceeded", "above, not certain", "within", "within", "within", DASH]
+    assert column(table, "over by") == [
+        "+0.150",
+        "\N{MINUS SIGN}0.010",
+        "\N{MINUS SIGN}0.120",
+        "\N{MINUS SIGN}0.210",
+        "\N{MINUS SIGN}0.270",
+        DASH,
+    ]
+    assert column(table, "attack") == ["lira", "loss", "loss", "shadow", "shadow", DASH]
+    assert column(table, "exposure, low end")[0] == "0.650"
+    assert table.sorted_by is not None
+    assert table.columns[table.sorted_by].head == "over by"
+    assert [row.style for row in table.rows] == ["over", *[""] * 5]
+
+
+def test_numbers_sort_as_numbers_also_where_they_are_undefined_or_infinite() -> None:
+    table = table_of(with_intervals().assign(epsilon=[np.inf, 2.5, 2.5, 2.5, 2.5, np.nan]))
+    texts, numbers = column(table, "epsilon"), table.frame(lambda cell: cell.sort)["epsilon"].tolist()
+    assert [texts[i] for i in (0, 1, 5)] == ["\N{INFINITY}", "2.500", DASH]
+    assert [numbers[i] for i in (0, 1, 5)] == ["Infinity", "2.5", ""]
+
+
+@pytest.mark.parametrize(("count", "over", "rows"), [(200, 3, 200), (201, 3, 3), (201, 0, 0), (3000, 1500, 1000)])
+def test_of_many_clients_only_those_over_their_limit_have_a_row(count: int, over: int, rows: int) -> None:
+    table = table_of(many(count, over))
+    assert len(table.rows) == rows
+    assert column(table, "client")[:2] == [str(over - 1), str(over - 2)][:rows]
+    assert ("in clients.csv" in table.caption) == (rows < count)
+    assert ("no limit is exceeded" in table.caption) == (over == 0)
+    assert ("of them the first 1,000" in table.caption) == (rows < over)
+
+
+@pytest.mark.usefixtures("_unrendered_figures")
+def test_the_page_has_the_table_from_the_file(tmp_path: Path) -> None:
+    finished(tmp_path, GROUPS)
+    with_intervals().to_csv(tmp_path / "clients.csv", index=False)
+    new = report_text(tmp_path)
+    text = page_of(new).text
+    assert "0 a 0 exceeded +0.150 0.500 0.700 0.650 0.550 lira" in text
+    assert 'aria-sort="descending">over by<' in new
+    assert new.count('<tr class="over">') == 1
+    assert page_of(new).tags.count("script") == 1
+
+
+@pytest.mark.usefixtures("_unrendered_figures")
+def test_names_in_the_table_are_escaped() -> None:
+    config, summary = config_of(GROUPS, 2), parse_summary(summary_of(GROUPS, 2))
+    frames = frames_of(GROUPS, 2)
+    frames["clients"] = with_intervals().assign(attack="<script>alert(1)</script>")
+    page = page_of(run_page(RunDescription.of(config), summary, {}, **frames))
+    assert page.tags.count("script") == 1
+    assert "<script>alert(1)</script>" in page.text
+
+
+@pytest.mark.usefixtures("_unrendered_figures")
+def test_verdict_and_headline_say_both_numbers() -> None:
+    flat = summary_of(GROUPS, 2) | {"violations.total": 3, "exceeded.total": 1, "exceeded.a": 1, "exceeded.b": 0}
+    summary = parse_summary(flat)
+    assert summary.overall["exceeded.total"] == 1
+    assert summary.by_group["a"]["exceeded"] == 1
+    assert flatten(summary) == flat
+    said = limits(summary)
+    assert said.startswith("1 of 6 clients exceeds its limit at 95 % confidence")
+    assert said.endswith("by the point estimate of the configured attack, 3 do")
+    page = page_of(run_page(RunDescription.of(config_of(GROUPS, 2)), summary, {}, **frames_of(GROUPS, 2)))
+    assert "Limits exceeded 1 of 6 clients, at 95 % confidence; 3 by the point estimate" in page.text
+
+
+def test_the_figure_tells_those_who_are_certainly_over_from_those_who_may_be() -> None:
+    figure = violations(with_limits(with_intervals()), GROUPS)
+    assert figure is not None
+    assert "5 clients; 1 are over their limit. 1 more are above it by the point estimate alone." in figure.image
+
+
+METRICS = {
+    "canaries.members": 40, "canaries.non_members": 50, "canaries.auc": 0.9,
+    "canaries.found": 0.5, "canaries.found.low": 0.34, "canaries.found.high": 0.66,
+    "canaries.tpr_at_fpr_0.1": 0.75, "canaries.tpr_at_fpr_0.1.low": 0.59, "canaries.tpr_at_fpr_0.1.high": 0.87,
+    "canaries.epsilon_low": 1.25, "canaries.delta": 1e-5,
+}  # fmt: skip
+
+
+def table(members=40, others=50):
+    """Rows of canaries.csv: exposures of the trained ones are 0.01, 0.02 and so on; one was never scored."""
+    exposure = [*np.arange(1, members + 1) / 100, *np.full(others, 0.5), nan]
+    frame = pd.DataFrame({"exposure": exposure, "member": [True] * members + [False] * others + [True]})
+    return frame.reindex(columns=[*CANARY_COLUMNS])
+
+
+def cells(metrics, canaries):
+    return texts_of(canary_section(metrics, canaries).table)
+
+
+def test_each_figure_stands_with_its_interval():
+    assert cells(METRICS, table()) == {
+        "TPR without false positives": ("50.0 %", "34.0 % to 66.0 %"),
+        "TPR at 10 % FPR": ("75.0 %", "59.0 % to 87.0 %"),
+        "TPR at 1 % FPR": (DASH, DASH),
+        "AUC": ("0.900", "0.809 to 0.948"),
+        # The 14th smallest and the 14th largest of forty.
+        "Exposure": ("0.205", "0.140 to 0.270"),
+        "Epsilon, lower bound": ("1.250", "1.250 or more"),
+    }
+    rates = meanings_of(canary_section(METRICS, table()).table)
+    assert "at least 100 left-out canaries are needed, 50 are there" in rates["TPR at 1 % FPR"]
+    assert "are needed" not in rates["TPR at 10 % FPR"]
+
+
+def test_what_was_not_measured_is_a_dash():
+    found = cells({"canaries.members": 0, "canaries.non_members": 0}, table(0, 0))
+    assert set(found.values()) == {(DASH, DASH)}
+
+
+def test_a_bound_above_the_stated_epsilon_is_said_in_words():
+    def words(**stated):
+        return " ".join(canary_section(METRICS | stated, table()).paragraphs)
+
+    assert "40 were trained on and 50 left out" in words()
+    assert "the promise is broken" in words(epsilon=1.0)
+    assert "the promise is broken" not in words(epsilon=1.5)
+    assert "the promise is broken" not in words()
+
+
+def test_canaries_and_recorded_updates_are_on_the_page_of_a_run_that_has_them():
+    summary = parse_summary(summary_of(["a", "b"], 2) | METRICS)
+    recorded = RecordedUpdates((2, 4), 1_250_000)
+    described, more = RunDescription.of(config_of(["a", "b"], 2)), {"canaries": table(), "recorded": recorded}
+    with unrendered_figures():
+        page = page_of(run_page(described, summary, {}, **frames_of(["a", "b"], 2), **more))
+    assert (
+        page.ids.index("clients") < page.ids.index("canaries") < page.ids.index("recorded") < page.ids.index("figures")
+    )
+    assert "Canaries are examples with a wrong label." in page.text
+    assert "in 2 rounds (2 and 4): 1.2 MB in the folder updates." in page.text
+    assert "shoal audit --trace DIR" in page.text
+    assert not {"canaries", "recorded"} & set(page_of(usual_page()).ids)
+
+
+def said(clusters: int = 2, /, **more: float) -> str:
+    named = {key.replace("__", "."): value for key, value in more.items()}
+    return verdict(parse_summary(summary_of(GROUPS, clusters) | named))
+
+
+def test_an_accuracy_below_the_most_frequent_class_is_below_chance() -> None:
+    text = said(accuracy__a=0.1, most_frequent_class__a=0.2, most_frequent_class__b=0.25, clusters__1__accuracy=0.11)
+    assert "At 95 % confidence, test accuracy is below chance for a (10.0 %), model 1 (11.0 %): the class" in text
+    assert "that is most frequent in training makes up 20.0 % of the test images of a, 20.0 % of" in text
+
+
+def test_an_accuracy_that_is_the_share_of_the_most_frequent_class_is_not_below_it() -> None:
+    share = 361 / 400
+    single = float(np.float32(share))
+    assert single != share
+    text = said(accuracy__a=share, most_frequent_class__a=single, most_frequent_class__b=0.5)
+    assert "test accuracy is not shown to be above chance for a (90.2 %)" in text
+    assert "below" not in text
+
+
+@pytest.mark.parametrize("share", [{}, {"most_frequent_class__a": 0.7, "most_frequent_class__b": 0.5}])
+def test_an_accuracy_above_it_or_compared_with_nothing_is_not(share: dict[str, float]) -> None:
+    assert "most frequent in training" not in said(**share)
+
+
+@pytest.mark.parametrize(("clusters", "chosen"), [(1, False), (2, True)])
+def test_epsilon_is_said_with_what_it_does_not_cover(clusters: int, chosen: bool) -> None:
+    text = said(clusters, epsilon=3.5, delta=1e-5)
+    assert "epsilon 3.50 at delta 1e-05" in text
+    assert "all examples of a client together" in text
+    assert ("the choice of a model" in text) == chosen
+
+
+def test_the_limit_on_every_attack_stands_beside_what_was_found_in_its_view() -> None:
+    bounds = {"bound__outsider__accuracy": 0.85, "bound__outsider__auc": 0.9, "bound__server__accuracy": 0.95}
+    text = said(epsilon=9.5, delta=1e-5, mia__a=0.61, mia__b=0.55, **bounds)
+    assert "by an outsider has accuracy 61.0 %; no attack on one record can exceed 85.0 % (AUC 0.900)" in text
+    assert "95.0 %" not in text
+    assert "no attack noticeably" in said(epsilon=90.0, **bounds | {"bound__outsider__accuracy": 0.999})
+    assert "no attack" not in said(epsilon=9.5, delta=1e-5)
+
+
+def test_without_noise_nothing_is_guaranteed_and_without_private_steps_nothing_is_said() -> None:
+    assert "guarantees nothing" in said(delta=1e-5)
+    assert "ifferential privacy" not in said()
+
+
+def test_the_share_of_the_most_frequent_class_is_found_on_few_examples_too() -> None:
+    assert "not shown to be above chance for a (46.0 %)" in said(accuracy__a=0.46, most_frequent_class__a=0.53)

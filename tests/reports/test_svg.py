@@ -15,11 +15,10 @@ import shoal.reports
 from html_page import figures_on, page_of
 from run_of_any_shape import clients_of, rounds_of, usual_page
 from shoal.reports.curves import NAMED, Curve
-from shoal.reports.plotting import cluster_style, draw_figure, figure_files, styled
+from shoal.reports.plotting import MOST, add_named_points, cluster_style, draw_figure, figure_files, name_points, styled
 from shoal.reports.run.privacy_figures import violations
 from shoal.reports.run.run_curves import cluster_sizes
 from shoal.reports.run.run_view import with_limits
-from shoal.reports.svg import MOST, add_named_points, name_points
 
 GROUPS = ["a", "b"]
 STYLE = (Path(shoal.reports.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")

@@ -9,10 +9,9 @@ from scipy import stats
 
 from html_page import Page
 from shoal.reports.sweep.answer import MOST_CONDITIONS, Settings, answers, settings_table
-from shoal.reports.sweep.differences import Best, Difference
-from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec
-from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.seed_statistics import Best, Difference, SeedStatistics
+from shoal.reports.sweep.sweep_metrics import Labels
 from shoal.reports.sweep.sweep_page import sweep_page
 
 SEEDS = (0, 1, 2, 3)
@@ -68,7 +67,7 @@ def test_the_best_setting_flips_with_the_data_and_is_shown_as_scipy_pairs_seeds(
     assert stats.ttest_ind(second, first).confidence_interval(0.95).low < 0, (
         "unpaired, the difference could not be seen"
     )
-    answer = said(results)["Which algorithm is best? (accuracy, all clients)"]
+    answer = said(results)["Which algorithm has the highest accuracy? (accuracy, all clients)"]
     gap = f"{float((second - first).mean()):.3f} above"
     assert answer.startswith(f"{best} has the highest mean, {second.mean():.3f}, {gap} ")
     assert answer.endswith(f"The difference is shown (95 % interval +{low:.3f} to +{high:.3f}; 4 seeds).")
@@ -76,8 +75,8 @@ def test_the_best_setting_flips_with_the_data_and_is_shown_as_scipy_pairs_seeds(
 
 def test_a_difference_that_the_interval_does_not_hold_is_open_with_the_seeds_it_needs() -> None:
     results = results_of(gain=0.0)
-    answer = said(results)["Which algorithm is best? (accuracy, all clients)"]
-    assert answer.startswith("Open: ")
+    answer = said(results)["Which algorithm has the highest accuracy? (accuracy, all clients)"]
+    assert answer.startswith("Not decided: ")
     assert "but the interval covers 0" in answer
     assert "To show it, were it the true lead, takes " in answer
     assert "more seeds (power 80 %)." in answer
@@ -138,7 +137,7 @@ def test_rows_have_the_means_and_the_differences_to_the_first_row() -> None:
     assert rows["IFCA"][0].startswith(f"{first.mean():.3f} ± ")
     difference = f"+{(second - first).mean():.3f} (+{low:.3f} to +{high:.3f})"
     assert rows["IFCA-MIR"][0] == f"{second.mean():.3f} ± {half:.3f}; {difference}"
-    assert rows["IFCA-MIR"][-1].endswith("0.0, open: more than 100 more seeds")
+    assert rows["IFCA-MIR"][-1].endswith("0.0, not decided: more than 100 more seeds")
 
 
 def test_metrics_of_the_tables_are_compared_too_and_what_never_differs_is_said_to() -> None:
@@ -153,13 +152,13 @@ def test_a_seed_counts_only_where_both_settings_are_whole() -> None:
     dropped = (results["algorithm"] == "IFCA") & (results["seed"] == 2) & (results["share"] == 0.3)
     left = results[~dropped].reset_index(drop=True)
     assert "(n = 3)" in cells(left)["IFCA"][0]
-    assert "3 seeds)" in said(left)["Which algorithm is best? (accuracy, all clients)"]
+    assert "3 seeds)" in said(left)["Which algorithm has the highest accuracy? (accuracy, all clients)"]
 
 
 def test_one_seed_has_no_interval_and_one_setting_no_best() -> None:
     results = results_of()
     answer = said(results[results["seed"] == 1].reset_index(drop=True))[
-        "Which algorithm is best? (accuracy, all clients)"
+        "Which algorithm has the highest accuracy? (accuracy, all clients)"
     ]
     assert answer.endswith(", in one seed. How many more seeds it takes cannot be told from one.")
     assert [*said(results[results["algorithm"] == "IFCA"].reset_index(drop=True))] == ["Who is exposed, to whom?"]
@@ -168,9 +167,13 @@ def test_one_seed_has_no_interval_and_one_setting_no_best() -> None:
 @pytest.mark.parametrize(
     ("low", "words"),
     [
-        ({}, "few to a client in 8 of 8 runs of each."),
-        ({"IFCA": 0.45, "IFCA-MIR": 0.45}, "Nobody is shown to be to a client, in any of 16 runs."),
-        ({"IFCA": 0.45}, "few to a client in 0 of 8 runs with IFCA, 8 of 8 runs with IFCA-MIR."),
+        ({}, "Few to another client: exposed in 8 of 8 runs of each."),
+        ({"IFCA": 0.45, "IFCA-MIR": 0.45}, "Few to another client: not decided in 8 of 8 runs of each."),
+        (
+            {"IFCA": 0.45},
+            "Few to another client: exposed in 0 of 8 runs with IFCA, 8 of 8 runs with IFCA-MIR, "
+            "not decided in 8 of 8 runs with IFCA, 0 of 8 runs with IFCA-MIR.",
+        ),
     ],
 )
 def test_who_is_exposed_is_what_each_run_s_own_interval_shows(low: dict[str, float], words: str) -> None:
@@ -183,7 +186,7 @@ def test_a_sweep_that_nobody_attacked_or_without_intervals_says_so() -> None:
     results = results_of()
     left = {name: said(results.drop(columns=[name]))["Who is exposed, to whom?"] for name in ("mia.few", "mia_low.few")}
     assert left["mia.few"] == "Not known: no run was attacked."
-    assert left["mia_low.few"] == "Open: the runs have no intervals of their own."
+    assert left["mia_low.few"] == "Few to another client: not decided in 8 of 8 runs of each."
 
 
 def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_many() -> None:
@@ -199,7 +202,10 @@ def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_
 def test_the_page_begins_with_the_answer_then_the_settings() -> None:
     statistics = SeedStatistics(results_of(), AXES, SEEDS)
     text = Page(sweep_page("Title", ReportSpec(), statistics, [], [], missing=(), source="")).text
-    found = [text.index(each) for each in ("Which algorithm is best?", "All 16 runs are finished", "Every setting")]
+    found = [
+        text.index(each)
+        for each in ("Which algorithm has the highest accuracy?", "All 16 runs are finished", "Every setting")
+    ]
     assert found == sorted(found)
 
 

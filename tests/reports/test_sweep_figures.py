@@ -15,11 +15,11 @@ from matplotlib.figure import Figure as MplFigure
 
 from shoal.reports.plotting import Figure, cluster_style
 from shoal.reports.sweep.charts import RED, Chart, chart_content, fill_style
-from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, FigureSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.sweep_curves import curves_content, read_curves
 from shoal.reports.sweep.sweep_figures import FigureData, in_rows, paint
+from shoal.reports.sweep.sweep_metrics import Labels
 from shoal.reports.sweep.sweep_page import sweep_figure
 from unrendered import figures_without_pdf
 

@@ -86,10 +86,10 @@ def test_a_sentence_says_which_way_the_second_run_differs_from_the_first(changed
     runs = changed("low", "seed=1", **low, migrated=1), changed("high", "seed=2", **high, migrated=4)
     rise, fall = (compare(order).sentences[0] for order in (runs, runs[::-1]))
     for sentence, parts in (
-        (rise, ("gains accuracy (0.200, now 0.800", "lowers the exposure of minority (0.900, now 0.600",
-                "raises the exposure of majority (0.550, now 0.750", "has 4 of 10 clients")),
-        (fall, ("loses accuracy (0.800, now 0.200", "raises the exposure of minority (0.600, now 0.900",
-                "lowers the exposure of majority (0.750, now 0.550", "has 1 of 10 clients")),
+        (rise, ("gains accuracy (0.200, now 0.800", "lowers the MIA accuracy on minority (0.900, now 0.600",
+                "raises the MIA accuracy on majority (0.550, now 0.750", "has 4 of 10 clients")),
+        (fall, ("loses accuracy (0.800, now 0.200", "raises the MIA accuracy on minority (0.600, now 0.900",
+                "lowers the MIA accuracy on majority (0.750, now 0.550", "has 1 of 10 clients")),
     ):  # fmt: skip
         assert [part for part in parts if part not in sentence] == [], sentence
         assert sum(f" {verb} accuracy" in sentence for verb in ("gains", "loses")) == 1

@@ -20,8 +20,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAttack, Records, ShadowModelAttack
-from shoal.audit.model_scores import Margins, Membership, ModelScores, is_personal, margins_of
-from shoal.audit.predictions import ModelOutputs, Predictions, evaluate_models, predictions_of, with_references
+from shoal.audit.model_scores import (
+    Margins,
+    Membership,
+    ModelOutputs,
+    ModelScores,
+    Predictions,
+    evaluate_models,
+    is_personal,
+    margins_of,
+    predictions_of,
+    with_references,
+)
 from shoal.audit.records import OUTSIDER, RecordTable, mean_metrics, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.audit.reference_records import AttackedRecords

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from shoal.attacks import LossThreshold
 from shoal.audit.final_attacks import ByAttack, FinalAttacks, attack_name, exposure_of_clients
-from shoal.audit.model_scores import Membership, ModelScores, is_personal
-from shoal.audit.predictions import Predictions
+from shoal.audit.model_scores import Membership, ModelScores, Predictions, is_personal
 from shoal.audit.records import RecordTable, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.core.representation import one_line

@@ -20,8 +20,7 @@ from shoal.attacks.membership_attack import FittedAttack, MembershipAttack, Quer
 from shoal.attacks.queries.loss_histograms import LossHistograms, require_holdout
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
-from shoal.audit.model_scores import Membership, ModelScores, margins_of
-from shoal.audit.predictions import evaluate_models
+from shoal.audit.model_scores import Membership, ModelScores, evaluate_models, margins_of
 from shoal.audit.records import RecordTable, measure
 from shoal.core.errors import require
 from shoal.core.randomness import Stream

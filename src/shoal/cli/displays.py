@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -15,10 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.audit.audit import Audit, wrong_sign
-from shoal.core.formats import decimal, format_duration, percent
+from shoal.core.formats import format_duration
+from shoal.data.preferences import VIEWS
 from shoal.data.sources.catalog import Availability
-from shoal.reports.attack_titles import BY
-from shoal.reports.estimate import at_chance
 from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
@@ -28,31 +26,28 @@ _VERDICTS = {"can be recognised": "bold red", "may be recognised": "yellow", "ar
 
 
 def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
-    """A line for each view, then the findings of the attack that decides, on all records and on each group.
+    """A row per view and group with its verdict, then the views without one and the limits on any attack.
 
     ``stated`` has the run's "bound.*", beside other keys.
     """
-    # Here, since it loads matplotlib.
-    from shoal.reports.audit.audit_views import headlines, lines as lines_of_views  # noqa: PLC0415
+    # Here, since it loads scikit-learn.
+    from shoal.audit.finding import findings  # noqa: PLC0415
+    from shoal.reports.exposure import limit_sentence, not_measured  # noqa: PLC0415
 
-    of_views = lines_of_views(headlines(audit, audit.groups), audit.omitted, stated)
+    found = findings(audit.attacks)
+    rows = [("view", "group", "verdict", "attack accuracy", "AUC", "TPR at 1 % FPR", "attack")]
+    rows += [
+        (one.view, one.group, one.verdict, one.accuracy.figure, one.auc.text, one.tpr[0.01].percent, one.title)
+        for one in found
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     lines = [f"Check the scores: {wrong}." for wrong in [*wrong_sign(audit.figures()).values()][:1]]
-    lines += [f"{who}: {what}" for who, what in of_views]
-    for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():
-        row = audit.strongest(scope, of)
-        if isnan(row["accuracy"]):
-            lines.append(f"{name}: nothing can be said, since its records are of one kind only")
-            continue
-        interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
-        chosen = "chosen beforehand" if row["chosen"] else "certain to find more than the attack chosen beforehand"
-        line = f"{name}: {row['attack']} by {BY[row['view']]}, {chosen}, has balanced accuracy "
-        line += f"{decimal(row['accuracy'])} ({interval}; {at_chance(row['accuracy.null_high'])}), "
-        line += f"AUC {decimal(row['auc'])}"
-        if isnan(row["tpr_at_fpr_0.01"]):
-            line += f"; too few non-members ({row['non_members']}) for a rate at 1 % false positives"
-        else:
-            line += f", finds {percent(row['tpr_at_fpr_0.01'])} of the members at 1 % false positives"
-        lines.append(line)
+    lines += [row.rstrip() for row in padded] if found else []
+    lines += [f"{view}: {reason}" for view, reason in not_measured(found, audit.omitted).items()]
+    for view in VIEWS:
+        limit = limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view])
+        lines += [f"{limit}."] * bool(limit)
     return "\n".join(lines)
 
 

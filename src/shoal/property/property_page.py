@@ -12,14 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 
+from shoal.audit.finding import Estimate
 from shoal.core.formats import DASH, count
 from shoal.metrics import METRICS, auc_interval
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
-from shoal.reports.curves import Curve, ends, fit_rounds, round_axes, round_panels
-from shoal.reports.estimate import Estimate
-from shoal.reports.figure_titles import by_name, exposure_title
+from shoal.reports.curves import Curve, by_name, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
 from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
@@ -155,7 +154,7 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
     scored = updates.dropna(subset=["score"])["present"] > 0
     ends_at = Estimate(float(pooled.values.iloc[-1]))
     ends_at = Estimate(ends_at.value, *auc_interval(ends_at.value, int(scored.sum()), int((~scored).sum())))
-    title = exposure_title({"the attack": ends_at}, "attack", metric="AUC")
+    title = f"Exposure of the property: {ends_at.verdict}, AUC {ends_at.figure}"
     return plot.draw_figure("property-auc", title, caption, alt, draw)
 
 

@@ -5,7 +5,7 @@ from math import isnan
 from shoal.data.preferences import View
 from shoal.protection.judgement import Demand, Protection
 from shoal.protection.ladder import DELTA, UNPROTECTED
-from shoal.reports.audit.audit_epsilon import limit_sentence
+from shoal.reports.exposure import limit_sentence
 
 _COVERAGE: dict[View, str] = {
     "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from math import nan
 from typing import Any
 
-from shoal.core.formats import DASH, count, decimal, number
-from shoal.reports.attack_titles import attack_title
-from shoal.reports.audit.audit_epsilon import limit_sentence
-from shoal.reports.audit.exposure_answer import who_to_whom
+from shoal.audit.finding import AT_CHANCE, Estimate, Finding, attack_title, exposure_summary
+from shoal.core.formats import DASH, count, number
+from shoal.reports.exposure import limit_sentence
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, Row, Table, heads, row
 
-_EXPOSURE = heads(["whose records, to whom", "outcome"], ["right answers", "records"])
+_EXPOSURE = heads(["whose records, to whom", "outcome"], ["attack accuracy", "members"])
 
 
 def card_page(card: Mapping[str, Any]) -> str:
@@ -25,13 +24,14 @@ def _found(exposure: Mapping[str, Any]) -> str:
     """Who is exposed to whom, in a sentence."""
     if not exposure["asked"]:
         return "Nobody asked how exposed these models' examples are."
-    views = exposure["views"]
-    of = {
-        outcome: [(view, name) for view, names in views.items() for name, found in names.items()
-                  if found["outcome"] == outcome]
-        for outcome in ("exposed", "open")
-    }  # fmt: skip
-    return f"Exposed: {who_to_whom(of['exposed'], of['open'], [view for view, names in views.items() if names])}"
+    of_views = exposure["views"].items()
+    return exposure_summary(
+        [Finding(view, name, of["attack"], _accuracy(of)) for view, names in of_views for name, of in names.items()]
+    )
+
+
+def _accuracy(found: Mapping[str, Any]) -> Estimate:
+    return Estimate(*(found.get(key, nan) for key in ("accuracy", "low", "high")))
 
 
 def _promised(promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]) -> str:
@@ -63,16 +63,16 @@ def _exposure(exposure: Mapping[str, Any]) -> Section:
     ]
     power = (
         f"{count(exposure['references'])} reference federations, {count(exposure['members'])} members and "
-        f"{count(exposure['non_members'])} non-members. Right answers are balanced accuracy: 0.5 is a coin's. "
-        "Intervals are of 95 %. Exposed: 0.5 is below. Open: 0.5 is within; neither exposure nor protection is shown."
+        f"{count(exposure['non_members'])} non-members. Attack accuracy is balanced; chance is 0.5. The 95 % intervals "
+        f"of all groups and views hold at once. Exposed: the interval is above 0.5. At chance: it covers 0.5 and ends "
+        f"at {AT_CHANCE} or below. Not decided: it covers 0.5 and more than {AT_CHANCE}."
     )
     return Section("exposure", title, table=Table(_EXPOSURE, tuple(rows), note=power))
 
 
 def _line(view: str, name: str, found: Mapping[str, Any]) -> Row:
-    interval = f"{decimal(found['low'])} to {decimal(found['high'])}" if "low" in found else ""
-    accuracy = Cell(decimal(found["accuracy"]) if "accuracy" in found else DASH, interval)
-    records = Cell(count(found["members"]), f"{count(found['non_members'])} others")
+    accuracy = Cell(_accuracy(found).text, _accuracy(found).interval)
+    records = Cell(count(found["members"]), f"{count(found['non_members'])} non-members")
     style = "over" if found["outcome"] == "exposed" else ""
     outcome = Cell(found["outcome"], f"by {attack_title(found['attack'])}")
     return row(f"{name}, to {view}", outcome, accuracy, records, style=style)

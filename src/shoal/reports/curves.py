@@ -1,6 +1,6 @@
-"""Curves over rounds."""
+"""Curves over rounds, and values with their names in titles of figures."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,14 @@ from matplotlib.ticker import MaxNLocator
 
 from shoal.core.formats import decimal
 from shoal.metrics.intervals import Floats, Ints
-from shoal.reports.figure_titles import by_name
-from shoal.reports.plotting import LineStyle, key
-from shoal.reports.svg import add_named_points
+from shoal.reports.plotting import LineStyle, add_named_points, key
 
 NAMED = 60
 """Values of a curve that are named: more could not be told apart with a pointer."""
+
+
+MOST_NAMED = 3
+"""Names and values in a title: of more, how many they are and their range."""
 
 
 def evenly(count: int, most: int = NAMED) -> Ints:
@@ -131,3 +133,19 @@ def fit_rounds(axes: Axes, rounds: pd.Series) -> float:
     end = last + max(0.5, 0.02 * (last - first + 1))
     axes.set_xlim(first - 0.5, end)
     return end
+
+
+def by_name(values: Mapping[str, float], form: Callable[[float], str] = decimal) -> str:
+    """Values with their names; of more than `MOST_NAMED` their span.
+
+    >>> by_name({"a": 0.5, "b": 0.7}), by_name(dict(zip("abcd", (0.5, 0.7, 0.6, 0.6))))
+    ('0.500 (a), 0.700 (b)', '0.500 to 0.700')
+    """
+    if len(values) > MOST_NAMED:
+        return span([*values.values()], form)
+    return ", ".join(f"{form(value)} ({name})" for name, value in values.items())
+
+
+def span(values: Sequence[float], form: Callable[[float], str] = decimal) -> str:
+    """The least and the largest; one where they read the same."""
+    return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))

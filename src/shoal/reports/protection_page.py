@@ -9,8 +9,7 @@ from matplotlib.figure import Figure as MplFigure
 
 from shoal.core.formats import DASH, decimal, number
 from shoal.reports.page import Section, render
-from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend
-from shoal.reports.svg import name_points
+from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend, name_points
 from shoal.reports.table import Cell, Row, Table, heads, row
 
 _COLUMNS = heads(["setting"], ["accuracy", "exposure", "limit on any attack", "epsilon"])

@@ -10,14 +10,13 @@ from typing import Any
 
 import pandas as pd
 
+from shoal.audit.finding import BY, Estimate, findings, run_findings
 from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.errors import described, path_of, require
 from shoal.core.formats import ACCURACY, number
 from shoal.core.representation import shortened
-from shoal.metrics.metric_table import Metric, is_declared, metric_of
+from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.metrics.summary import Summary
-from shoal.reports.attack_titles import BY
-from shoal.reports.estimate import Estimate
 from shoal.reports.run.run_verdict import of_groups
 from shoal.runs.files import decisive_settings
 from shoal.runs.result import Result, read_tables
@@ -118,6 +117,7 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
     declared = {metric.key: metric for result in results for metric in result.description.metrics}
     asked = _differing([decisive_settings(tomllib.loads(result.description.settings)) for result in results])
     table = {"view of exposure": [summary.view for summary in summaries]} | _metrics(summaries, metrics[0], declared)
+    table |= _verdicts(results)
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
         metrics=pd.DataFrame.from_dict(table, orient="index", columns=titles),
@@ -190,6 +190,18 @@ def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str,
     return {label: cells for label, cells in table.items() if set("".join(cells)) - {*ABSENT, *" / "}}
 
 
+def _verdicts(results: Sequence[Result]) -> dict[str, list[str]]:
+    """The cells on exposure by view and group: of each run's audit, or of its own attack without one."""
+    audits = [result.audit_in_directory for result in results]
+    found = [
+        run_findings(result.summary) if audit is None else findings(audit.attacks)
+        for result, audit in zip(results, audits, strict=True)
+    ]
+    cells = [{f"{one.group}, to {BY[one.view]}": f"{one.verdict}: {one.accuracy.figure}" for one in of} for of in found]
+    rows = dict.fromkeys(row for of in cells for row in of)
+    return {row: [of.get(row, ABSENT) for of in cells] for row in rows}
+
+
 def _further(summaries: Sequence[Summary]) -> list[str]:
     """Rows that depend on the runs: the directives that clusters were given last, and the user's own metrics."""
     of_models = [
@@ -222,7 +234,7 @@ def describe_difference(
         # Which difference of it would be noticed depends on its unit, and no examples tell its spread.
         parts = [f"has {metric} {number(after)} (against {number(before)})"]
     parts += [
-        _change(f"the exposure of {group}", *ends, "raises", "lowers", among=1 + len(exposed))
+        _change(f"the {METRICS['mia'].name} on {group}", *ends, "raises", "lowers", among=1 + len(exposed))
         for group, ends in exposed.items()
     ]
     counts = ("references", "exceeded.total", "migrated")
@@ -246,7 +258,7 @@ def describe_difference(
 
 
 def _change(what: str, before: Estimate, after: Estimate, higher: str, lower: str, *, among: int) -> str:
-    difference = after.minus(before).among(among)
+    difference = after.among(among).minus(before.among(among))
     ends = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}"
     if not difference.low <= difference.high:
         ends = f"{difference.value:+.3f}, without an interval"

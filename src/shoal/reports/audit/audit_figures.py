@@ -1,19 +1,20 @@
 """The figures of an audit's page: what each attack finds, and how exposed single records are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from shoal.core.formats import decimal, percent
+from shoal.audit.finding import Finding, exposure_summary, most_exposed
+from shoal.core.formats import capitalized, decimal, listed, percent
+from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
-from shoal.reports.audit.findings import Finding, measured
 from shoal.reports.curves import evenly
-from shoal.reports.figure_titles import exposure_title
-from shoal.reports.svg import add_named_points, name_points
+from shoal.reports.plotting import add_named_points, name_points
 
 MOST_GROUPS = 6
 """The most groups in a figure: more markers could not be told apart."""
@@ -24,7 +25,7 @@ POINTS = 200
 
 def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
     """The most exposed groups, in the order of the audit, which is that of their styles."""
-    exposed = [finding.name for finding in measured(groups.values())][:MOST_GROUPS]
+    exposed = [finding.group for finding in most_exposed(attempts[0] for attempts in groups.values())][:MOST_GROUPS]
     return [name for name in groups if name in exposed]
 
 
@@ -40,44 +41,105 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure 
     heads = {finding.attack: finding.head for finding in drawn_findings}
     attacks = sorted(best, key=lambda attack: best[attack])
 
+    of_groups = {name: [finding for finding in groups[name] if finding.accuracy.known] for name in shown}
+    names = {attack: plot.short(heads[attack], 24) for attack in attacks}
+
     def draw(figure: MplFigure) -> None:
-        axes = figure.subplots()
-        axes.axvline(0.5, **plot.CHANCE_LINE)
-        beside = np.linspace(0.24, -0.24, len(shown)) if len(shown) > 1 else np.zeros(1)
-        for g, name in enumerate(shown):
-            here = [finding for finding in groups[name] if finding.accuracy.known]
-            value, low, high = np.array([(e.accuracy.value, e.accuracy.low, e.accuracy.high) for e in here]).T
-            reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
-            rows = np.array([attacks.index(finding.attack) for finding in here]) + beside[g]
-            drawn = axes.errorbar(
-                value, rows, xerr=reach, **plot.group_style(g).mark, markersize=6, elinewidth=1.4, capsize=2.5
-            )
-            name_points(drawn.lines[0], [_words(finding) for finding in here])
-        axes.set_yticks(range(len(attacks)), [plot.short(heads[attack], 24) for attack in attacks])
-        axes.set_ylim(-0.6, len(attacks) - 0.4)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("balanced accuracy")
-        keys = [
-            plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if len(groups) > 1
-        ]
-        plot.legend(figure, [*keys, plot.chance_key()])
+        _dots(figure, names, of_groups, lambda finding: finding.attack, _words, keys=len(groups) > 1)
 
     caption = (
-        f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval."
+        f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval, "
+        "which all groups and views keep at once."
     )
     if len(shown) < len(groups):
         caption += f" The {len(shown)} most exposed of {len(groups):,} groups are drawn."
     alt = "Balanced accuracy of each attack. " + "; ".join(_words(finding) for finding in drawn_findings) + "."
     height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
-    most = {attack: max((f for f in drawn_findings if f.attack == attack), key=lambda f: f.accuracy.value)
-            for attack in attacks}  # fmt: skip
-    named = {f"{f.title} on {f.name}" if len(groups) > 1 else f.title: f.accuracy for f in most.values()}
-    title = exposure_title(named, "attack", looked=len(drawn_findings))
-    return plot.draw_figure("attacks", title, caption, alt, draw, height=height)
+    decides = {name: groups[name][0].title for name in shown}
+    where = {title: [name for name in shown if decides[name] == title] for title in dict.fromkeys(decides.values())}
+    title = "; ".join(f"{attack} decides on {listed(names, 2)}" for attack, names in where.items())
+    return plot.draw_figure("attacks", capitalized(title), caption, alt, draw, height=height)
+
+
+def by_view(found: Sequence[Finding]) -> plot.Figure | None:
+    """The balanced accuracy of the attack that decides by view and group; None where nothing was measured.
+
+    Args:
+        found: one finding per view and group.
+    """
+    names = [*dict.fromkeys(finding.group for finding in found)]
+    if not names:
+        return None
+    exposed = [*dict.fromkeys(finding.group for finding in most_exposed(found))][:MOST_GROUPS]
+    shown, rows = [name for name in names if name in exposed], [*reversed(VIEWS)]
+
+    of_groups = {name: [finding for finding in found if finding.group == name] for name in shown}
+
+    def draw(figure: MplFigure) -> None:
+        views = {view: view for view in rows}
+        axes = _dots(figure, views, of_groups, lambda finding: finding.view, _verdict, keys=len(names) > 1)
+        axes.set_xlim(min(0.45, axes.get_xlim()[0]), 1.02)
+
+    caption = (
+        "How well each view tells members from non-members: the attack that decides for it, with its 95 % interval, "
+        "which all groups and views keep at once. A view has the attacks of those above it too."
+    )
+    if len(shown) < len(names):
+        caption += f" The {len(shown)} most exposed of {len(names):,} groups are drawn."
+    alt = f"Balanced accuracy by view. {'; '.join(_verdict(f) for f in found if f.group in shown)}."
+    height = 1.3 + len(rows) * max(0.4, 0.2 * len(shown))
+    title = exposure_summary(found, unasked=False).removesuffix(".")
+    return plot.draw_figure("views", title, caption, alt, draw, height=height)
+
+
+def _dots(
+    figure: MplFigure,
+    rows: Mapping[str, str],
+    of_groups: Mapping[str, Sequence[Finding]],
+    row_of: Callable[[Finding], str],
+    words: Callable[[Finding], str],
+    *,
+    keys: bool,
+) -> Axes:
+    """Draw a dot with its interval per finding, the groups of a row beside each other.
+
+    Args:
+        figure: an empty one.
+        rows: the labels of rows by their keys, from the bottom.
+        of_groups: the findings by group, in the order of their styles.
+        row_of: the key of a finding's row.
+        words: the text of a finding under the pointer.
+        keys: whether the legend names the groups.
+    """
+    axes, order = figure.subplots(), [*rows]
+    axes.axvline(0.5, **plot.CHANCE_LINE)
+    beside = np.linspace(0.24, -0.24, len(of_groups)) if len(of_groups) > 1 else np.zeros(1)
+    for g, here in enumerate(of_groups.values()):
+        value, low, high = np.array([(one.accuracy.value, one.accuracy.low, one.accuracy.high) for one in here]).T
+        reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
+        places = np.array([order.index(row_of(one)) for one in here]) + beside[g]
+        style = plot.group_style(g).mark
+        drawn = axes.errorbar(value, places, xerr=reach, **style, markersize=6, elinewidth=1.5, capsize=3)
+        name_points(drawn.lines[0], [*map(words, here)])
+    filled = {row_of(one) for here in of_groups.values() for one in here}
+    for place, row in enumerate(order):
+        if row not in filled:
+            axes.text(0.5, place, "  not measured", va="center", color="#555555")
+    axes.set_yticks(range(len(rows)), [*rows.values()])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("balanced accuracy: 0.5 recognises nothing, 1 every record")
+    names = [plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(of_groups) if keys]
+    plot.legend(figure, [*names, plot.chance_key()])
+    return axes
+
+
+def _verdict(finding: Finding) -> str:
+    return f"{finding.view} on {finding.group}: {finding.verdict}, {finding.accuracy.figure}, {finding.title}"
 
 
 def _words(finding: Finding) -> str:
-    return f"{finding.title} on {finding.name}: {finding.accuracy.with_interval()}"
+    return f"{finding.title} on {finding.group}: {finding.accuracy.figure}"
 
 
 def chance_share(exposure: NDArray[np.float64], references: int) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """An audit's report: one HTML page that holds everything it shows. The same audit gives the same bytes."""
 
 from collections.abc import Mapping, Sequence
+from math import inf, isinf, isnan, log
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,18 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from shoal.audit.audit import Audit, wrong_sign
+from shoal.audit.finding import BY, Finding, attack_head, every_attack, findings, most_exposed
 from shoal.core.errors import require
 from shoal.core.formats import DASH, capitalized, count, decimal
-from shoal.reports.attack_titles import ATTACKERS, BY, attack_head
-from shoal.reports.audit import audit_epsilon, audit_tables, audit_views
-from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
-from shoal.reports.audit.audit_verdict import verdict
-from shoal.reports.audit.exposure_answer import answers, exposures_in
-from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
+from shoal.reports.audit import audit_tables
+from shoal.reports.audit.audit_figures import (
+    accuracy_of_attacks,
+    by_view,
+    chance_exposure,
+    drawn_groups,
+    exposure_of_records,
+)
+from shoal.reports.exposure import ATTACKERS, answers, exposure_lines, exposure_tile, not_asked
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 
@@ -59,16 +64,18 @@ def audit_page(
             f"pictures: that of record {name!r} must be (channels, height, width) of uint8; "
             f"got {picture.dtype} of shape {picture.shape}",
         )
-    by_name, (groups, everything) = findings(audit, "group"), judged_groups(audit)
-    strongest, records = next(iter(measured(groups.values())), None), audit.records
+    found, by_name, everything = (
+        findings(audit.attacks), every_attack(audit.attacks, "group"), every_attack(audit.attacks, "all")
+    )  # fmt: skip
+    # Where no group could be measured, all records are one.
+    groups = {name: every for name, every in by_name.items() if every[0].accuracy.known} or everything
+    records = audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
-    by_views = audit_views.headlines(audit, [*groups])
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
-    warning = audit_epsilon.violation_warning(audit, stated)
+    warning = violation_warning(audit, stated)
     shape = Markup("<strong>{}:</strong> {}")
-    lines = audit_views.lines(by_views, audit.omitted, stated)
-    in_full: list[tuple[str, str]] = [("view", shape.format(*line)) for line in lines]
-    in_full.append(("verdict", verdict(groups, everything)))
+    lines = exposure_lines(found, audit.omitted, stated)
+    in_full = [("view", shape.format(capitalized(BY[view]), text)) for view, text in lines]
     lead: list[tuple[str, str]] = [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
         link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
@@ -76,55 +83,55 @@ def audit_page(
     lead += [("verdict loud", warning)] * bool(warning)
     lead += [("verdict loud", f"Check the scores: {wrong}.") for wrong in [*wrong_sign(audit.figures()).values()][:1]]
     drawn = [item for item in figures if item is not None]
-    scored_by = next((item.title for item in measured([everything])), "the attack that decides")
-    left_out = sum(not measured([attempts]) for attempts in by_name.values())
+    scored_by = next((every[0].title for every in everything.values()), "the attack that decides")
+    left_out = sum(not every[0].accuracy.known for every in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
-    who = audit_views.by_view(by_views)
+    who = by_view(found)
     sections = (
         None if who is None else Section("by-view", "Who can recognise records", figures=[who]),
         section_of("by-group", audit_tables.by_group(groups, left_out)),
         Section("figures", "Figures", figures=drawn) if drawn else None,
-        section_of("by-model", audit_tables.by_model(findings(audit, "model"))),
-        section_of("by-client", audit_tables.by_client(findings(audit, "client"), records)),
+        section_of("by-model", audit_tables.by_model(every_attack(audit.attacks, "model"))),
+        section_of("by-client", audit_tables.by_client(every_attack(audit.attacks, "client"), records)),
         section_of("guesses", audit_tables.guesses_table(audit.guesses)),
         _exposed_records(audit, pictures, scored_by),
         Section(
             "epsilon",
             "Empirical and stated epsilon",
-            [*filter(None, [warning]), *audit_epsilon.epsilon_sentences(audit, stated)],
+            [*filter(None, [warning]), *epsilon_sentences(audit, stated)],
         ),
-        Section("not-tested", "What was not tested", items=[*omitted, *_not_asked(audit), *notes]),
+        Section("not-tested", "What was not tested", items=[*omitted, *not_asked(found), *NOT_ASKED, *notes]),
     )
     attackers = {name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()}
     return render(
-        "audit.html.j2", title, lead, _key_metrics(audit, strongest, groups, stated), sections, style="audit",
-        kind=kind_of_data, attackers=attackers, in_full=in_full,
-        answers=answers(exposures_in(audit), run=run is not None),
+        "audit.html.j2", title, lead, _key_metrics(audit, found, groups, stated), sections, style="audit",
+        kind=kind_of_data, attackers=attackers, in_full=in_full, answers=answers(found, run=run is not None),
     )  # fmt: skip
 
 
 def _key_metrics(
-    audit: Audit, worst: Finding | None, groups: Mapping[str, Sequence[Finding]], stated: Mapping[str, float]
+    audit: Audit, found: Sequence[Finding], groups: Mapping[str, Sequence[Finding]], stated: Mapping[str, float]
 ) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
     proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
-    above = ": contradicted" if audit_epsilon.exceeds_stated(audit, stated) else ""
-    remark = f"{proven}lower bound; {audit_epsilon.stated_epsilon(stated)}{above}"
+    above = ": contradicted" if exceeds_stated(audit, stated) else ""
+    remark = f"{proven}lower bound; {stated_epsilon(stated)}{above}"
     kinds = f"{count(audit.members)} members, {count(audit.non_members)} non-members"
     compared = "that attacks compare with" if audit.references else "attacks compare with nothing"
     last = (
-        ("Empirical epsilon", audit_epsilon.epsilon_text(audit.empirical_epsilon), remark),
+        ("Empirical epsilon", epsilon_text(audit.empirical_epsilon), remark),
         ("Reference models", count(audit.references), compared),
         ("Records", count(audit.members + audit.non_members), kinds),
     )
+    worst = next(iter(most_exposed(found)), None)
     if worst is None:
         return (("Attack that decides", DASH, "none could be measured"), *last)
-    whose = f"view: {worst.view}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
+    whose = f"view: {worst.view}" + (f"; on {worst.group}, the most exposed group" if len(groups) > 1 else "")
     return (
         ("Attack that decides", worst.head, whose),
-        ("Balanced accuracy", worst.accuracy.text, worst.remark),
-        ("TPR at 1 % FPR", worst.tpr[0.01].percent, _rate_remark(worst, groups[worst.name])),
+        exposure_tile(worst),
+        ("TPR at 1 % FPR", worst.tpr[0.01].percent, _rate_remark(worst, groups.get(worst.group, ()))),
         *last,
     )
 
@@ -135,9 +142,8 @@ def _rate_remark(worst: Finding, attempts: Sequence[Finding]) -> str:
     if not tpr.known:
         return worst.why_no_tpr(0.01)
     interval = f"95 % interval {tpr.percent_interval}; " if tpr.percent_interval else ""
-    highest = max(
-        (finding for finding in attempts if finding.tpr[0.01].known), key=lambda finding: finding.tpr[0.01].value
-    )
+    rates = [finding for finding in (worst, *attempts) if finding.tpr[0.01].known]
+    highest = max(rates, key=lambda finding: finding.tpr[0.01].value)
     more = f"; more by {highest.title}: {highest.tpr[0.01].percent}" if highest.tpr[0.01].value > tpr.value else ""
     return f"{interval}chance: 1.0 %{more}"
 
@@ -183,8 +189,72 @@ def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]
     )
 
 
-def _not_asked(audit: Audit) -> list[str]:
-    """Attackers of whom no attack was measured, and what no audit asks."""
-    asked = set(audit.attacks.loc[audit.attacks["accuracy"].notna(), "view"])
-    missing = [f"{capitalized(BY[name])} who {what}." for name, what in ATTACKERS.items() if name not in asked]
-    return [*missing, *NOT_ASKED]
+def epsilon_text(value: float) -> str:
+    """An epsilon; a dash where there is none.
+
+    >>> epsilon_text(1.234), epsilon_text(float("inf"))
+    ('1.23', '∞')
+    """
+    return DASH if isnan(value) else "\N{INFINITY}" if isinf(value) else f"{value:.2f}"
+
+
+def stated_epsilon(stated: Mapping[str, float]) -> str:
+    """The stated epsilon with its delta, or "none stated"."""
+    return f"stated: {epsilon_text(stated['epsilon'])}{_at(stated)}" if "epsilon" in stated else "none stated"
+
+
+def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
+    """Whether the empirical epsilon contradicts the stated one.
+
+    A guarantee at a delta holds at every larger one; where the stated delta is the larger, nothing is contradicted.
+    Without a stated delta, it is taken for that of the audit.
+    """
+    return _comparable(audit, stated) and audit.empirical_epsilon > stated.get("epsilon", inf)
+
+
+def violation_warning(audit: Audit, stated: Mapping[str, float]) -> str:
+    """What a contradiction between the two means; empty where there is none."""
+    if not exceeds_stated(audit, stated):
+        return ""
+    return (
+        f"The empirical epsilon, {epsilon_text(audit.empirical_epsilon)}, is above the stated one, "
+        f"{epsilon_text(stated['epsilon'])}: the stated guarantee does not hold against this attack, unless chance "
+        "made the bound too high (at most 5 in 100 are) or the attack uses what the guarantee does not cover, such "
+        "as the choice of a model."
+    )
+
+
+def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
+    """What each of the two means."""
+    # The bound is judged on half of the records, see `empirical_epsilon`.
+    half, is_at = min(audit.members, audit.non_members) // 2, f"at delta {audit.delta:g}"
+    most = f"With {half:,} records of a kind to judge it on, it could not be above about {log(max(1, half / 3.7)):.1f}."
+    if isnan(audit.empirical_epsilon):
+        empirical = "The empirical epsilon was not measured."
+    elif audit.empirical_epsilon == 0:
+        empirical = (
+            f"The empirical epsilon is 0.00 {is_at}: nothing was proven, neither a leak nor that there is none; a "
+            f"bound above 0 takes a stronger attack or more records. {most}"
+        )
+    else:
+        empirical = (
+            f"The empirical epsilon is {epsilon_text(audit.empirical_epsilon)} {is_at}: a lower bound at 95 % "
+            "confidence, since under differential privacy of one record with a smaller epsilon no attack could do what "
+            f"the strongest one did here, as if records were independent. {most}"
+        )
+    if "epsilon" not in stated:
+        return [empirical, "No epsilon is stated, so nothing limits what a stronger attack finds."]
+    upper = (
+        f"The stated epsilon is {epsilon_text(stated['epsilon'])}{_at(stated)}: an upper bound, by the noise that was "
+        "added in training, on what any attack can find of one example of the client with the largest."
+    )
+    why = "The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."
+    return [empirical, upper, *([] if _comparable(audit, stated) else [why])]
+
+
+def _comparable(audit: Audit, stated: Mapping[str, float]) -> bool:
+    return stated.get("delta", audit.delta) <= audit.delta
+
+
+def _at(stated: Mapping[str, float]) -> str:
+    return f" at delta {stated['delta']:g}" if "delta" in stated else ""

@@ -6,11 +6,9 @@ from math import isnan, nan
 import pandas as pd
 
 from shoal.attacks import Stack
+from shoal.audit.finding import FALSE_POSITIVE_RATES, Estimate, Finding, attack_head, most_exposed
 from shoal.audit.records import AGAINST_CLIENTS, SERVER
 from shoal.core.formats import DASH, count, decimal
-from shoal.reports.attack_titles import attack_head
-from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
-from shoal.reports.estimate import Estimate
 from shoal.reports.table import Cell, Column, Row, Table, heads, row
 
 MOST_ROWS = 20
@@ -37,7 +35,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
 
     ``left_out`` groups are without records of both kinds.
     """
-    exposed = [finding.name for finding in measured(groups.values())]
+    exposed = [finding.group for finding in most_exposed(attempts[0] for attempts in groups.values())]
     shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
     rows = list[Row]()
     for name in shown:
@@ -46,7 +44,9 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
         rows += [row(heading, style="of"), _attack(first, "strong" if first.accuracy.known else "")]
         rows += [_attack(finding) for finding in weaker]
     listed = [finding for name in shown for finding in groups[name]]
-    sentences = ["Below each figure its 95 % interval; in bold the attack that decides."]
+    sentences = [
+        "Below each figure its 95 % interval, which all groups and views keep at once; in bold the attack that decides."
+    ]
     if any(finding.view == SERVER for finding in listed):
         sentences.append(
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
@@ -80,12 +80,16 @@ def is_stack(finding: Finding) -> bool:
 
 def by_model(models: Mapping[str, Sequence[Finding]]) -> Table | None:
     """The attack that decides on each attacked model, the most exposed first; None where there is only one model."""
-    listed = measured(models.values())[:MOST_ROWS]
+    listed = most_exposed(attempts[0] for attempts in models.values())[:MOST_ROWS]
     if len(models) < 2 or not listed:
         return None
     rows = (
         row(
-            f"model {finding.name}", finding.head, _value(finding.accuracy), _rate(finding.tpr[0.01]), *_counts(finding)
+            f"model {finding.group}",
+            finding.head,
+            _value(finding.accuracy),
+            _rate(finding.tpr[0.01]),
+            *_counts(finding),
         )
         for finding in listed
     )
@@ -102,14 +106,14 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
         clients: the findings on each, of the attack that decides.
         records: `Audit.records`, which has the group of each client.
     """
-    certain = [finding for finding in measured(clients.values()) if not isnan(finding.accuracy.low)]
+    certain = [one for one in most_exposed(found[0] for found in clients.values()) if not isnan(one.accuracy.low)]
     if not certain:
         return None
     # By the lower end: of many clients with few records each, some have a high figure by chance.
     listed = sorted(certain, key=lambda finding: -finding.accuracy.low)[:MOST_ROWS]
     group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
     rows = (
-        row(finding.name, group.get(finding.name, DASH), finding.head, _value(finding.accuracy), *_counts(finding))
+        row(finding.group, group.get(finding.group, DASH), finding.head, _value(finding.accuracy), *_counts(finding))
         for finding in listed
     )
     above = sum(finding.accuracy.low > 0.5 for finding in certain)

@@ -7,11 +7,12 @@ import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
 from shoal.control import DIRECTIVE_COLUMN, Coordinator
-from shoal.core.formats import capitalized, decimal, percent
+from shoal.core.formats import DASH, capitalized, decimal, percent
 from shoal.reports import plotting as plot
 from shoal.reports.curves import ends, fit_rounds, over_rounds
 from shoal.reports.page import Section
 from shoal.reports.run.run_curves import curves_by_cluster
+from shoal.reports.table import Table, heads, row
 
 TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 """The line of the share that a coordinator allows."""
@@ -29,8 +30,13 @@ def coordinator_section(coordinator: Coordinator, rounds: pd.DataFrame) -> Secti
     strengths = {column: rounds[column].fillna(0) for column in map(str, rounds) if column.startswith(DIRECTIVE_COLUMN)}
     asked = [column for column, values in strengths.items() if (values != 0).any()]
     never = [column for column in strengths if column not in asked]
-    paragraphs = (_method(coordinator), *_history(rounds, coordinator, [*strengths]))
-    return Section("coordinated", "Coordinator", paragraphs, figures=[_figure(coordinator, rounds, asked, never)])
+    paragraphs = [_method(coordinator)]
+    if not asked:
+        paragraphs.append(_nothing(rounds, coordinator))
+    if f"{DIRECTIVE_COLUMN}dp_sgd" in strengths:
+        paragraphs.append("No epsilon is stated, since the strength of DP-SGD differs by cluster and round.")
+    table, figures = _requests(rounds, coordinator, [*strengths]), [_figure(coordinator, rounds, asked, never)]
+    return Section("coordinated", "Coordinator", paragraphs, table=table, figures=figures)
 
 
 def _method(coordinator: Coordinator) -> str:
@@ -57,38 +63,34 @@ def directive_name(column: str) -> str:
     return column.removeprefix(DIRECTIVE_COLUMN).replace("_", " ")
 
 
-def _history(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[str]) -> Iterator[str]:
-    """Paragraphs: what each cluster was asked for and when, and which limits cannot be kept at the cost allowed."""
-    clusters = {int(str(k)): inside for k, inside in rounds.groupby("cluster")}
-    asked = {k: " and for ".join(_directives(inside, columns)) for k, inside in clusters.items()}
-    sentences = [f"Cluster {k} was {f'asked for {what}' if what else 'never asked for anything'}."
-                 for k, what in asked.items()]  # fmt: skip
-    last = rounds.groupby("cluster")["over_limit"].last().dropna()
-    shares = ", ".join(f"{percent(share)} in cluster {k}" for k, share in last.items())
-    at_the_end = f"Over their limit at the last estimate (target {percent(coordinator.target)}): {shares}."
-    requests = sentences if any(asked.values()) else [_nothing(rounds, coordinator)]
-    yield " ".join([*requests, *([at_the_end] if shares else [])])
-    unmet = [sentence for k, inside in clusters.items() for sentence in _unmet(k, inside, coordinator)]
-    if unmet:
-        yield " ".join(unmet)
-    if f"{DIRECTIVE_COLUMN}dp_sgd" in columns:
-        yield "No epsilon is stated, since the strength of DP-SGD differs by cluster and round."
+def _requests(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[str]) -> Table:
+    """A row per cluster and directive that was ever given to it."""
+    rows = []
+    for k, inside in rounds.groupby("cluster"):
+        shares = inside["over_limit"].dropna()
+        over = percent(float(shares.iloc[-1])) if len(shares) else DASH
+        out_of_reach = ", ".join(f"{begins} to {end or 'the end'}" for begins, end in _spells(inside)) or DASH
+        directives = [*_directives(inside, columns)] or [("nothing", DASH, DASH, DASH)]
+        rows += [row(str(k), *directive, over, out_of_reach) for directive in directives]
+    names = ["first after round", "at most", "at the end", "over their limit", "out of reach in rounds"]
+    note = (
+        "At most, at the end: shares of full strength; the price in nats of loss. Over their limit: members at the "
+        f"last estimate (target {percent(coordinator.target)}). Out of reach: the limits cannot be kept with "
+        f"knobs at the most that a cost of {decimal(coordinator.max_cost)} of held-out accuracy allows."
+    )
+    return Table(heads(["cluster", "asked for"], names), tuple(rows), note=note)
 
 
-def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[str]:
-    """What one cluster was asked for, a clause for each directive that was ever given."""
+def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """The directives that one cluster was ever given: name, round, largest strength and the last one."""
     for column in columns:
         strength = inside.set_index("round")[column].fillna(0.0)
-        directives = strength[strength != 0]
-        if directives.empty:
-            continue
-        name, last = directive_name(column), float(strength.iloc[-1])
-        first, most = int(str(directives.index[0])), int(str(directives.abs().idxmax()))
-        # What stands in the row of the first round may have been given before it.
-        when = f"first after round {first}" if first > int(inside["round"].iloc[0]) else "from the start"
-        name, unit = ("a lower price", " nats") if name == "price" else (name, " of full strength")
-        at_most = f"at most {directives[most]:.2f}{unit}" + (f", after round {most}" if most > first else "")
-        yield f"{name} ({when}; {at_most}; {f'{last:.2f}' if last else 'none'} at the end)"
+        given = strength[strength != 0]
+        if len(given):
+            # The directive in the row of the first round may have been given before it.
+            first, most = int(str(given.index[0])), max(given.tolist(), key=abs)
+            begins = str(first) if first > int(inside["round"].iloc[0]) else "the start"
+            yield directive_name(column), begins, f"{most:.2f}", f"{strength.iloc[-1]:.2f}"
 
 
 def _nothing(rounds: pd.DataFrame, coordinator: Coordinator) -> str:
@@ -103,18 +105,6 @@ def _nothing(rounds: pd.DataFrame, coordinator: Coordinator) -> str:
         f"{sentence} up to {percent(most)} of a model's members were over their limit (target {target}), but its gain "
         "or the cost that it may cause leaves it nothing to ask for."
     )
-
-
-def _unmet(k: int, inside: pd.DataFrame, coordinator: Coordinator) -> Iterator[str]:
-    """When a cluster's limits could not be kept; nothing where they always could."""
-    spells = list(_spells(inside))
-    ended = " and ".join(f"from round {begins} to round {ends}" for begins, ends in spells if ends is not None)
-    cost = f"with knobs at the most that a cost of {decimal(coordinator.max_cost)} of held-out accuracy allows"
-    if spells and spells[-1][1] is None:
-        again = f", as before {ended}" if ended else ""
-        yield f"Since round {spells[-1][0]} cluster {k} cannot be brought within its members' limits{again}, {cost}."
-    elif spells:
-        yield f"Cluster {k} could not be brought within its members' limits {ended}, {cost}."
 
 
 def _spells(inside: pd.DataFrame) -> Iterator[tuple[int, int | None]]:

@@ -10,13 +10,11 @@ from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import RoundAttackSection, name_of, title_of
 from shoal.config.schema import Config
 from shoal.control import Coordinator
-from shoal.core.formats import ACCURACY, DASH
+from shoal.core.formats import ACCURACY
 from shoal.core.representation import one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import kind_of
 from shoal.metrics.metric_table import Metric
-from shoal.reports.audit.audit_verdict import verdict
-from shoal.reports.audit.findings import judged_groups, measured
 
 
 @dataclass(frozen=True)
@@ -135,18 +133,3 @@ class RunAudit:
 
     attacks: pd.DataFrame
     __repr__ = one_line
-
-    @property
-    def verdict(self) -> str:
-        """As on the audit's page."""
-        return verdict(*judged_groups(self))
-
-    @property
-    def key_metric(self) -> tuple[str, str, str]:
-        """The exposure of the most exposed group: name, value and a remark."""
-        groups, _ = judged_groups(self)
-        worst = next(iter(measured(groups.values())), None)
-        if worst is None:
-            return ("Balanced accuracy", DASH, "of the audit's attacks: none could be measured")
-        on = f" on {worst.name}, the most exposed group" if len(groups) > 1 else ""
-        return ("Balanced accuracy", worst.accuracy.text, f"audit, {worst.title}{on}; {worst.remark}")

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure as MplFigure
 
 from shoal.core.formats import decimal, percent
 from shoal.reports import plotting as plot
-from shoal.reports.curves import evenly
-from shoal.reports.figure_titles import MOST_NAMED, by_name
+from shoal.reports.curves import MOST_NAMED, by_name, evenly
+from shoal.reports.plotting import MOST, add_named_points, name_points
 from shoal.reports.run.run_view import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
-from shoal.reports.svg import MOST, add_named_points, name_points
 
 SMALLEST = 1e-4
 """The smallest rate on the axes of the ROC figure; held-out sets are too small for less."""

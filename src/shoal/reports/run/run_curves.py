@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from math import nan
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,18 @@ from numpy.typing import NDArray
 from shoal.core.formats import ACCURACY, capitalized, decimal, listed, metric_format, name_examples
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
-from shoal.reports.curves import Curve, ends, ends_title, fit_rounds, over_rounds, round_axes, round_panels
-from shoal.reports.figure_titles import by_name, span
-from shoal.reports.svg import add_named_points
+from shoal.reports.curves import (
+    Curve,
+    by_name,
+    ends,
+    ends_title,
+    fit_rounds,
+    over_rounds,
+    round_axes,
+    round_panels,
+    span,
+)
+from shoal.reports.plotting import add_named_points
 
 MOST_CLUSTERS = 6
 """Clusters whose sizes are in a title."""
@@ -143,25 +151,10 @@ def risk(
     alt = f"Risk by cluster over rounds. At the end: {'; '.join(at_end)}."
     title = ends_title("The red team's estimate of risk", curves)
     if not np.isnan(measured).all():
-        title = _exposure_title(summary, _called(rounds))
+        called = _called(rounds)
+        values = {called[k]: value for k, value in enumerate(measured) if not np.isnan(value)}
+        title = f"The run's attack has balanced accuracy {by_name(values)} at the end"
     return plot.draw_figure("risk", title, caption, alt, draw)
-
-
-def _exposure_title(summary: Summary, called: Mapping[int, str]) -> str:
-    """Which models the run's attack is shown to expose: above what 95 % of sets of such tests at chance exceed nowhere.
-
-    The bound of one test is 0.5 + 1.645 standard errors, and that of K tests as many as `NormalDist` says (Bonferroni).
-    """
-    of = {k: metrics for k, metrics in summary.by_cluster.items() if "mia" in metrics and k in called}
-    wider = NormalDist().inv_cdf(1 - 0.05 / len(of)) / NormalDist().inv_cdf(0.95)
-    bound = {k: 0.5 + wider * (metrics.get("mia_null_high", nan) - 0.5) for k, metrics in of.items()}
-    above = {called[k]: metrics["mia"] for k, metrics in of.items() if metrics["mia"] > bound[k]}
-    values = {called[k]: metrics["mia"] for k, metrics in of.items()}
-    if above:
-        return f"The run's attack is shown to be above chance: {by_name(above)}"
-    if np.isnan([*bound.values()]).any():
-        return f"The run's attack has balanced accuracy {by_name(values)}"
-    return f"The run's attack is shown to be above chance for no model: {by_name(values)}"
 
 
 def _called(rounds: pd.DataFrame) -> dict[int, str]:

@@ -2,32 +2,33 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import nan
+from math import isnan
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
+from matplotlib.figure import Figure as MplFigure
 from numpy.typing import NDArray
 
+from shoal.audit.finding import BY, Finding, findings, most_exposed, run_findings
 from shoal.config.schema import SIMULATION
-from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name_examples
+from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, format_duration, name_examples, percent
 from shoal.data import Group
+from shoal.metrics import auc_interval, median_interval
 from shoal.metrics.metric_table import METRICS
-from shoal.metrics.summary import Summary
-from shoal.reports.attack_titles import BY
-from shoal.reports.audit.exposure_answer import Answer, answers, exposures_in
-from shoal.reports.estimate import Estimate, at_chance
+from shoal.metrics.summary import Metrics, Summary
+from shoal.reports import plotting as plot
+from shoal.reports.exposure import answers, exposure_tile
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.run import run_curves, run_tables
-from shoal.reports.run.canary_section import canary_section
-from shoal.reports.run.client_table import client_table
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.reports.run.privacy_figures import roc_curves, violations
-from shoal.reports.run.run_verdict import of_groups, verdict
+from shoal.reports.run.run_tables import client_table
+from shoal.reports.run.run_verdict import verdict
 from shoal.reports.run.run_view import RunView, strongest_attacks
-from shoal.reports.run.time_section import time_section
+from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
 
 ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "
@@ -69,7 +70,8 @@ def run_page(
         violations(view.clients, groups),
         roc_curves(roc, groups, configured=bool(strongest_attacks(summary))),
     )
-    sentences = verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict, run.algorithm_title)
+    found = run_findings(summary) if audit is None else findings(audit.attacks)
+    sentences = verdict(summary, run.kind, run.metric, () if audit is None else found, run.algorithm_title)
     lead: list[tuple[str, str]] = []
     if audit is not None:
         lead.append(("", Markup(
@@ -97,20 +99,11 @@ def run_page(
         ),
     )  # fmt: skip
     return render(
-        "run.html.j2", run.title, lead, _key_metrics(view, audit), sections, style="run", kind=run.kind,
-        attack=_attack(view), viewer=BY.get(summary.view, summary.view), answers=_answers(run, summary, audit),
+        "run.html.j2", run.title, lead, _key_metrics(view, found, audit), sections, style="run", kind=run.kind,
+        attack=_attack(view), viewer=BY.get(summary.view, summary.view),
+        answers=answers(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
         in_full=[("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())],
     )  # fmt: skip
-
-
-def _answers(run: RunDescription, summary: Summary, audit: RunAudit | None) -> list[Answer]:
-    """By the audit, or without one by the run's own attack, which is one view's."""
-    if audit is not None:
-        by_view = exposures_in(audit)
-    else:
-        measured = {name: metrics for name, metrics in summary.by_group.items() if "mia" in metrics}
-        by_view = {summary.view: {name: Estimate.of(metrics, "mia") for name, metrics in measured.items()}}
-    return answers(by_view, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings)
 
 
 def _recorded(recorded: RecordedUpdates) -> Section:
@@ -151,16 +144,13 @@ def _attack(view: RunView) -> str:
     )
 
 
-def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, str, str]]:
+def _key_metrics(view: RunView, found: Sequence[Finding], audit: RunAudit | None) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
-    summary, run, overall = view.summary, view.run, view.summary.overall
-    mia = of_groups(summary, "mia")
-    worst = max(mia, key=lambda group: mia[group], default="")
-    attack = strongest_attacks(summary).get(worst)
-    remark = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
-    remark += f"by {attack}; " if attack else ""
-    remark += f"view: {summary.view}; "
-    remark += at_chance(summary.by_group.get(worst, {}).get("mia_null_high", nan))
+    run, overall = view.run, view.summary.overall
+    exposure = ("Balanced accuracy", DASH, "no attack was measured")
+    if worst := next(iter(most_exposed(found)), None):
+        name, value, remark = exposure_tile(worst)
+        exposure = (name, value, f"{worst.title}, view: {worst.view}, on {worst.group}; {remark}")
     everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
     limits = f"{everyone}, at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
     limits += "; limits drawn at random" if overall.get("thresholds_drawn") else ""
@@ -168,10 +158,9 @@ def _key_metrics(view: RunView, audit: RunAudit | None) -> Sequence[tuple[str, s
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
     mean = f"mean over clients, held-out {run.kind}{better}"
-    exposure = (METRICS["mia"].name, decimal(mia[worst]) if mia else DASH, remark)
     return (
         (capitalized(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
-        exposure if audit is None else audit.key_metric,
+        exposure,
         _tile("exceeded", overall.get("exceeded.total"), limits),
         _tile("migrated", overall.get("migrated"), everyone),
         ("Rounds", count(rounds), "of training"),
@@ -195,3 +184,145 @@ def _description(group: Group) -> str:
     if group.shift_per == "client" and group.share > 0:
         parts.append("drawn for each client, and for each held-out image")
     return "; ".join(parts)
+
+
+SECONDS = tuple(key for key, metric in METRICS.items() if metric.format == "seconds")
+
+_LEAST_SHARE, _MOST_PARTS = 0.02, 6
+"""The smallest share that the bar shows by itself, and how many; smaller ones are one part at its end."""
+
+_INSIDE = 0.14
+"""The smallest share with room for a number above it."""
+
+
+def time_section(metrics: Metrics) -> Section:
+    """The wall time of a run by its parts, which add up to the total; ``metrics`` are of the whole run."""
+    shares = {} if not metrics.get("seconds.total") else _shares(metrics)
+    figures = () if len(shares) < 2 else [_bar(shares, metrics["seconds.total"])]
+    return Section("time", "Where the time went", table=seconds(metrics), figures=figures)
+
+
+def seconds(metrics: Metrics) -> Table:
+    """Wall time, in all and of its parts, with the part's share and the median of a round where there is one."""
+    rows = []
+    for key in ("seconds.total", *_parts(metrics)):
+        metric, part = METRICS[key], key.removeprefix("seconds.")
+        share, median = (metrics.get(f"seconds.{about}.{part}") for about in ("share", "round"))
+        texts = (DASH if share is None else percent(share), DASH if median is None else _short(median))
+        if metrics.get(key) != 0:
+            rows.append(metric_row(metric, metric.text(metrics.get(key)), *texts, family="time, "))
+    return metric_table("Where the time went", ["wall time", "share", "median of a round"], rows)
+
+
+def _short(seconds: float) -> str:
+    return format_duration(seconds) if seconds >= 0.95 else f"{1000 * seconds:.0f} ms"
+
+
+def _parts(metrics: Metrics) -> list[str]:
+    """The keys of the parts that a run has. "train" is a sum of three, and a part by itself in a run without them."""
+    whole = ("seconds.total", "seconds.train") if "seconds.local_training" in metrics else ("seconds.total",)
+    return [key for key in SECONDS if key in metrics and key not in whole]
+
+
+def _shares(metrics: Metrics) -> dict[str, float]:
+    """The shares of the total by the parts' names, largest first; the small ones, and what no part has, at the end."""
+    by_key = {key: metrics[key] / metrics["seconds.total"] for key in _parts(metrics) if key != "seconds.other"}
+    largest = sorted(by_key, key=lambda key: -by_key[key])[:_MOST_PARTS]
+    shown = {METRICS[key].name.removeprefix("time, "): by_key[key] for key in largest if by_key[key] >= _LEAST_SHARE}
+    rest = 1 - sum(shown.values())
+    return shown | ({"everything else": rest} if rest > 0.005 else {})
+
+
+def _bar(shares: Mapping[str, float], total: float) -> plot.Figure:
+    texts = {name: f"{name}, {percent(share)}" for name, share in shares.items()}
+
+    def draw(figure: MplFigure) -> None:
+        axes, left = figure.subplots(), 0.0
+        for i, (name, share) in enumerate(shares.items()):
+            color = "#999999" if name == "everything else" else plot.cluster_style(i).color
+            axes.barh(0, share, left=left, color=color, edgecolor="white", linewidth=1.5, label=texts[name])
+            if share >= _INSIDE:
+                axes.text(left + share / 2, 0.45, percent(share), ha="center", va="bottom")
+            left += share
+        axes.set_xlim(0, max(1.0, left))
+        axes.set_axis_off()
+        plot.legend(figure, axes.get_legend_handles_labels()[0], columns=2)
+
+    words = f"One bar, {format_duration(total)} in all: {'; '.join(texts.values())}."
+    largest = max(shares, key=lambda name: shares[name])
+    title = f"{capitalized(largest)} takes {percent(shares[largest])} of {format_duration(total)}"
+    return plot.draw_figure("time", title, "Shares of wall time.", words, draw, height=1.3)
+
+
+_LEAST = {"canaries.found": 0, "canaries.tpr_at_fpr_0.1": 10, "canaries.tpr_at_fpr_0.01": 100}
+"""Rates, and the left-out canaries below which there is no such rate; see `shoal.metrics.canary_rate`."""
+
+
+def canary_section(metrics: Metrics, canaries: pd.DataFrame) -> Section:
+    """The section on the canaries of a run.
+
+    Args:
+        metrics: of the whole run, by their keys in `summary.json`.
+        canaries: one row per canary, as in canaries.csv.
+    """
+    members, non_members = (metrics.get(f"canaries.{kind}", 0) for kind in ("members", "non_members"))
+    auc, low = metrics.get("canaries.auc"), _text(metrics, "canaries.epsilon_low")
+    between = DASH if auc is None else _interval(*auc_interval(auc, members, non_members))
+    delta = f" At delta = {_text(metrics, 'canaries.delta')}."
+    rows = (
+        *(_rate(metrics, key, least, non_members) for key, least in _LEAST.items()),
+        _row(metrics, "canaries.auc", between),
+        _exposure(canaries),
+        _row(metrics, "canaries.epsilon_low", DASH if low == DASH else f"{low} or more", delta),
+    )
+    about = (
+        "Canaries are examples with a wrong label. For each a coin decided whether its client trains on it: "
+        f"{_text(metrics, 'canaries.members')} were trained on and {_text(metrics, 'canaries.non_members')} left out, "
+        "and nothing else tells the two apart. So the figures say what the final models remember of single, unusual "
+        "examples, which are usually more exposed than the average record."
+    )
+    table = metric_table("Canaries", ("value", "95 % interval"), rows)
+    return Section("canaries", table.title, (about, *_broken(metrics)), table=table)
+
+
+def _broken(metrics: Metrics) -> tuple[str, ...]:
+    """What a bound above the stated epsilon means; nothing where there is none."""
+    low, stated = metrics.get("canaries.epsilon_low", 0.0), metrics.get("epsilon")
+    if stated is None or low <= stated:
+        return ()
+    return (
+        f"The canaries prove an epsilon of at least {decimal(low)}, above the stated {decimal(stated)}: the promise is "
+        "broken, unless chance made the bound too high (at most 5 in 100 are) or the reason is what epsilon does not "
+        "cover, such as the choice of a model.",
+    )
+
+
+def _text(metrics: Metrics, key: str) -> str:
+    return METRICS[key.removesuffix(".low").removesuffix(".high")].text(metrics.get(key))
+
+
+def _row(metrics: Metrics, key: str, interval: str, remark: str = "") -> Row:
+    return metric_row(METRICS[key], _text(metrics, key), interval, remark=remark, family="canaries, ")
+
+
+def _interval(low: float, high: float) -> str:
+    return DASH if isnan(low + high) else f"{decimal(low)} to {decimal(high)}"
+
+
+def _rate(metrics: Metrics, key: str, least: int, non_members: float) -> Row:
+    dash = f" A dash: at least {count(least)} left-out canaries are needed, {count(non_members)} are there."
+    ends = [_text(metrics, f"{key}.{end}") for end in ("low", "high")]
+    return _row(metrics, key, DASH if DASH in ends else " to ".join(ends), dash * (non_members < least))
+
+
+def _exposure(canaries: pd.DataFrame) -> Row:
+    """The median exposure of the canaries that were trained on."""
+    meaning = (
+        "Median, over the trained canaries, of the share of left-out ones that score at least as high, the canary "
+        "itself counted. About 0.5: no trace; close to 0: it stands out. Each canary's is in canaries.csv."
+    )
+    exposures = canaries.loc[canaries["member"].astype(bool), "exposure"].dropna()
+    texts = DASH, DASH
+    if len(exposures):
+        texts = decimal(float(exposures.median())), _interval(*median_interval(exposures.to_numpy()))
+    return row(Cell("Exposure", meaning), *texts)

@@ -1,33 +1,31 @@
 """A run's summary in sentences: what is said of exposure and accuracy rests on 95 % intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
+from shoal.audit.finding import BY, Estimate, Finding, run_findings, sentence
 from shoal.config.kinds import algorithm_title
 from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
-from shoal.reports.attack_titles import BY
-from shoal.reports.audit.audit_epsilon import limit_sentence
-from shoal.reports.estimate import Estimate, Outcome
-from shoal.reports.run.run_view import reference_federations, strongest_attacks
-
-SAID: Mapping[Outcome, str] = {
-    "exposed": "tells members from non-members",
-    "chance": "is not shown to be above chance",
-    "open": "leaves open how exposed records are",
-}
-"""What an attack of each outcome does."""
+from shoal.reports.exposure import limit_sentence
+from shoal.reports.run.run_view import strongest_attacks
 
 
-def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: str = "", title: str = "") -> str:
+def verdict(
+    summary: Summary,
+    kind: str = "images",
+    metric: str = ACCURACY,
+    audited: Sequence[Finding] = (),
+    title: str = "",
+) -> str:
     """A run's accuracy, exposure and violations in a few sentences.
 
     Args:
         summary: of the run.
         kind: what its examples are, in the plural.
         metric: what it reports as accuracy.
-        audited: the verdict of the run's audit; it stands first, and what the run's own attack says goes.
+        audited: the findings of the run's audit, which replace those of the run's own attack.
         title: the algorithm's name in text; "": that of its name in the summary.
     """
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
@@ -39,9 +37,11 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
         accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
-    exposure, exceeded = ([], []) if audited else (_exposure(summary), [limits(summary)])
+    found = audited or run_findings(summary)
+    exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
+    exceeded = [] if audited else [limits(summary)]
     rest = (*_property(summary), *exceeded, *_coordinator(summary), *_epsilon(summary, found=not audited))
-    return f"{audited} {'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}.".lstrip()
+    return f"{'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}."
 
 
 def limits(summary: Summary) -> str:
@@ -99,17 +99,14 @@ def _chance(summary: Summary, kind: str) -> list[str]:
         accuracy = Estimate.of_rate(value, size)
         if accuracy.among(len(compared)).low <= share:
             # The share is of the same few examples.
-            worse = accuracy.minus(Estimate.of_rate(share, size)).among(len(compared)).high < 0
+            wide, most = (one.among(len(compared)) for one in (accuracy, Estimate.of_rate(share, size)))
+            worse = wide.minus(most).high < 0
             (below if worse else near).append(f"{name} ({accuracy.percent})")
-            frequent.append(
-                f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}"
-            )
-    findings = [f"below chance for {', '.join(below)}"] if below else []
-    findings += [f"not shown to be above chance for {', '.join(near)}"] if near else []
-    if not findings:
-        return []
-    always = ", ".join(dict.fromkeys(frequent))
-    return [f"At 95 % confidence, test accuracy is {' and '.join(findings)}: the most frequent class is {always}"]
+            frequent.append(f"{percent(share)} of the test {kind} of {name if name in shares else 'some group'}")
+    said = [f"below chance for {', '.join(below)}"] if below else []
+    said += [f"not shown to be above chance for {', '.join(near)}"] if near else []
+    always = f"the class that is most frequent in training makes up {', '.join(dict.fromkeys(frequent))}"
+    return [f"At 95 % confidence, test accuracy is {' and '.join(said)}: {always}"] if said else []
 
 
 def _epsilon(summary: Summary, *, found: bool) -> list[str]:
@@ -132,34 +129,6 @@ def _epsilon(summary: Summary, *, found: bool) -> list[str]:
     return [said, limit] if limit else [said]
 
 
-def _exposure(summary: Summary) -> list[str]:
-    """Which groups the attack is shown to tell members of, with intervals that hold for all groups at once."""
-    groups, references, names = summary.by_group, reference_federations(summary), strongest_attacks(summary)
-    mia = {name: Estimate.of(metrics, "mia") for name, metrics in groups.items() if "mia" in metrics}
-    several, by_outcome, better = len(mia) > 1, dict[Outcome, list[str]](), list[str]()
-    if not mia:
-        return ["No attack was measured"]
-    for name, accuracy in mia.items():
-        wide, null = accuracy.among(len(mia)), groups[name].get("mia_null_high")
-        size = "" if null is None else f"95 % of tests at chance: at most {decimal(null)}"
-        on = f" for {name}" if several else ""
-        by = f" by {names[name]}" if name in names else ""
-        by_outcome.setdefault(wide.outcome, []).append(f"{wide.with_interval(size)}{on}{by}")
-        by_loss = Estimate.of(groups[name], "loss_threshold")
-        if not names and by_loss.minus(accuracy).among(len(mia)).low > 0:
-            better.append(f"{by_loss.text}{on}")
-    attack = f"With what {BY.get(summary.view, summary.view)} sees, the configured attack"
-    if names:
-        federations = f" with {references} reference federation{'s' * (references > 1)}" if references else ""
-        attack = f"With what {BY.get(summary.view, summary.view)} sees, the attack chosen beforehand{federations}, "
-        attack += "or one that is certain to find more,"
-    parts = [f"{words} with balanced accuracy {'; '.join(by_outcome[outcome])}" for outcome, words in SAID.items()
-             if outcome in by_outcome]  # fmt: skip
-    intervals = "95 % intervals that hold for all groups at once" if several else "95 % interval"
-    sentences = [f"{attack} {', and '.join(parts)} (chance: 0.500; {intervals})"]
-    return [*sentences, f"A threshold on the loss finds more: {', '.join(better)}"] if better else sentences
-
-
 def _property(summary: Summary) -> list[str]:
     """The outcome of a property attack; nothing without one."""
     overall = summary.overall
@@ -167,12 +136,13 @@ def _property(summary: Summary) -> list[str]:
     if auc is None:
         return []
     negatives = overall.get("property.updates", 0) - positives
-    low, high = auc_interval(auc, positives, negatives) if positives and negatives else (0.0, 1.0)
+    found = Estimate(auc, *(auc_interval(auc, positives, negatives) if positives and negatives else (0.0, 1.0)))
     beside = {
         "property.auc_control": "learned from shuffled labels",
         "property.auc_counterfactual": "the victim's examples swapped",
     }
     controls = (f"; {name}: {decimal(overall[key])}" for key, name in beside.items() if key in overall)
-    outcome = "tells updates with the property from others" if low > 0.5 else "is at chance"
-    interval = f"95 % interval {decimal(low)} to {decimal(high)} as if updates were independent; chance: 0.500"
-    return [f"The property attack {outcome} (AUC {decimal(auc)}, {interval}{''.join(controls)})"]
+    outcome = {"exposed": "The property is exposed", "at chance": "The property attack is at chance"}
+    said = outcome.get(found.verdict, "Whether the property is exposed is not decided")
+    interval = f"95 % interval {found.interval} as if updates were independent; chance: 0.500"
+    return [f"{said} (AUC {found.text}, {interval}{''.join(controls)})"]

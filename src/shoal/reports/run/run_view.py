@@ -6,9 +6,9 @@ from math import nan
 
 import pandas as pd
 
+from shoal.audit.finding import attack_title, run_findings
 from shoal.metrics.metric_table import Metric, metric_of
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
-from shoal.reports.attack_titles import attack_title
 from shoal.reports.run.description import RunDescription
 
 EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", "not measured"
@@ -99,15 +99,8 @@ def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
 
 
 def strongest_attacks(summary: Summary) -> dict[str, str]:
-    """The title of the attack that decides about each group; nothing without reference federations."""
-    decides = {}
-    for name, metrics in summary.by_group.items():
-        values = accuracies_by_attack(metrics)
-        if values:
-            # A group's `mia` is that of the attack that decides, which need not be the largest.
-            same = (title for title, value in values.items() if value == metrics.get("mia"))
-            decides[name] = next(same, next(iter(values)))
-    return decides
+    """The title of the attack that decides about each group; nothing where only the configured attack was measured."""
+    return {one.group: one.title for one in run_findings(summary) if one.attack}
 
 
 def with_limits(clients: pd.DataFrame) -> pd.DataFrame:

@@ -3,17 +3,15 @@
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import nan
 from typing import Any
 
+from shoal.audit.finding import BY, MOST_NAMES, VERDICTS, Estimate, Verdict
 from shoal.core.formats import capitalized, listed
-from shoal.reports.attack_titles import BY
-from shoal.reports.audit.exposure_answer import MOST_NAMES, Answer
-from shoal.reports.estimate import Estimate
-from shoal.reports.sweep.differences import Best, Difference, called
-from shoal.reports.sweep.labels import Labels
+from shoal.reports.exposure import Answer
 from shoal.reports.sweep.report_spec import ReportSpec, TableSpec, Value
-from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics, estimate, metrics_in
-from shoal.reports.sweep.sweep_metrics import format_estimate, format_value, groups_in, metric_at
+from shoal.reports.sweep.seed_statistics import Best, Difference, Floats, SeedStatistics, called, estimate, metrics_in
+from shoal.reports.sweep.sweep_metrics import Labels, format_estimate, format_value, groups_in, metric_at
 from shoal.reports.table import Cell, Row, Table, heads, row
 
 MOST_METRICS = 8
@@ -83,7 +81,10 @@ class Settings:
 def answers(settings: Settings) -> list[Answer]:
     """Which setting is best and which exposes least, each against the next one, and who is exposed in which runs."""
     found = []
-    for key, question in (("accuracy.overall", "is best"), (settings.exposure, "exposes least")):
+    for key, question in (
+        ("accuracy.overall", "has the highest accuracy"),
+        (settings.exposure, "has the lowest exposure"),
+    ):
         best = settings.axis and key in settings.keys and Best.of(
             settings.by_seed([key])[:, :, 0], settings.names, key, metric_at(key).better
         )  # fmt: skip
@@ -105,44 +106,47 @@ def _said(best: Best, key: str) -> str:
     leads = f"{best.setting} has the {'lowest' if low else 'highest'} mean, {value}, {gap}"
     seeds = f"{lead.n} seed{'s' * (lead.n != 1)}" + ", all differences at once" * (lead.tests > 1)
     if not lead.interval:
-        return f"Open: {leads}, in one seed. {capitalized(lead.more)}."
+        return f"Not decided: {leads}, in one seed. {capitalized(lead.more)}."
     interval = f"95 % interval {lead.interval}; {seeds}"
     if lead.shown:
         return f"{leads}, the next. The difference is shown ({interval})."
     more = f"{capitalized(lead.more)}."
     if lead.n > 2:
         more = f"To show it, were it the true lead, takes {lead.more} (power 80 %)."
-    either = f" Not told from it either: {listed(untold, MOST_NAMES)}." if untold else ""
-    return f"Open: {leads}, but the interval covers 0 ({interval}). {more}{either}"
+    either = f" Also within the margin of error: {listed(untold, MOST_NAMES)}." if untold else ""
+    return f"Not decided: {leads}, but the interval covers 0 ({interval}). {more}{either}"
 
 
 def _exposed(settings: Settings) -> str:
-    """In how many runs of each setting the attack tells a group's members, by the run's own interval."""
+    """In how many runs of each setting each group has each verdict, by the run's own interval."""
     results, statistics = settings.statistics.results, settings.statistics
     groups = [group for group in _groups(statistics) if f"mia.{group}" in results]
     if not groups:
         return "Not known: no run was attacked."
-    if results.reindex(columns=[f"mia_low.{group}" for group in groups]).isna().all(axis=None):
-        return "Open: the runs have no intervals of their own."
     views = [BY[view] for view in results["view"].unique()] if "view" in results else []
     whom = f" to {' or '.join(views)}" if views else ""
     values = statistics.axes[settings.axis] if settings.axis else [None]
     of_setting = [results if settings.axis is None else results[results[settings.axis] == value] for value in values]
     said = []
     for group in groups:
-        certain = [sum(_certain(run, group, len(groups)) for run in runs.to_dict("records")) for runs in of_setting]
-        if any(certain):
-            said.append(f"{group}{whom} in {_counts(certain, [*map(len, of_setting)], settings)}")
-    return f"{'; '.join(said)}." if said else f"Nobody is shown to be{whom}, in any of {len(results)} runs."
+        verdicts = [[_verdict(run, group, len(groups)) for run in runs.to_dict("records")] for runs in of_setting]
+        counts = {verdict: [found.count(verdict) for found in verdicts] for verdict in VERDICTS}
+        shown = [
+            f"{verdict} in {_counts(many, [*map(len, of_setting)], settings)}"
+            for verdict, many in counts.items()
+            if any(many)
+        ]
+        said.append(f"{capitalized(group)}{whom}: {', '.join(shown)}.")
+    return " ".join(said)
 
 
 def _groups(statistics: SeedStatistics) -> list[str]:
     return sorted(groups_in(map(str, statistics.results)))
 
 
-def _certain(run: Mapping[Hashable, Any], group: str, groups: int) -> bool:
-    ends = {key: run.get(f"{key}.{group}") for key in ("mia", "mia_low", "mia_high")}
-    return None not in ends.values() and Estimate.of(ends, "mia").among(groups).outcome == "exposed"
+def _verdict(run: Mapping[Hashable, Any], group: str, groups: int) -> Verdict:
+    values = (run.get(f"{key}.{group}") for key in ("mia", "mia_low", "mia_high"))
+    return Estimate(*(nan if value is None else float(value) for value in values)).among(groups).verdict
 
 
 def _counts(certain: Sequence[int], runs: Sequence[int], settings: Settings) -> str:
@@ -194,9 +198,9 @@ def _note(settings: Settings) -> str:
     if settings.axis:
         sentences.append(
             f"Below: the difference to {called(settings.names[0])}, paired by seed, with its 95 % interval; bold "
-            "where that leaves out 0, open where it does not, with the seeds that would settle it if the difference "
-            "is as found (power 80 %). Each stands by itself: of twenty true zeros, one is expected to look like a "
-            "difference."
+            "where that leaves out 0, not decided where it does not, with the seeds that would decide it if the "
+            "difference is as found (power 80 %). Each stands by itself: of twenty true zeros, one is expected to look "
+            "like a difference."
         )
     sentences += [sentence for sentence in (about_views(settings.statistics), _references(settings)) if sentence]
     return " ".join(sentences)

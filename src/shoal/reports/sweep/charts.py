@@ -14,13 +14,11 @@ from matplotlib.transforms import ScaledTranslation
 
 from shoal.core.formats import DASH
 from shoal.reports import plotting as plot
-from shoal.reports.figure_titles import span
-from shoal.reports.svg import name_points
-from shoal.reports.sweep.differences import Best
-from shoal.reports.sweep.labels import SPREADS
-from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
+from shoal.reports.curves import span
+from shoal.reports.plotting import name_points
+from shoal.reports.sweep.seed_statistics import Best, Floats, SeedMeans, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
-from shoal.reports.sweep.sweep_metrics import format_value, metric_at
+from shoal.reports.sweep.sweep_metrics import SPREADS, format_value, metric_at
 
 MOST_FOUND = 2
 """Metrics in a title."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import ceil, isnan, nan
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +12,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from shoal.audit.finding import seeds_needed
+from shoal.metrics.intervals import mean_interval
+from shoal.reports.exposure import MOST_SEEDS
 from shoal.reports.sweep.report_spec import Axes, Displayed, Spread
+from shoal.reports.sweep.sweep_metrics import format_value
 
 Floats = NDArray[np.float64]
 
@@ -93,3 +99,128 @@ def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
     """The columns of numbers, other than ``besides``, that have a value."""
     columns = frame.drop(columns=list(besides), errors="ignore").dropna(axis="columns", how="all")
     return [str(name) for name in columns.select_dtypes("number")]
+
+
+LEAST_ALIKE = 6
+"""Seeds that must all differ the same way to show it without a spread: 2 / 2^6 is below 5 %."""
+
+
+class Difference(NamedTuple):
+    """The mean over n seeds of (setting - other setting), with Student's 95 % interval for ``tests`` of them at once.
+
+    Without a second seed its ends are NaN.
+    """
+
+    key: str
+    mean: float
+    low: float
+    high: float
+    deviation: float
+    n: int
+    tests: int
+
+    @staticmethod
+    def of(by_seed: Floats, key: str, tests: int = 1) -> "Difference":
+        """The difference of the metric ``key`` in values (seeds,), NaN where a setting has none."""
+        known = by_seed[~np.isnan(by_seed)]
+        n, mean = len(known), float(known.mean()) if len(known) else nan
+        deviation = float(known.std(ddof=1)) if n > 1 else nan
+        return Difference(key, mean, *mean_interval(known, 1 - 0.05 / tests), deviation, n, tests)
+
+    @property
+    def same(self) -> bool:
+        """Whether no seed differs."""
+        return self.mean == 0 and self.deviation == 0
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves out 0; where all seeds differ by the same, their equal signs must be rare."""
+        return (self.low > 0 or self.high < 0) and (self.low < self.high or self.n >= LEAST_ALIKE)
+
+    @property
+    def more(self) -> str:
+        """How many more seeds would show it, were it the true difference and its deviation the true one.
+
+        In all ((z_a + z_0.8) s / d)^2 + z_a^2 / 2 of them, in four of five experiments, where d and s are the mean and
+        the standard deviation of the paired differences, and z_a is for two sides at 95 %, 1.96 for one difference.
+
+        Source: Guenther 1981, The American Statistician 35:243-244, for Student's t.
+        """
+        if self.n <= 2:
+            return f"how many more seeds it takes cannot be told from {'one' if self.n == 1 else 'two'}"
+        if self.deviation == 0 and not self.same:
+            needed = float(LEAST_ALIKE)
+        else:
+            correction = NormalDist().inv_cdf(1 - 0.025 / self.tests) ** 2 / 2
+            needed = seeds_needed(self.mean, self.deviation, self.tests) + correction
+        if not needed - self.n <= MOST_SEEDS:
+            return f"more than {MOST_SEEDS} more seeds"
+        further = max(1, ceil(needed) - self.n)
+        return f"about {further} more seed{'s' * (further > 1)}"
+
+    @property
+    def interval(self) -> str:
+        """Its ends; empty where there are none."""
+        return "" if isnan(self.low) else f"{signed(self.low, self.key)} to {signed(self.high, self.key)}"
+
+    @property
+    def text(self) -> str:
+        """Within a cell: the difference with its interval, or that it is open and what it would take."""
+        if self.n == 0:
+            return ""
+        if self.same:
+            return f"the same in {self.n} seed{'s' * (self.n > 1)}"
+        if self.shown:
+            return f"{signed(self.mean, self.key)} ({self.interval})"
+        few = "too few seeds" if self.n <= 2 else self.more.removeprefix("about ")
+        return f"{signed(self.mean, self.key)}, not decided: {few}"
+
+
+class Best(NamedTuple):
+    """The setting of the best mean, its difference to each other one, the next best first, and their means."""
+
+    setting: str
+    mean: float
+    others: dict[str, Difference]
+    means: dict[str, float]
+
+    @staticmethod
+    def of(by_seed: Floats, names: Sequence[str], key: str, better: str | None) -> "Best | None":
+        """The best of the settings called ``names`` by values (seeds, settings); None where fewer than two have any.
+
+        Differences are on the side of the best, with intervals that hold for all of them at once, since the best is
+        chosen among them (Bonferroni).
+        """
+        sign = -1 if better == "lower" else 1
+        means = {i: float(np.nanmean(column)) for i, column in enumerate(by_seed.T) if not np.isnan(column).all()}
+        names = [*map(called, names)]
+        first, *rest = sorted(means, key=lambda i: -sign * means[i]) or [0]
+        if not rest:
+            return None
+        others = {names[i]: Difference.of(by_seed[:, first] - by_seed[:, i], key, len(rest)) for i in rest}
+        return Best(names[first], means[first], others, {names[i]: mean for i, mean in means.items()})
+
+    @property
+    def untold(self) -> list[str]:
+        """The settings that it is not shown to differ from."""
+        return [name for name, difference in self.others.items() if not difference.shown]
+
+    @property
+    def same(self) -> bool:
+        """Whether no seed tells any two settings apart."""
+        return all(difference.same for difference in self.others.values())
+
+
+def signed(value: float, key: str) -> str:
+    """A difference of the metric ``key`` with its sign."""
+    text = format_value(value, key)
+    return text if value <= 0 or float(text) == 0 else f"+{text}"
+
+
+def called(name: str) -> str:
+    """A setting within a sentence, in quotation marks where it would read as a part of it.
+
+    >>> called("IFCA"), called("none"), called("noise 1, clipped")
+    ('IFCA', "'none'", "'noise 1, clipped'")
+    """
+    return f"'{name}'" if name[:1].islower() or "," in name else name

@@ -10,13 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from shoal.reports.curves import Curve, over_rounds
-from shoal.reports.figure_titles import span
+from shoal.reports.curves import Curve, over_rounds, span
 from shoal.reports.plotting import cluster_style
-from shoal.reports.sweep.labels import SPREADS
 from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
-from shoal.reports.sweep.sweep_metrics import format_value
+from shoal.reports.sweep.sweep_metrics import SPREADS, format_value
 
 ReadRounds = Callable[[str], pd.DataFrame]
 """Reads the rounds.csv of a run, one row per round and cluster."""

@@ -13,10 +13,9 @@ from matplotlib.figure import Figure as MplFigure
 
 from shoal.core.formats import capitalized
 from shoal.reports.plotting import CHANCE_LINE, Figure, chance_key, figure_files, legend
-from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import FigureSpec
 from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
-from shoal.reports.sweep.sweep_metrics import reason
+from shoal.reports.sweep.sweep_metrics import Labels, reason
 
 T = TypeVar("T")
 

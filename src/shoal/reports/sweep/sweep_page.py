@@ -14,12 +14,11 @@ from shoal.reports.page import Section, render, section_of
 from shoal.reports.plotting import Figure
 from shoal.reports.sweep.answer import Settings, answers, settings_table
 from shoal.reports.sweep.charts import chart_content
-from shoal.reports.sweep.labels import SPREADS, Labels
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec, Value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
 from shoal.reports.sweep.sweep_figures import FigureData, draw_figure
-from shoal.reports.sweep.sweep_metrics import format_value, groups_in, metric_at, require_shown
+from shoal.reports.sweep.sweep_metrics import SPREADS, Labels, format_value, groups_in, metric_at, require_shown
 from shoal.reports.sweep.sweep_tables import sweep_table
 from shoal.reports.table import Cell, Row, Table, heads, latex, markdown, row, table_csv
 

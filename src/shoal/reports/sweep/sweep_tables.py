@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from shoal.core.formats import capitalized
 from shoal.reports.sweep.answer import about_views
-from shoal.reports.sweep.labels import SPREADS, Labels
 from shoal.reports.sweep.report_spec import TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
-from shoal.reports.sweep.sweep_metrics import format_estimate, format_value, reason
+from shoal.reports.sweep.sweep_metrics import SPREADS, Labels, format_estimate, format_value, reason
 from shoal.reports.table import Cell, Row, Table, heads
 
 OF_A_VIEW = re.compile(r"(.*\.)?(mia|tpr_at_fpr|exposure|exceeded|violations)")

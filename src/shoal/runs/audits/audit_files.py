@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from shoal.attacks import Population, ReferenceAttack, ReferenceScores, UpdateAttack
 from shoal.audit.audit import Audit, Gate
+from shoal.audit.finding import findings
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, located, require, unread
@@ -65,7 +67,7 @@ class AuditFiles:
     """
 
     audit: Audit
-    flat: Mapping[str, float | str]
+    flat: Mapping[str, Any]
     page: Path
     gates: Sequence[Gate] = ()
     __repr__ = one_line
@@ -129,14 +131,15 @@ def write_audit(
         gates=[gate.judged(flat) for gate in request.gates],
         run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
     )
+    document = {**flat, "findings": [finding.json for finding in findings(audit.attacks)]}
     make_directory(out)
     with file_errors(out, "; choose another --out", action="written"):
         if records is not None:
             write_scores(out / "scores.csv", records)
         write_text(out / "audit.csv", csv_text(audit.attacks))
-        write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
+        write_text(out / "audit.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
         write_text(out / "audit.html", page)
-    return AuditFiles(audit, flat, out / "audit.html", request.gates)
+    return AuditFiles(audit, document, out / "audit.html", request.gates)
 
 
 def write_scores(path: Path, records: AuditRecords) -> None:

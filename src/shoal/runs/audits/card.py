@@ -15,19 +15,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from shoal.audit.finding import Finding, every_attack, findings
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.foreign_files import read_json
 from shoal.core.formats import number
 from shoal.data.preferences import VIEWS
-from shoal.reports.audit.audit_views import headlines
-from shoal.reports.audit.findings import Finding
 from shoal.reports.card_page import card_page, epsilon_by_view
 from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.files import stored_files
 from shoal.runs.result import Result, read_tables
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of card.json; a key that is added does not change it."""
 
 
@@ -100,29 +99,28 @@ def _exposure(run: Path, result: Result) -> dict[str, Any]:
     if audit is None:
         return {"asked": False, "command": command}
     flat = read_json(run / "audit.json")
-    found = headlines(audit, audit.attacks.loc[audit.attacks["scope"] == "group", "name"].unique().tolist())
-    models = audit.attacks[(audit.attacks["scope"] == "model") & audit.attacks["strongest"].astype(bool)]
+    found, models = findings(audit.attacks), every_attack(audit.attacks, "model")
     return {
         "asked": True,
         "command": command,
         "references": int(flat["references"]),
         "members": int(flat["members"]),
         "non_members": int(flat["non_members"]),
-        "views": {view: {name: _figures_of(finding) for name, finding in found[view].items()} for view in VIEWS},
-        "models": {finding.name: _figures_of(finding) for finding in map(Finding.of, models.to_dict("records"))},
+        "views": {view: {one.group: _figures_of(one) for one in found if one.view == view} for view in VIEWS},
+        "models": {name: _figures_of(decides) for name, (decides, *_) in models.items()},
     }
 
 
 def _figures_of(finding: Finding) -> dict[str, Any]:
-    """A finding: balanced accuracy with its interval, and "exposed" only where chance is outside it."""
+    """A finding: balanced accuracy with its interval, and its verdict."""
     accuracy = finding.accuracy
     figures = {
         "accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high,
-        "chance_high": finding.null_high, "auc": finding.auc.value,
+        "chance_high": finding.chance_high, "auc": finding.auc.value,
     }  # fmt: skip
     return {
         "attack": finding.attack,
-        "outcome": "exposed" if accuracy.low > 0.5 else "open",
+        "outcome": finding.verdict,
         "members": finding.members,
         "non_members": finding.non_members,
         **{key: value for key, value in figures.items() if isfinite(value)},

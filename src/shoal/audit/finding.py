@@ -1,0 +1,408 @@
+"""Findings of attacks: for each attacker and group one figure with one interval, and one verdict that all pages print.
+
+One attack decides about a `View` and a group, chosen beforehand (`headline`). Its balanced accuracy has an interval
+inside [0, 1] that the figures of all groups and views keep at once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import hypot, inf, isnan, nan
+from statistics import NormalDist
+from typing import Any, Literal
+
+import pandas as pd
+
+import shoal.attacks
+from shoal.attacks import ShadowModelAttack, SourceInference, Stack
+from shoal.audit.audit import headline, rows_of
+from shoal.audit.records import AGAINST_CLIENTS, CHOSEN_OF_VIEW, at_once
+from shoal.core.formats import DASH, capitalized, count, decimal, listed, percent
+from shoal.data.preferences import VIEWS
+from shoal.metrics import clopper_pearson, least_non_members
+from shoal.metrics.summary import Summary, accuracy_key
+
+FALSE_POSITIVE_RATES = (0.01, 0.001)
+"""The rates at which true positive rates are given."""
+
+AT_CHANCE = 0.6
+"""Records are at chance where their interval covers 0.5 and no balanced accuracy above this one."""
+
+MOST_NAMES = 2
+"""Groups named in a phrase; further groups are counted."""
+
+Verdict = Literal["exposed", "at chance", "not decided"]
+VERDICTS: tuple[Verdict, ...] = ("exposed", "not decided", "at chance")
+
+BY: Mapping[str, str] = {"outsider": "an outsider", "client": "another client", "server": "the server"}
+"""Attackers by their views, within a sentence."""
+
+_DECLARED = [attack for attack in vars(shoal.attacks).values() if isinstance(attack, type) and hasattr(attack, "title")]
+
+TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") for attack in _DECLARED} | {  # noqa: B009
+    "posterior": ShadowModelAttack.title,
+    "label-only": "label only",
+    "boundary-distance": "boundary distance",
+    "stack-client": f"{Stack.title}, a client's too",
+    "stack-server": f"{Stack.title}, the server's too",
+    "source-inference-in-cluster": f"{SourceInference.title} in the cluster",
+    "client-membership": "membership of clients",
+}
+"""Titles of attacks by their names in audit.json and in files, also of attacks without a class."""
+
+
+def attack_title(name: str) -> str:
+    """The title of an attack within a sentence; its name where it declares no title.
+
+    >>> attack_title("lira-offline"), attack_title("fedmia-i-others"), attack_title("my-attack")
+    ('offline LiRA', 'FedMIA-I, other clients', 'my-attack')
+    """
+    attack = name.removesuffix(AGAINST_CLIENTS)
+    return TITLES.get(name) or (f"{TITLES[attack]}, other clients" if attack in TITLES else name)
+
+
+def attack_head(name: str) -> str:
+    """The title of an attack at the beginning of a line; a name without a title stays as it is."""
+    title = attack_title(name)
+    return capitalized(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % interval; NaN where it was not measured."""
+
+    value: float
+    low: float = nan
+    high: float = nan
+
+    @staticmethod
+    def of(metrics: Mapping[Any, Any], key: str) -> "Estimate":
+        """The metric ``key`` with the interval in ``key_low`` and ``key_high``, or ``.low`` and ``.high``."""
+        ends = ("", "_low", "_high") if f"{key}_low" in metrics else ("", ".low", ".high")
+        return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ends))
+
+    @staticmethod
+    def of_rate(rate: float, examples: float) -> "Estimate":
+        """A share of ``examples`` with its exact interval (Clopper and Pearson); no interval without examples.
+
+        >>> Estimate.of_rate(0.5, 10).interval
+        '0.187 to 0.813'
+        """
+        low, high = clopper_pearson(rate * examples, examples) if examples > 0 else (nan, nan)
+        return Estimate(rate, float(low), float(high))
+
+    def among(self, count: int) -> "Estimate":
+        """The same rate with an interval inside [0, 1] that ``count`` such estimates keep at once (Bonferroni).
+
+        The ends move away from the value as those of a normal distribution would.
+
+        >>> Estimate(0.6, 0.5, 0.7).among(2).interval, Estimate(0.95, 0.9, 0.99).among(9).interval
+        ('0.486 to 0.714', '0.879 to 1.000')
+        """
+        wider = at_once(count)
+        low, high = self.value - wider * (self.value - self.low), self.value + wider * (self.high - self.value)
+        # NaN stays: it is the first argument.
+        return Estimate(self.value, max(low, 0.0), min(high, 1.0))
+
+    def minus(self, other: "Estimate") -> "Estimate":
+        """The difference of two independent figures; too wide an interval where both are of the same records.
+
+        Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10.
+
+        >>> Estimate(0.7, 0.6, 0.8).minus(Estimate(0.5, 0.4, 0.6)).interval
+        '0.059 to 0.341'
+        """
+        value = self.value - other.value
+        below = hypot(self.value - self.low, other.high - other.value)
+        return Estimate(value, value - below, value + hypot(self.high - self.value, other.value - other.low))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer of a balanced accuracy or an AUC, 0.5 of which is chance; see `AT_CHANCE`.
+
+        >>> [Estimate(0.55, *ends).verdict for ends in ((0.51, 0.59), (0.49, 0.6), (0.45, 0.7), (nan, nan))]
+        ['exposed', 'at chance', 'not decided', 'not decided']
+        """
+        if self.low > 0.5:
+            return "exposed"
+        return "at chance" if self.high <= AT_CHANCE else "not decided"
+
+    @property
+    def known(self) -> bool:
+        """Whether it was measured."""
+        return not isnan(self.value)
+
+    @property
+    def text(self) -> str:
+        """The value to three decimals; a dash where there is none."""
+        return decimal(self.value) if self.known else DASH
+
+    @property
+    def percent(self) -> str:
+        """The value as a percentage; a dash where there is none."""
+        return percent(self.value) if self.known else DASH
+
+    @property
+    def interval(self) -> str:
+        """Its ends to three decimals; empty where there are none."""
+        return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
+
+    @property
+    def percent_interval(self) -> str:
+        """Its ends as percentages; empty where there are none.
+
+        >>> Estimate(0.12, 0.081, 0.17).percent_interval
+        '8.1 to 17.0 %'
+        """
+        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {percent(self.high)}"
+
+    @property
+    def figure(self) -> str:
+        """The value with its interval in brackets.
+
+        >>> Estimate(0.6, 0.5, 0.7).figure, Estimate(0.6).figure
+        ('0.600 (0.500 to 0.700)', '0.600')
+        """
+        return f"{self.text} ({self.interval})" if self.interval else self.text
+
+
+def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:
+    """How many seeds show a true mean ``effect`` in four of five experiments: ((z_a + z_0.8) deviation / effect)^2.
+
+    Two-sided, at 95 % for ``count`` such tests at once (a = 1 - 0.025 / count). Infinite without an effect.
+
+    Args:
+        effect: of either sign.
+        deviation: the standard deviation over seeds.
+        count: of tests.
+
+    Source: the normal approximation in Cohen 1988, Statistical Power Analysis, chapter 2.
+
+    >>> round(seeds_needed(0.02, 0.02), 1), seeds_needed(0.0, 0.02)
+    (7.8, inf)
+    """
+    quantile = NormalDist().inv_cdf
+    return ((quantile(1 - 0.025 / count) + quantile(0.8)) * deviation / effect) ** 2 if effect else inf
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The figures of one attack on one group's records, with intervals that all groups and views keep at once.
+
+    Args:
+        view: of the attacker.
+        group: the name of a group, a model or a client; "all": all records.
+        attack: its key in audit.json; "": the configured attack of a run.
+        accuracy, auc: balanced accuracy, and area under the ROC curve; 0.5 is chance.
+        tpr: true positive rates by false positive rate.
+        members, non_members: how many records of each kind; 0 where that is not known.
+        chance_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
+        chosen: whether the attack was chosen beforehand, without the attacked model's members.
+        decides: whether it decides how exposed the group's records are; see `Audit.strongest`.
+        exact: of the records that a span attack calls members, the share on which it is exact; None: another attack.
+        title: the title that the attack declares, or `attack_title`.
+    """
+
+    view: str
+    group: str
+    attack: str
+    accuracy: Estimate
+    auc: Estimate = Estimate(nan)
+    tpr: Mapping[float, Estimate] = field(default_factory=lambda: dict.fromkeys(FALSE_POSITIVE_RATES, Estimate(nan)))
+    members: int = 0
+    non_members: int = 0
+    chance_high: float = nan
+    chosen: bool = True
+    decides: bool = True
+    exact: float | None = None
+    title: str = "the configured attack"
+
+    @staticmethod
+    def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
+        """The finding in a row of `Audit.attacks`, ``looked`` of which are read at once; ``view`` is the attacker's."""
+        declared = row.get("title")
+        return Finding(
+            view=view or str(row["view"]),
+            group=str(row["name"]),
+            attack=str(row["attack"]),
+            accuracy=Estimate.of(row, "accuracy").among(looked),
+            auc=Estimate.of(row, "auc").among(looked),
+            tpr={rate: Estimate.of(row, f"tpr_at_fpr_{rate:g}").among(looked) for rate in FALSE_POSITIVE_RATES},
+            members=int(row["members"]),
+            non_members=int(row["non_members"]),
+            chance_high=float(row["accuracy.null_high"]),
+            chosen=bool(row["chosen"]),
+            decides=bool(row["strongest"]),
+            exact=float(row["exact"]) if row["attack"] in CHOSEN_OF_VIEW.values() else None,
+            title=declared if declared and isinstance(declared, str) else attack_title(str(row["attack"])),
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The one answer; see `Estimate.verdict`."""
+        return self.accuracy.verdict
+
+    @property
+    def records(self) -> str:
+        """The records, in words."""
+        return "the records" if self.group == "all" else f"records of {self.group}"
+
+    @property
+    def head(self) -> str:
+        """The attack's title at the beginning of a line."""
+        return attack_head(self.attack) if self.title == attack_title(self.attack) else capitalized(self.title)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The entry in the list "findings" of audit.json; what was not measured is left out."""
+        figures = {"accuracy": self.accuracy.value, "low": self.accuracy.low, "high": self.accuracy.high}
+        known = {key: value for key, value in figures.items() if not isnan(value)}
+        return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict}
+
+    def why_no_tpr(self, rate: float) -> str:
+        """Why there is no true positive rate at a false positive rate."""
+        needed, few = least_non_members(rate), f"too few non-members: {self.non_members:,}, "
+        if self.non_members >= needed:
+            return f"{few}unequally weighted; {count(needed)} alike are needed"
+        return f"{few}{count(needed)} are needed"
+
+
+def findings(attacks: pd.DataFrame) -> list[Finding]:
+    """One finding per view and group, of the attack that decides there (`headline`), from an outsider to the server.
+
+    A view that could not be measured on any group has a finding on all records, if that was measured.
+
+    Args:
+        attacks: `Audit.attacks`.
+    """
+    pairs = _headlines(attacks)
+    return [Finding.of(row, _looked(attacks, row, len(pairs)), view) for view, row in pairs]
+
+
+def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
+    """Every attack on each name of a scope, in the order of the audit; the attack that decides comes first.
+
+    The others follow by their balanced accuracy; attacks that were not measured come last. The intervals of groups are
+    those of `findings`, the intervals of models hold for all models at once, and those of clients for one client.
+
+    Args:
+        attacks: `Audit.attacks`.
+        scope: "all", "group", "model" or "client".
+    """
+    rows = attacks[attacks["scope"] == scope]
+    pairs = {"model": rows["name"].nunique(), "client": 1}.get(scope) or len(_headlines(attacks))
+    by_name: dict[str, list[Finding]] = {}
+    for row in rows_of(rows):
+        looked = pairs if scope in ("model", "client") else _looked(attacks, row, pairs)
+        by_name.setdefault(str(row["name"]), []).append(Finding.of(row, looked))
+    return {name: sorted(found, key=lambda one: (not one.decides, _weakness(one))) for name, found in by_name.items()}
+
+
+def _headlines(attacks: pd.DataFrame) -> list[tuple[str, Mapping[Any, Any]]]:
+    """The views, each with the row that decides on a group; on all records, where no group was measured."""
+    names = [("group", str(name)) for name in attacks.loc[attacks["scope"] == "group", "name"].unique()]
+    pairs = []
+    for view in VIEWS:
+        of_groups = [row for scope in names if (row := headline(attacks, view, *scope)) is not None]
+        everything = headline(attacks, view)
+        pairs += [(view, row) for row in of_groups or ([] if everything is None else [everything])]
+    return pairs
+
+
+def _looked(attacks: pd.DataFrame, row: Mapping[Any, Any], pairs: int) -> int:
+    """How many figures share an interval: one per view and group, times the attacks if one was chosen afterwards."""
+    if row["chosen"]:
+        return pairs
+    same = (attacks["scope"] == row["scope"]) & (attacks["name"] == row["name"])
+    return pairs * max(1, int(attacks.loc[same, "accuracy"].notna().sum()))
+
+
+def run_findings(summary: Summary) -> list[Finding]:
+    """One finding per group, of the attack that decides in a run without an audit; its view is the run's."""
+    measured = {name: metrics for name, metrics in summary.by_group.items() if "mia" in metrics}
+    found = []
+    for name, metrics in measured.items():
+        attack = _attack_of(metrics)
+        found.append(
+            Finding(
+                view=summary.view,
+                group=name,
+                attack=attack,
+                accuracy=Estimate.of(metrics, "mia").among(len(measured)),
+                chance_high=metrics.get("mia_null_high", nan),
+                title=attack_title(attack) if attack else "the configured attack",
+            )
+        )
+    return found
+
+
+def _attack_of(metrics: Mapping[str, float]) -> str:
+    """The name of the attack that decides on a group of a run; "" where only the configured one was measured."""
+    prefix = accuracy_key("")
+    by_attack = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+    # A group's `mia` is that of the attack that decides, which need not be the largest.
+    same = [attack for attack, value in by_attack.items() if value == metrics["mia"]]
+    return (same or sorted(by_attack, key=lambda attack: -by_attack[attack]) or [""])[0].replace("_", "-")
+
+
+def most_exposed(found: Iterable[Finding]) -> list[Finding]:
+    """The measured findings, the most exposed first."""
+    return sorted(
+        (one for one in found if one.accuracy.known), key=lambda one: (one.verdict != "exposed", _weakness(one))
+    )
+
+
+def _weakness(finding: Finding) -> float:
+    return -finding.accuracy.value if finding.accuracy.known else 1.0
+
+
+def sentence(finding: Finding) -> str:
+    """A finding in one or two sentences.
+
+    >>> few = Finding("server", "few", "lira", Estimate(0.87, 0.8, 0.92), title="LiRA")
+    >>> sentence(few)
+    'Records of few are exposed to the server: attack accuracy 0.870 (0.800 to 0.920), chance 0.5, by LiRA.'
+    """
+    by, accuracy = BY.get(finding.view, finding.view), f"attack accuracy {finding.accuracy.figure}"
+    said = {
+        "exposed": f"{capitalized(finding.records)} are exposed to {by}",
+        "at chance": f"Attacks by {by} on {finding.records} are at chance",
+        "not decided": f"Whether {finding.records} are exposed to {by} is not decided",
+    }[finding.verdict]
+    exact = "" if not finding.exact else f", exact for {percent(finding.exact)} of its calls"
+    text = f"{said}: {accuracy}, chance 0.5, by {finding.title}{exact}."
+    tpr = finding.tpr[0.01]
+    if not tpr.known:
+        return text
+    few = "Some members are exposed all the same: at" if finding.verdict != "exposed" and tpr.low > 0.01 else "At"
+    return f"{text} {few} a false positive rate of 1 % it finds {tpr.percent} of the members ({tpr.percent_interval})."
+
+
+def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
+    """Who is exposed to whom, in a phrase per verdict.
+
+    Args:
+        found: one finding per view and group.
+        unasked: whether views without a finding are named.
+
+    >>> ends = {"few": Estimate(0.7, 0.6, 0.8), "many": Estimate(0.51, 0.49, 0.53)}
+    >>> exposure_summary([Finding("client", name, "", accuracy) for name, accuracy in ends.items()])
+    'Exposed: few to another client. At chance: many to another client. Not asked: an outsider and the server.'
+    """
+    said = [
+        f"{capitalized(verdict)}: {_to_whom([one for one in found if one.verdict == verdict])}."
+        for verdict in VERDICTS
+        if any(one.verdict == verdict for one in found)
+    ]
+    missing = [BY[view] for view in VIEWS if view not in {one.view for one in found}] if unasked else []
+    return " ".join([*said, *([f"Not asked: {listed(missing)}."] if missing else [])])
+
+
+def _to_whom(found: Iterable[Finding]) -> str:
+    """Groups to views; the views to which the same groups are exposed share a phrase."""
+    by_view: dict[str, list[str]] = {}
+    for one in found:
+        by_view.setdefault(one.view, []).append("all records" if one.group == "all" else one.group)
+    by_names: dict[str, list[str]] = {}
+    for view, names in by_view.items():
+        by_names.setdefault(listed(names, MOST_NAMES), []).append(BY.get(view, view))
+    return "; ".join(f"{names} to {listed(views)}" for names, views in by_names.items())

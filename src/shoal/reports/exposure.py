@@ -1,0 +1,155 @@
+"""The words of pages on exposure: the first screen, a sentence per finding, and the limit on any attack."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, isnan, nan
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, seeds_needed, sentence
+from shoal.audit.records import CHOSEN_OF_VIEW
+from shoal.core.formats import capitalized, decimal, percent
+from shoal.data.preferences import VIEWS
+
+ATTACKERS: Mapping[str, str] = {
+    "outsider": "has the final models",
+    "client": "is sent the initial model and the models of all clusters in every round",
+    "server": "sees the update of every client",
+}
+"""Attackers by their views, and what they have beside those before them."""
+
+TO_MEASURE: Mapping[str, str] = {
+    "outsider": "shoal audit RUN asks the final models of a run",
+    "client": "shoal audit RUN repeats the first rounds of a run and reads their models",
+    "server": "shoal audit RUN repeats the first rounds of a run and reads their updates, and shoal audit --trace DIR "
+    "those that were recorded",
+}
+"""How a view is measured."""
+
+NO_LIMIT = 0.995
+"""A limit above this accuracy limits no attack noticeably."""
+
+MOST_SENTENCES = 20
+"""Groups of a view that have a sentence; of more, the most exposed."""
+
+MOST_SEEDS = 100
+"""More further seeds than these are not worth naming."""
+
+
+class Answer(NamedTuple):
+    """A question, its answer, and a command that does something about it."""
+
+    question: str
+    text: str
+    command: str = ""
+
+
+def answers(found: Sequence[Finding], *, audited: bool = True, run: bool = True) -> list[Answer]:
+    """The first screen of a page: who is exposed, to whom, how much, and what to do.
+
+    Args:
+        found: one finding per view and group.
+        audited: whether an audit measured them, or the run's own attack alone.
+        run: whether a run's directory has a configuration that can be run again.
+    """
+    worst, undecided = most_exposed(found), [one for one in found if one.verdict == "not decided"]
+    said = [Answer("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
+    if worst:
+        said.append(Answer("How much?", sentence(worst[0])))
+    if undecided:
+        said.append(Answer("What would decide it?", _seeds(undecided)))
+    if not run:
+        return said
+    question, where = "What to do?", "DIR is this run's directory."
+    if not audited:
+        command = "shoal audit DIR --references 8"
+        return [*said, Answer(question, f"Run the strongest attacks of every view. {where}", command)]
+    if worst and worst[0].verdict == "exposed":
+        command = f"shoal protect DIR/config.toml --view {worst[0].view} --limit 0.55"
+        return [*said, Answer(question, f"Search for a protection. {where}", command)]
+    return [*said, Answer(question, f"Tell the users of the models what was measured. {where}", "shoal card DIR")]
+
+
+def _seeds(undecided: Sequence[Finding]) -> str:
+    """How many further seeds would tell the largest undecided accuracy from chance, were it the true one.
+
+    The interval is of one seed, so the standard deviation is half its width over 1.96; see `seeds_needed`.
+    """
+    worst = max(undecided, key=lambda one: one.accuracy.value)
+    effect, reach = max(worst.accuracy.value - 0.5, 0.0), worst.accuracy.value - worst.accuracy.low
+    needed = seeds_needed(effect, reach / NormalDist().inv_cdf(0.975))
+    # Written so that the NaN of a figure without an interval is too many.
+    if not needed - 1 <= MOST_SEEDS:
+        return f"More seeds would not, if the {worst.accuracy.text} of {worst.group} is true."
+    return f"About {max(ceil(needed) - 1, 1)} more seeds, if the {worst.accuracy.text} of {worst.group} is true."
+
+
+def exposure_lines(
+    found: Sequence[Finding], omitted: Mapping[str, str] = {}, stated: Mapping[str, Any] = {}
+) -> list[tuple[str, str]]:
+    """For each view a sentence per finding and the limit on any attack, or how to measure the view.
+
+    Args:
+        found: one finding per view and group.
+        omitted: attacks that were not computed, and why.
+        stated: as of `limit_sentence`.
+    """
+    lines, missing = list[tuple[str, str]](), not_measured(found, omitted)
+    for view in VIEWS:
+        here = [one for one in found if one.view == view]
+        shown = most_exposed(here)[:MOST_SENTENCES] if len(here) > MOST_SENTENCES else here
+        rest = [f"The other {len(here) - len(shown)} groups are in audit.json."] if len(shown) < len(here) else []
+        said = " ".join([*map(sentence, shown), *rest]) or capitalized(missing.get(view, ""))
+        limit = limit_sentence(view, stated, [one.accuracy.value for one in here])
+        lines.append((view, f"{said} {limit}." if limit else said))
+    return lines
+
+
+def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> dict[str, str]:
+    """The views without a finding, and why or how they are measured; ``omitted`` is that of `Audit`."""
+    reasons: dict[str, str] = {view: omitted.get(CHOSEN_OF_VIEW.get(view, ""), "") for view in VIEWS}
+    asked = {one.view for one in found}
+    return {
+        view: "not measured" + (f", since the span attack {reason}." if reason else f"; {TO_MEASURE[view]}.")
+        for view, reason in reasons.items()
+        if view not in asked
+    }
+
+
+def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] = ()) -> str:
+    """The largest attack accuracy found in a view, and the one that no attack exceeds, without a full stop.
+
+    Args:
+        view: of the attacker.
+        stated: "bound.<view>.accuracy", without which the sentence is empty, and "bound.<view>.auc".
+        found: by the attack that decides, of each group; NaN or none: nothing was measured.
+
+    >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
+    The strongest attack by another client has accuracy 60.0 % no attack on one record can exceed 73.0 % (AUC 0.810)
+    """
+    accuracy, auc = (stated.get(f"bound.{view}.{name}", nan) for name in ("accuracy", "auc"))
+    if isnan(accuracy):
+        return ""
+    limit = f"no attack on one record can exceed {percent(accuracy)}" + f" (AUC {decimal(auc)})" * (not isnan(auc))
+    if accuracy > NO_LIMIT:
+        limit = "differential privacy limits no attack noticeably"
+    most = max((value for value in found if not isnan(value)), default=nan)
+    if isnan(most):
+        return f"For {BY[view]} {limit}"
+    return f"The strongest attack by {BY[view]} has accuracy {percent(most)}; {limit}"
+
+
+def exposure_tile(worst: Finding) -> tuple[str, str, str]:
+    """The balanced accuracy of the most exposed group as a key metric: name, value and a remark."""
+    interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
+    tests = (
+        ""
+        if isnan(worst.chance_high)
+        else f", where 95 % of tests of this size give at most {decimal(worst.chance_high)}"
+    )
+    return ("Balanced accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500{tests}")
+
+
+def not_asked(found: Iterable[Finding]) -> list[str]:
+    """Attackers without a finding."""
+    asked = {one.view for one in found}
+    return [f"{capitalized(BY[name])} who {what}." for name, what in ATTACKERS.items() if name not in asked]
