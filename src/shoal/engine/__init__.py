@@ -4,9 +4,9 @@ May import `core`, `data` and `models`. `backends` trains clients in two ways th
 trains and merges a round, and `protocols.py` declares what the packages above implement.
 """
 
-from shoal.core.client_vectors import ClientVectors
 from shoal.engine.backends.gradient_clipping import require_per_example_gradients
 from shoal.engine.backends.selection import Backend, check_backend, check_examples, resolve_backend
+from shoal.engine.client_vectors import ClientVectors
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine, Precision
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD, require_plain_sgd

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import require
 from shoal.core.representation import one_line
+from shoal.engine.client_vectors import ClientVectors
 
 UNKNOWN_RISK = 0.5
 """The risk of every model before the first estimate: the balanced accuracy at chance. It is one value for all models,

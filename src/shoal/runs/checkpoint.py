@@ -12,9 +12,9 @@ from safetensors.torch import load as parse, save as serialize
 from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes
-from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.engine import State, Tensors
+from shoal.engine.client_vectors import ClientVectors
 from shoal.simulation.play import SimulationState
 
 LOG = logging.getLogger(__name__)

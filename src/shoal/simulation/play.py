@@ -9,13 +9,13 @@ from typing import TypeVar
 from torch import Tensor
 
 from shoal.control import CHANCE
-from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.data import Federation
 from shoal.data.content import ExampleHashes
 from shoal.data.preferences import Preferences
 from shoal.engine import Engine, RoundReport, State, Tensors, check_examples
+from shoal.engine.client_vectors import ClientVectors
 from shoal.engine.round_clock import TRAIN
 from shoal.models.validation import require_fits
 from shoal.simulation.round_metrics import Row, round_metrics

@@ -7,8 +7,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from shoal.core.client_vectors import ClientVectors
 from shoal.core.representation import one_line
+from shoal.engine.client_vectors import ClientVectors
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.rounds.round_plan import RoundPlan
 

@@ -9,13 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import plain
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
+from shoal.engine.client_vectors import ClientVectors
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD

@@ -4,7 +4,7 @@ import pickle
 
 import torch
 
-from shoal.core.client_vectors import ClientVectors
+from shoal.engine.client_vectors import ClientVectors
 
 CLIENTS, WIDTH = 7, 5
 
