@@ -24,7 +24,7 @@ from shoal import (
     Stream,
     Training,
 )
-from shoal.audit import final_attacks, predictions
+from shoal.audit import final_attacks, model_scores
 from shoal.data import Shards, content
 from shoal.engine import engine as engine_module
 
@@ -284,7 +284,7 @@ def test_predictions_of_members_alone_measure_the_same(algorithm, monkeypatch):
     monkeypatch.setattr(final_attacks, "margins_of", counted)
     given = federation(pairs())
     usual = run(given, "rows", algorithm, member_rounds=1)
-    monkeypatch.setattr(predictions, "MAX_OUTPUTS", 0)
+    monkeypatch.setattr(model_scores, "MAX_OUTPUTS", 0)
     require_same(run(given, "rows", algorithm, member_rounds=1), usual)
     assert min(kept) < max(kept)
 
