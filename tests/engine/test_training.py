@@ -340,6 +340,12 @@ def test_closing_gives_pytorch_its_threads_back(mlp):
 
 
 ADAM = TorchOptimizer("Adam")
+
+
+def require_plain(local):
+    require_plain_sgd(local, "it")
+
+
 WRONG = [
     (LocalSGD, {"epochs": 1, "steps": 1}, "either epochs or steps"),
     (LocalSGD, {"epochs": 0}, "'epochs"),
@@ -355,7 +361,7 @@ WRONG = [
     (TorchOptimizer, {"name": "Adam", "options": {"mu": 0.1}}, "torch.optim.Adam cannot be made"),
     (TorchOptimizer, {"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam cannot be made: Invalid"),
     (Engine, {"model": Model(lambda: nn.Linear(4, 2)), "threads": 0}, "'threads'"),
-    *((partial(require_plain_sgd, what="it"), {"local": LocalSGD(**more)}, "it needs plain SGD in local training")
+    *((require_plain, {"local": LocalSGD(**more)}, "it needs plain SGD in local training")
       for more in ({"momentum": 0.5}, {"clip_norm": 1.0}, {"optimizer": ADAM}, {"tensors": frozenset({"output.bias"})},
                    {"gradient_privacy": DPSGD(1.0, 1.0)})),
 ]  # fmt: skip
