@@ -56,9 +56,9 @@ def measured(clients: int, hidden: int, folder: Path) -> dict[str, float]:
 
     from shoal.engine import ClientUpdate  # noqa: PLC0415
     from shoal_flower.flower_config import RunSettings  # noqa: PLC0415
-    from shoal_flower.flower_records import pack_identity, pack_reply, unpack_offer  # noqa: PLC0415
     from shoal_flower.server.exchange import Exchange  # noqa: PLC0415
     from shoal_flower.server.server_app import serve  # noqa: PLC0415
+    from shoal_flower.wire_codec import pack_identity, pack_reply, unpack_offer  # noqa: PLC0415
 
     torch.set_num_threads(1)
     replies: dict[int, dict[str, bytes]] = {}

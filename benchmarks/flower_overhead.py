@@ -22,8 +22,8 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.randomness import Stream
 from shoal.engine import ClientUpdate
-from shoal_flower.flower_records import pack_offer, pack_reply
 from shoal_flower.messages import Offer
+from shoal_flower.wire_codec import pack_offer, pack_reply
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments" / "federation"))
 

@@ -120,8 +120,8 @@ def messages() -> dict[str, int]:
 
     from shoal import Model, Stream  # noqa: PLC0415
     from shoal.engine import ClientUpdate  # noqa: PLC0415
-    from shoal_flower.flower_records import pack_offer, pack_reply  # noqa: PLC0415
     from shoal_flower.messages import Offer  # noqa: PLC0415
+    from shoal_flower.wire_codec import pack_offer, pack_reply  # noqa: PLC0415
 
     body, *_ = pretrained()
     model = Model(lambda: nn.Sequential(*body, nn.Linear(1000, 10)))

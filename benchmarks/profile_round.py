@@ -34,7 +34,7 @@ from shoal.models.layers import seeded_dropouts
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.play import SimulationState, initial_state, move_to_engine, run_rounds
 from shoal.simulation.round_metrics import round_metrics
-from shoal.simulation.simulation import Simulation, first_examples, with_features
+from shoal.simulation.simulation import Simulation, apply_feature_map, first_examples
 
 _MIN_SHARE, _MAX_HINTS = 0.2, 2
 """The share of a round from which a part is worth a hint, and how many hints there are."""
@@ -47,7 +47,7 @@ def profile(simulation: Simulation, settings: EngineSettings, *, rounds: int = 5
         InputError: fewer than one round, or what the simulation's own training raises.
     """
     integer("rounds", rounds, "such as 5", 1)
-    simulation = with_features(simulation)
+    simulation = apply_feature_map(simulation)
     examples = first_examples(simulation.federation)
     decided = settings.decided(simulation.setup, simulation.algorithm, examples, simulation.federation.classes)
     with decided.engine(simulation.setup.model) as engine:

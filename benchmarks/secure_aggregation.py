@@ -30,8 +30,8 @@ from shoal_flower.secure_sums.protocol_messages import (
     Members,
     Opening,
     Question,
-    Roster,
     Session,
+    SumMembers,
     Transcript,
     pack_answer,
     read_question,
@@ -66,7 +66,7 @@ class Client:
                 name = self.folder.name
                 state = Participant.begin(question.session, question.config, name, self.key, question.clusters, SHARE)
                 reply = state.card
-            case Roster(), Participant():
+            case SumMembers(), Participant():
                 state, reply = state.letters(question, known, LEAST)
             case Delivery(), Participant():
                 block = FixedPoint.of_sums(len(state.cards), BOUND).encoded(self.update)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shoal.attacks import Population, ReferenceScores
-from shoal.audit.reference_records import AuditRecords
+from shoal.audit.attacked_records import AuditRecords
 
 
 def made_up(

@@ -16,7 +16,7 @@ from shoal.metrics.summary import parse_summary
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_view import RunView, with_limits
-from shoal.reports.table import Table
+from shoal.reports.table import ReportTable
 from shoal.runs.result import report_of
 from shoal.simulation.measure import CLIENT_COLUMNS
 
@@ -142,13 +142,13 @@ def view_of(groups: list[str], clusters: int, summary: Mapping[str, Any] | None 
     return RunView(run, parse_summary(flat), rounds_of(groups, clusters), with_limits(clients))
 
 
-def texts_of(table: Table | None) -> dict[str, tuple[str, ...]]:
+def texts_of(table: ReportTable | None) -> dict[str, tuple[str, ...]]:
     """The texts of a table's cells, by those of the first."""
     assert table is not None
     return {row.cells[0].text: tuple(cell.text for cell in row.cells[1:]) for row in table.rows}
 
 
-def meanings_of(table: Table | None) -> dict[str, str]:
+def meanings_of(table: ReportTable | None) -> dict[str, str]:
     """The small texts of a table's first cells, by their texts."""
     assert table is not None
     return {row.cells[0].text: row.cells[0].small for row in table.rows}

@@ -109,7 +109,7 @@ VALUES = {
     "Features": lambda: shoal.Features(("pca",), dimension=12),
     "LaplaceNoise": lambda: shoal.LaplaceNoise(noise_multiplier=0.123),
     "Knob": lambda: shoal.Knob(shoal.Augmentation(12.5, 1.5), 0.123, 0.0456),
-    "Coordinator": lambda: shoal.Coordinator({"augmentation": shoal.Knob(shoal.Augmentation())}, target=0.123),
+    "LimitController": lambda: shoal.LimitController({"augmentation": shoal.Knob(shoal.Augmentation())}, target=0.123),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),

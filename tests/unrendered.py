@@ -18,7 +18,7 @@ def _undrawn(draw: Any, size: tuple[float, float], *formats: str) -> Sequence[by
 
 
 def _drawn(draw: Any, size: tuple[float, float], *formats: str) -> Sequence[bytes]:
-    with plotting.styled():
+    with plotting.use_figure_style():
         draw(Figure(size, layout="constrained"))
     return [EMPTY[each] for each in formats]
 

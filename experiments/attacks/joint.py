@@ -38,7 +38,7 @@ from shoal.metrics import roc_auc
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.span_scores import on_list, span_scores
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
-from shoal.simulation.simulation import with_features
+from shoal.simulation.simulation import apply_feature_map
 
 ROOT = Path(__file__).resolve().parents[1]
 BAR = read_toml(ROOT / "protection" / "bar.toml")["grid"]["setting"]
@@ -82,7 +82,7 @@ def attacked_run(setting: str, seed: int) -> Iterator[tuple[AttackedRun, Engine]
     table, changes = SETTINGS[setting]
     config = parse_config(changed(table, {**changes, "seed": seed, "evaluation.every": 1000}), setting)
     _, simulation = build(config)
-    simulation = with_features(simulation)
+    simulation = apply_feature_map(simulation)
     with config.engine.engine(simulation.setup.model) as engine:
         simulation = move_to_engine(simulation, engine)
         *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))

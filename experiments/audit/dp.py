@@ -42,7 +42,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from shoal.audit import one_run_audit
-from shoal.audit.canary_audit import default_guesses, epsilon_lower_bound
+from shoal.audit.canary_audit import default_guesses, one_run_epsilon
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
@@ -242,7 +242,7 @@ def largest(canaries: int, delta: float) -> float:
     """The bound of an attacker who makes no mistake, at `CONFIDENCE`: no audit of so many canaries can prove more."""
     choices = default_guesses(canaries)
     level = 1 - (1 - CONFIDENCE) / len(choices)
-    return max(epsilon_lower_bound(canaries, high + low, high + low, delta, level) for high, low in choices)
+    return max(one_run_epsilon(canaries, high + low, high + low, delta, level) for high, low in choices)
 
 
 def report(rows: pd.DataFrame) -> str:

@@ -28,19 +28,19 @@ import numpy as np
 import pandas as pd
 
 from shoal.audit import RecordTable, measure, record_exposure
+from shoal.audit.attacked_records import AuditRecords, attack_records
 from shoal.audit.audit import audit_records
 from shoal.audit.final_attacks import exposure_of_clients
 from shoal.audit.finding import findings
 from shoal.audit.model_scores import Membership
-from shoal.audit.reference_records import AuditRecords, attack_records
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import view_scores
-from shoal.replay.run_records import records_of_run
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation
 

@@ -27,9 +27,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from shoal.audit.attacked_records import attack_records
 from shoal.audit.audit import audit_records
-from shoal.audit.records import CHOSEN_OF_VIEW, RecordTable, measure
-from shoal.audit.reference_records import attack_records
+from shoal.audit.record_table import CHOSEN_OF_VIEW, RecordTable, measure
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.atomic_files import write_text

@@ -41,7 +41,7 @@ from torch.nn import functional
 
 import shoal
 from shoal.attacks import Candidates, Knowledge, ModelSpan
-from shoal.audit.records import CLIENT
+from shoal.audit.record_table import CLIENT
 from shoal.core.atomic_files import write_text
 from shoal.data import load_dataset
 from shoal.defenses import Defense

@@ -30,7 +30,7 @@ from shoal.config.kinds import require_data
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change_key, key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, ShoalError, quoted, require
+from shoal.core.errors import InputError, ShoalError, quote, require
 from shoal.core.processes import Workers, Workplace
 from shoal.core.settings import Count, Positive, settings
 from shoal.data.content import fingerprint_up_to_rounding
@@ -41,7 +41,7 @@ from shoal.runs.files import read_run, read_table
 from shoal.simulation.measure import CLIENT_COLUMNS
 from shoal.sweeps.plan import PlannedRun, dataset_of, planned_runs
 from shoal.sweeps.runner import SweepWatch, finish_runs
-from shoal.sweeps.sweep_file import Run
+from shoal.sweeps.sweep_file import SweepPoint
 
 CHANGEABLE = ("model", "algorithm", "local", "defenses", "coordinator", "release", "red_team")
 """Tables of a configuration that a defence may change; the others are the federation and its measurement."""
@@ -189,7 +189,7 @@ def read_rows(folder: Path) -> pd.DataFrame:
     for path in sorted((folder / "rows").glob("*.csv")):
         table = pd.read_csv(path)
         missing = sorted({"defence", "federation", "seed", *UTILITY, *RISK} - {*table.columns})
-        require(not missing, f"{path}: is no row of the board: it lacks the columns {quoted(missing)}")
+        require(not missing, f"{path}: is no row of the board: it lacks the columns {quote(missing)}")
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
@@ -247,7 +247,7 @@ def measure(
     board.require_same(data_dir)
     seeds = defence.seeds(board.asked.judging_seeds) if judge else tuple(board.asked.development_seeds)
     asked = [
-        Run({"federation": name}, seed, replace(board.config(name, defence), seed=seed))
+        SweepPoint({"federation": name}, seed, replace(board.config(name, defence), seed=seed))
         for name in board.tables
         for seed in seeds
     ]

@@ -29,7 +29,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation, LabelledDataset
-from shoal.engine import Coordinator, Engine, LocalSGD, RiskEstimate, RiskEstimator, State
+from shoal.engine import Engine, LocalSGD, RiskEstimate, RiskEstimator, State, SteeringRule
 from shoal.simulation.play import initial_state, move_to_engine
 
 BASE = Path(__file__).with_name("response.toml")
@@ -90,7 +90,7 @@ class TimedSensor(Timed[RiskEstimator]):
             return self.inner.estimate(state, federation, engine, local, stream)
 
 
-class TimedCoordinator(Timed[Coordinator]):
+class TimedCoordinator(Timed[SteeringRule]):
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         with self.timing():
             return self.inner.start(state, federation, engine, stream)

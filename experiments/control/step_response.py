@@ -36,7 +36,7 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
 from shoal.engine import State
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
-from shoal.simulation.simulation import Simulation, Start
+from shoal.simulation.simulation import Simulation, WarmStart
 
 BASE = Path(__file__).with_name("response.toml")
 AFTERWARDS = 60
@@ -126,7 +126,7 @@ def run(config: Config, event: Event) -> pd.DataFrame:
         state = trained(replace(simulation, federation=event.before(whole), rounds=event.round))
         changed = event.after(whole, state, Stream(config.seed, ("event",)))
         larger = larger_cluster(state.assignment)
-        trained(replace(simulation, federation=changed, rounds=AFTERWARDS, start=Start(state)))
+        trained(replace(simulation, federation=changed, rounds=AFTERWARDS, start=WarmStart(state)))
     found = pd.DataFrame(rows)
     found = found[found["round"] % config.red_team.every == 0]
     names = found["cluster"].map(lambda k: CLUSTERS[0 if k == larger else 1])

@@ -26,13 +26,13 @@ from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
 from shoal.core.formats import DASH
 from shoal.property.property_page import (
-    by_cluster,
     draw_map,
     half_window,
     kind_keys,
     mean_and_sd,
     rolling_mean,
     tsne_maps,
+    updates_by_cluster,
 )
 from shoal.property.update_table import PROPERTY_COLUMNS
 from shoal.reports.curves import fit_rounds
@@ -152,7 +152,7 @@ def write(fl: Path, cfl: Path, out: Path, title: str | None) -> None:
     alike = (config.data.source, config.data.task) == (other.data.source, other.data.task)
     require(alike, f"{cfl}: is a run on other data or another task than {fl}; compare runs of the same task")
     models = [Cosines("FL", one, LineStyle("#000000", "-", "X"))]
-    models += [Cosines(f"CFL, cluster {k}", own, cluster_style(k + 1)) for k, own in by_cluster(many).items()]
+    models += [Cosines(f"CFL, cluster {k}", own, cluster_style(k + 1)) for k, own in updates_by_cluster(many).items()]
     drawn = {"maps": draw_maps({"FL": one, "CFL": many}, title), "cosine": draw_cosines(models, title)}
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -33,16 +33,16 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from shoal.attacks.queries.loss_histograms import EDGES, cross_fitted_accuracy
-from shoal.audit.records import OUTSIDER, strongest
-from shoal.audit.reference_records import attack_records
+from shoal.audit.attacked_records import attack_records
+from shoal.audit.record_table import OUTSIDER, strongest
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.data import Shards
 from shoal.engine import Engine
 from shoal.metrics import mean_interval, roc_auc
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run
 from shoal.simulation.play import initial_state, move_to_engine
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]

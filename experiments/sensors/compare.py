@@ -36,8 +36,8 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.data import Federation, Shards
 from shoal.engine import Engine, State, Training
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run
 from shoal.simulation.play import initial_state, move_to_engine
 from shoal.simulation.simulation import Simulation
 

@@ -53,18 +53,18 @@ from .attacks import (
     logit_confidence as logit_confidence,
 )
 from .audit import RedTeam as RedTeam
+from .audit.attacked_records import AuditRecords as AuditRecords
 from .audit.audit import (
     Audit as Audit,
     audit_records as audit_records,
 )
-from .audit.reference_records import AuditRecords as AuditRecords
 from .config.schema import (
     Config as Config,
     read_config as read_config,
 )
 from .control import (
-    Coordinator as Coordinator,
     Knob as Knob,
+    LimitController as LimitController,
     RiskPrediction as RiskPrediction,
 )
 from .core.errors import (

@@ -13,7 +13,7 @@ from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedProx, Pooling
 from shoal.algorithms.clusters.cfl import ParameterTree, bipartition
 from shoal.algorithms.clusters.update_sketch import UpdateSketch
-from shoal.control import Coordinator, Knob, RiskPrediction
+from shoal.control import Knob, LimitController, RiskPrediction
 from shoal.core.randomness import Stream
 from shoal.defenses import L2
 from shoal.engine import Engine, State, Training
@@ -196,7 +196,9 @@ def test_a_coordinator_goes_on_from_the_strengths_of_the_divided_cluster(four):
     """Instead of from nothing, which would free both parts of what their members asked for."""
     sizes = [len(each.models) for each in four]
     before, federation = four[sizes.index(2) - 1], relabelled(FOUR)
-    coordinator = Coordinator({"l2": Knob(L2(0.01), risk_reduction=0.1, accuracy_cost=0.001)}, target=0.0, gain=0.05)
+    coordinator = LimitController(
+        {"l2": Knob(L2(0.01), risk_reduction=0.1, accuracy_cost=0.001)}, target=0.0, gain=0.05
+    )
     with Engine(LINEAR, threads=1) as engine:
         federation = engine.prepare(federation)
         training = Training(federation, SPLITS, FULL, engine, Stream(3), coordinator=coordinator)

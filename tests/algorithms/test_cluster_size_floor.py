@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA, IFCAMIR, ClusterSizeFloor, IFCAWithinLimit
-from shoal.algorithms.private.cluster_size_floor import rebalanced
+from shoal.algorithms.private.cluster_size_floor import rebalance
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training, averaging_weights
 
@@ -24,7 +24,7 @@ def test_no_model_is_below_the_floor_while_another_is_above_it(least):
     moved = 0
     for seed in range(50):
         before, order = drawn(seed)
-        after = rebalanced(before, torch.full((4,), least), least, order)
+        after = rebalance(before, torch.full((4,), least), least, order)
         had, has = (torch.bincount(each, minlength=4) for each in (before, after))
         assert has.min() >= least or has.max() <= least
         # Nobody moves in vain: givers were above the floor and stay at it, receivers were below and end at it at most.
@@ -39,21 +39,21 @@ def test_no_model_is_below_the_floor_while_another_is_above_it(least):
 
 def test_the_smallest_models_are_filled_first():
     assignment = torch.tensor([0, 0, 0, 0, 0, 1])
-    after = rebalanced(assignment, torch.tensor([3, 3, 3]), 3, torch.arange(6))
+    after = rebalance(assignment, torch.tensor([3, 3, 3]), 3, torch.arange(6))
     # Two can be given: one goes where nobody is, and then both others lack two. A third would leave the first lacking.
     assert torch.bincount(after, minlength=3).tolist() == [3, 2, 1]
-    after = rebalanced(torch.tensor([0, 0, 0, 0, 1]), torch.tensor([3, 3, 3]), 3, torch.arange(5))
+    after = rebalance(torch.tensor([0, 0, 0, 0, 1]), torch.tensor([3, 3, 3]), 3, torch.arange(5))
     assert torch.bincount(after, minlength=3).tolist() == [3, 1, 1]
-    after = rebalanced(torch.tensor([0, 1, 1, 1, 1, 1]), torch.tensor([3, 3, 3]), 3, torch.arange(6))
+    after = rebalance(torch.tensor([0, 1, 1, 1, 1, 1]), torch.tensor([3, 3, 3]), 3, torch.arange(6))
     assert torch.bincount(after, minlength=3).tolist() == [2, 3, 1]
 
 
 def test_models_have_floors_of_their_own_and_give_no_client_below_the_full_floor():
     assignment = torch.tensor([0] * 8 + [1] * 4 + [2])
     # The clients of the second model are asked before those of the first.
-    after = rebalanced(assignment, torch.tensor([0, 0, 2]), 5, torch.arange(13).flip(0))
+    after = rebalance(assignment, torch.tensor([0, 0, 2]), 5, torch.arange(13).flip(0))
     assert torch.bincount(after, minlength=3).tolist() == [7, 4, 2]
-    assert torch.equal(rebalanced(assignment, torch.tensor([0, 0, 0]), 5, torch.arange(13)), assignment)
+    assert torch.equal(rebalance(assignment, torch.tensor([0, 0, 0]), 5, torch.arange(13)), assignment)
 
 
 def test_every_client_above_the_floor_is_equally_likely_to_move():
@@ -61,7 +61,7 @@ def test_every_client_above_the_floor_is_equally_likely_to_move():
     gone, draw = Counter(), torch.Generator().manual_seed(0)
     assignment = torch.tensor([0, 0, 0, 1, 1, 1])
     for _ in range(3000):
-        after = rebalanced(assignment, torch.tensor([2, 2, 2]), 2, torch.randperm(6, generator=draw))
+        after = rebalance(assignment, torch.tensor([2, 2, 2]), 2, torch.randperm(6, generator=draw))
         gone.update(torch.nonzero(after != assignment).flatten().tolist())
     # The standard deviation is 26.
     assert all(abs(gone[i] - 1000) < 110 for i in range(6)), gone

@@ -5,7 +5,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from shoal.algorithms import ClusterSizeFloor, GroupPrivacy, HypCluster
-from shoal.algorithms.private.group_privacy import k_means
+from shoal.algorithms.private.group_privacy import private_k_means
 from shoal.core.randomness import Stream
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, LocalSGD, Training
@@ -65,12 +65,12 @@ def test_k_means_is_scikit_learn_s():
     draw = torch.Generator().manual_seed(0)
     points = torch.randn(60, 5, generator=draw) + 2 * torch.randint(0, 3, (60, 1), generator=draw)
     start = points[:3].clone()
-    centroids, cluster = k_means(points, start, 300)
+    centroids, cluster = private_k_means(points, start, 300)
     reference = KMeans(3, init=start.double().numpy(), n_init=1, tol=0, max_iter=300).fit(points.double().numpy())
     torch.testing.assert_close(centroids.double(), torch.tensor(reference.cluster_centers_), rtol=1e-5, atol=1e-6)
     assert cluster.tolist() == reference.labels_.tolist()
     assert len(set(cluster.tolist())) == 3
-    one, first = k_means(points, start, 1)
+    one, first = private_k_means(points, start, 1)
     assert torch.equal(first, torch.cdist(points, start).argmin(dim=1))
     assert not torch.allclose(one, centroids)
 
@@ -116,7 +116,7 @@ def test_noise_longer_than_the_root_of_the_clients_hides_the_groups(nu, survives
     found = []
     for clients in torch.arange(5 * 32).split(32):
         sent = LaplaceNoise(nu).filter(torch.zeros_like(updates), updates, clients)
-        _, cluster = k_means(sent, torch.cat([-direction, direction]) / 100, 50)
+        _, cluster = private_k_means(sent, torch.cat([-direction, direction]) / 100, 50)
         agree = float((cluster == group).double().mean())
         found.append(max(agree, 1 - agree))
     assert (sum(found) / 5 > 0.9) == survives

@@ -21,7 +21,7 @@ from shoal.algorithms import (
     Scaffold,
     SharedBody,
 )
-from shoal.algorithms.wrappers.pooling import pooled
+from shoal.algorithms.wrappers.pooling import pool_models
 from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
@@ -254,13 +254,13 @@ def test_a_model_that_nobody_trained_has_no_weight(play):
 def test_where_nobody_trained_or_there_is_one_model_nothing_changes():
     models = torch.rand(2, 3)
     whole = torch.ones(2, 1, dtype=torch.float64)
-    assert pooled(models, whole, torch.zeros(2).double()) is models
-    assert pooled(models[:1], whole[:1], torch.ones(1).double()).tolist() == models[:1].tolist()
+    assert pool_models(models, whole, torch.zeros(2).double()) is models
+    assert pool_models(models[:1], whole[:1], torch.ones(1).double()).tolist() == models[:1].tolist()
 
 
 def test_a_model_that_is_not_drawn_does_not_notice_one_that_diverged():
     models = torch.tensor([[1.0, -2.0], [torch.inf, torch.nan]])
-    after = pooled(models, torch.tensor([[0.0], [0.5]]).double(), torch.ones(2).double())
+    after = pool_models(models, torch.tensor([[0.0], [0.5]]).double(), torch.ones(2).double())
     assert torch.equal(after[0], models[0])
 
 

@@ -9,7 +9,7 @@ import torch
 from relabelled import FOUR, FULL, LINEAR, TWO, relabelled
 from shoal.algorithms import CFL
 from shoal.attacks import Acquisition, ModelAcquisition
-from shoal.attacks.updates.model_acquisition import Received, SybilPaths
+from shoal.attacks.updates.model_acquisition import ReceivedModels, SybilPaths
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, State, Training
@@ -142,14 +142,14 @@ def test_other_clusters_models_reach_nobody_who_is_not_in_them():
         assert torch.equal(a.update, b.update)
 
 
-def received(*ways: str) -> list[Received]:
+def received(*ways: str) -> list[ReceivedModels]:
     """Sybils one after another; a letter is a model that one is sent, in upper case where its reply is antiparallel."""
     items, number = [], 0
     for sybil, way in enumerate(ways):
         for letter in way:
             number += 1
             model, reply = torch.tensor([float(ord(letter.lower()))]), int(letter.isupper())
-            items.append(Received(number, sybil, model, reply, torch.tensor([1.0 - 2 * reply])))
+            items.append(ReceivedModels(number, sybil, model, reply, torch.tensor([1.0 - 2 * reply])))
     return items
 
 
@@ -194,10 +194,10 @@ def test_the_same_reply_to_the_same_model_is_the_same_update():
 
 def test_away_is_opposite_to_what_was_found():
     attack = ModelAcquisition(("honest", "antiparallel", "away"), scale=0.5)
-    seen, origin = list[Received](), torch.zeros(2)
+    seen, origin = list[ReceivedModels](), torch.zeros(2)
     for sybil, (reply, to) in enumerate(((0, [2.0, 0.0]), (1, [0.0, 3.0]))):
-        seen.append(Received(2 * sybil, sybil, origin, reply, torch.ones(2)))
-        seen.append(Received(2 * sybil + 1, sybil, torch.tensor(to), 0, torch.ones(2)))
+        seen.append(ReceivedModels(2 * sybil, sybil, origin, reply, torch.ones(2)))
+        seen.append(ReceivedModels(2 * sybil + 1, sybil, torch.tensor(to), 0, torch.ones(2)))
     chosen, update = attack.reply(seen, 9, origin, torch.tensor([0.0, 2.0]), Stream(0))
     assert chosen == 2
     torch.testing.assert_close(update, torch.tensor([-1.0, -1.0]) / 2**0.5)

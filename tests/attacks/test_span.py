@@ -9,7 +9,7 @@ from torch import nn
 
 import shoal
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, ServerOptimizer, UpdateSpan
-from shoal.attacks.span.record_scores import calibrated
+from shoal.attacks.span.layer_scores import calibrate_scores
 from shoal.attacks.span.row_space import row_spaces
 from shoal.core.errors import InputError
 from shoal.engine import Engine, LocalSGD, RoundUpdates, Training
@@ -259,13 +259,13 @@ def test_known_records_are_weighted_to_the_strata_that_are_asked():
     kind = np.repeat([0, 1], [1800, 200])[:, None]
     others, asked = draw.normal(3.0 * kind[:, 0]), np.repeat([0, 1], [100, 900])[:, None]
     strata = np.zeros_like(kind), np.zeros_like(asked)
-    cuts = calibrated(others, np.hstack([strata[0], kind]), np.hstack([strata[1], asked]), 0.05)
+    cuts = calibrate_scores(others, np.hstack([strata[0], kind]), np.hstack([strata[1], asked]), 0.05)
     assert len(np.unique(cuts)) == 1
     assert (draw.normal(3.0 * np.repeat(asked, 50)) > cuts[0]).mean() == pytest.approx(0.05, abs=0.02)
     # Strata of fewer than five known records are left to a coarser column; a new one to all.
     few = np.where(np.arange(2000) < 4, 2, kind[:, 0])[:, None]
-    (of_few,) = calibrated(others, np.hstack([strata[0], few]), np.array([[0, 2]]), 0.05)
-    assert of_few == pytest.approx(calibrated(others, strata[0], np.zeros((1, 1)), 0.05)[0])
+    (of_few,) = calibrate_scores(others, np.hstack([strata[0], few]), np.array([[0, 2]]), 0.05)
+    assert of_few == pytest.approx(calibrate_scores(others, strata[0], np.zeros((1, 1)), 0.05)[0])
 
 
 def test_a_layer_with_fewer_inputs_than_records_claims_no_span():

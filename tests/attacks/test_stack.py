@@ -15,17 +15,17 @@ from sklearn.preprocessing import StandardScaler
 from attacked_run import attacked_run
 from made_up_scores import made_up, made_up_pairs
 from shoal.attacks import DifficultyCalibration, LiRA, LossScore, Stack
-from shoal.attacks.scores.record_levels import record_levels
+from shoal.attacks.scores.score_levels import record_levels
 from shoal.attacks.scores.trajectory import LossTrajectory
 from shoal.audit import leave_one_out_scores
-from shoal.audit.records import measure, strongest
-from shoal.audit.reference_records import REFERENCE_ATTACKS, AttackScores, attack_records
+from shoal.audit.attacked_records import REFERENCE_ATTACKS, AttackScores, attack_records
+from shoal.audit.record_table import measure, strongest
 from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.engine import Engine
 from shoal.metrics import roc_auc
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_store import reference_scores, view_scores
-from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import JOINT_NAMES
 
 

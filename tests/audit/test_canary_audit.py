@@ -9,8 +9,8 @@ from scipy import stats
 from shoal.audit.canary_audit import (
     correct_guesses,
     default_guesses,
-    epsilon_lower_bound,
     one_run_audit,
+    one_run_epsilon,
     p_value,
 )
 from shoal.core.errors import InputError
@@ -43,12 +43,12 @@ def test_the_probability_is_that_of_the_theorem(m, r, v, delta):
     ids=["appendix D", "section 7"],
 )
 def test_the_bounds_are_those_that_the_paper_prints(inputs, published):
-    assert epsilon_lower_bound(*inputs) == pytest.approx(published, abs=1e-3)
+    assert one_run_epsilon(*inputs) == pytest.approx(published, abs=1e-3)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
 def test_the_bound_is_where_the_probability_crosses_its_level(delta):
-    bound = epsilon_lower_bound(200, 100, 80, delta, 0.9)
+    bound = one_run_epsilon(200, 100, 80, delta, 0.9)
     below, above = p_value(200, 100, 80, np.array([bound - 1e-4, bound + 1e-4]), delta)
     assert below < 0.1 < above
 
@@ -145,4 +145,4 @@ def test_what_cannot_be_audited_is_refused_in_one_sentence():
     with pytest.raises(InputError, match="same shape"):
         one_run_audit(scores, included[:2])
     with pytest.raises(InputError, match="from 0; got 5, 4 and 10"):
-        epsilon_lower_bound(10, 4, 5)
+        one_run_epsilon(10, 4, 5)

@@ -16,7 +16,7 @@ from full_simulation import simulate_with
 from shoal import IFCA, Ditto, FedAvg, FineTuning, Gap, LocalOnly, LocalSGD, LossThreshold, RedTeam, ShadowModels
 from shoal.audit import final_attacks, measurement
 from shoal.audit.model_scores import predictions_of
-from shoal.audit.records import mean_metrics
+from shoal.audit.record_table import mean_metrics
 from shoal.core.randomness import Stream
 from shoal.metrics import MembershipMetrics
 from shoal.metrics.summary import Summary, flatten

@@ -12,18 +12,18 @@ from made_up_scores import made_up_pairs
 from shoal.attacks import Population, ReferenceScores, UpdateScores
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit import audit_records, audit_updates
+from shoal.audit.attacked_records import REFERENCE_ATTACKS, AuditRecords, attack_records
 from shoal.audit.audit import wrong_sign
 from shoal.audit.record_exposure import _distances, _opposites, _redrawn, record_exposure
-from shoal.audit.records import measure, strongest
-from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
+from shoal.audit.record_table import measure, strongest
 from shoal.audit.update_audit import UPDATE_ATTACKS
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_store import view_scores
-from shoal.replay.run_records import records_of_run
 
 AUDITS = 80
 NAMES = [attack.name for attack in REFERENCE_ATTACKS]

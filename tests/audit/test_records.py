@@ -12,10 +12,10 @@ from sklearn.metrics import roc_auc_score
 import shoal
 from made_up_scores import made_up
 from shoal.audit import leave_one_out_scores
+from shoal.audit.attacked_records import REFERENCE_ATTACKS, AuditRecords, attack_records
 from shoal.audit.audit import audit_records
-from shoal.audit.final_attacks import joined
-from shoal.audit.records import RecordTable, measure, strongest
-from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
+from shoal.audit.final_attacks import join_attacks
+from shoal.audit.record_table import RecordTable, measure, strongest
 from shoal.audit.update_audit import all_attacks
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -95,10 +95,10 @@ def test_the_attack_on_all_examples_counts_where_no_record_is_asked(attacked):
     on_records = attacked.measured("model")
     assert np.isnan(on_records[2]["rmia"].accuracy), "its records are members alone"
     fitted = {"rmia": measured(0.7), "mine": measured(0.8)}
-    assert joined(on_records[2], fitted)["rmia"].accuracy == 0.7
-    assert np.isnan(joined(on_records[2], {})["rmia"].accuracy)
-    assert joined(on_records[0], fitted)["rmia"] is on_records[0]["rmia"], "but not where there are records"
-    assert list(joined(on_records[0], fitted)) == [*on_records[0], "mine"]
+    assert join_attacks(on_records[2], fitted)["rmia"].accuracy == 0.7
+    assert np.isnan(join_attacks(on_records[2], {})["rmia"].accuracy)
+    assert join_attacks(on_records[0], fitted)["rmia"] is on_records[0]["rmia"], "but not where there are records"
+    assert list(join_attacks(on_records[0], fitted)) == [*on_records[0], "mine"]
     assert next(iter(on_records[0])) == attacked.chosen()
 
 

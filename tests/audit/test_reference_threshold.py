@@ -18,7 +18,7 @@ from shoal.attacks import (
     ReferenceScores,
 )
 from shoal.audit import leave_one_out_scores, median_threshold, reference_thresholds
-from shoal.audit.reference_records import MIN_OF_CELL as LEAST, best_threshold
+from shoal.audit.attacked_records import MIN_OF_CELL as LEAST, best_threshold
 from shoal.metrics import balanced_accuracy
 
 

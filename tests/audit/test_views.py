@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from made_up_scores import made_up
+from shoal.audit.attacked_records import AttackScores, AuditRecords, attack_records
 from shoal.audit.audit import VIEW_METRICS, audit_records, parse_gates
-from shoal.audit.records import CLIENT, OUTSIDER, SERVER, strongest
-from shoal.audit.reference_records import AttackScores, AuditRecords, attack_records
+from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER, strongest
 from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS
 from shoal.metrics import roc_auc

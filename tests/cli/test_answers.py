@@ -8,7 +8,7 @@ import tomli_w
 import typer
 
 from shoal.audit.audit import parse_gates
-from shoal.cli.answers import Answer, command
+from shoal.cli.answers import CommandResult, command
 from shoal.cli.app import app, main
 from shoal.protection.ladder import Ladder, Rung
 
@@ -106,8 +106,8 @@ def test_a_command_is_made_by_what_adds_the_option(capsys):
     gates = parse_gates(["auc <= 0.6"])
 
     @command(mine, "mine")
-    def shown() -> Answer:
-        return Answer({"auc": float("nan"), "a.auc.high": 0.7, "rows": [(1, float("inf"))]}, "a table", gates)
+    def shown() -> CommandResult:
+        return CommandResult({"auc": float("nan"), "a.auc.high": 0.7, "rows": [(1, float("inf"))]}, "a table", gates)
 
     assert all(hasattr(entry.callback, "__wrapped__") for entry in app.registered_commands)
     assert mine(["--json"], standalone_mode=False) == 3

@@ -14,7 +14,7 @@ from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, EngineSettings, parse_config, read_config
 from shoal.config.settings_tables import keys_of, read, table_of
-from shoal.control import Coordinator, RiskPrediction
+from shoal.control import LimitController, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.defenses import (
     CCL,
@@ -98,7 +98,7 @@ DECLARED = [
         LocalSGD,
         TorchOptimizer,
         *DEFENSES.values(),
-        Coordinator,
+        LimitController,
         RiskPrediction,
     )
     for key in keys_of(cls)

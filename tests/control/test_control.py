@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from shoal.control import Coordinator, Knob, RecordedDirectives, RiskPrediction
+from shoal.control import Knob, LimitController, RecordedDirectives, RiskPrediction
 from shoal.control.feedback import over_limit_shares, utilities
 from shoal.control.knobs import Memory, Sensitivity, allocate
 from shoal.core.errors import InputError
@@ -108,7 +108,7 @@ def test_a_single_observation_moves_the_belief_by_ridge_regression():
 
 def test_a_model_that_nobody_uses_teaches_nothing():
     """Its risk is the last one, whatever its knobs do."""
-    coordinator, none = Coordinator({"l2": Knob(L2(0.1))}), torch.full((3,), torch.nan, dtype=FLOAT)
+    coordinator, none = LimitController({"l2": Knob(L2(0.1))}), torch.full((3,), torch.nan, dtype=FLOAT)
     state = State.initial(torch.zeros(3, 4), 3)
     shares = torch.tensor([1.0, 0.5, torch.nan], dtype=FLOAT)
     for risks in ([0.7, 0.7, 0.7], [0.6, 0.65, 0.7], [0.5, 0.6, 0.7]):
@@ -172,14 +172,14 @@ def test_utilities_are_of_the_members_hold_outs_or_else_of_the_shadow_set(mlp):
             assert math.isnan(values[2])
 
 
-def coordinator(**changes) -> Coordinator:
-    return Coordinator(
+def coordinator(**changes) -> LimitController:
+    return LimitController(
         {"l2": Knob(L2(0.1), risk_reduction=0.1, accuracy_cost=0.01)}, **{"gain": 0.1, "max_cost": 0.02, **changes}
     )
 
 
 def updated(
-    asked: Coordinator, risks: list[list[float]], thresholds: list[float], mlp, half: float = math.nan
+    asked: LimitController, risks: list[list[float]], thresholds: list[float], mlp, half: float = math.nan
 ) -> list[State]:
     """The states after estimates of these risks (K,), one after another; clients are dealt out in turn.
 
@@ -281,12 +281,12 @@ def test_a_fall_of_accuracy_halves_the_demand(mlp):
     assert state.control["demand"].tolist() == pytest.approx([0.04])
 
 
-def estimated(asked: Coordinator, state: State, *numbers: float) -> State:
+def estimated(asked: LimitController, state: State, *numbers: float) -> State:
     """One model after an estimate: its share over the limit, the possible one, held-out accuracy, standard error."""
     return asked.steered(state, *(torch.tensor([number], dtype=FLOAT) for number in numbers))
 
 
-def wanting(asked: Coordinator, demand: float, best: float = 0.8) -> State:
+def wanting(asked: LimitController, demand: float, best: float = 0.8) -> State:
     """One model of which so much relief is wanted, and whose held-out accuracy was once ``best``."""
     none = Memory.empty(1, asked.knobs)
     memory = replace(none, demand=none.demand + demand, best=torch.full_like(none.best, best))
@@ -296,7 +296,7 @@ def wanting(asked: Coordinator, demand: float, best: float = 0.8) -> State:
 @pytest.mark.parametrize("max_cost", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("error", [0.0, 0.004, 0.02])
 def test_demand_is_halved_beyond_the_cost_that_is_allowed_and_two_errors_of_a_difference(max_cost, error):
-    asked = Coordinator({"l2": Knob(L2(0.1), risk_reduction=0.1, accuracy_cost=1e-9)}, max_cost=max_cost + 1e-9)
+    asked = LimitController({"l2": Knob(L2(0.1), risk_reduction=0.1, accuracy_cost=1e-9)}, max_cost=max_cost + 1e-9)
     allowed = asked.max_cost + 2 * math.sqrt(error**2 + error**2)
     for fell, demand in ((allowed - 1e-6, 0.05 + 0.1 * (0.12 - 0.1)), (allowed + 1e-6, 0.05 / 2)):
         after = estimated(asked, wanting(asked, 0.05), 0.12, 0.12, 0.8 - fell, error)

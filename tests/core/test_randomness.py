@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from shoal.core.randomness import Stream, seeded
+from shoal.core.randomness import Stream, seed_libraries
 
 SIZES = torch.tensor([5, 1, 12, 0, 7, 12])
 IDS = torch.tensor([4, 0, 11, 3, 100, 7])
@@ -165,20 +165,20 @@ def test_seeded_lends_the_global_generator_and_restores_it() -> None:
         torch.manual_seed(5)
         expected = torch.rand(3)
         torch.manual_seed(5)
-        with seeded(Stream(0)("a")):
+        with seed_libraries(Stream(0)("a")):
             inside = torch.rand(3)
         assert torch.equal(torch.rand(3), expected)
-        with seeded(Stream(0)("a")):
+        with seed_libraries(Stream(0)("a")):
             assert torch.equal(torch.rand(3), inside)
-        with seeded(Stream(0)("b")):
+        with seed_libraries(Stream(0)("b")):
             assert not torch.equal(torch.rand(3), inside)
 
 
 def test_seeded_restores_the_global_generator_after_an_error_and_can_be_entered_again() -> None:
     before = torch.random.get_rng_state()
-    with pytest.raises(RuntimeError, match="shape"), seeded(Stream(0)):
+    with pytest.raises(RuntimeError, match="shape"), seed_libraries(Stream(0)):
         torch.rand(3).reshape(2)
     assert torch.equal(torch.random.get_rng_state(), before)
-    with seeded(Stream(0)):
+    with seed_libraries(Stream(0)):
         torch.rand(1)
     assert torch.equal(torch.random.get_rng_state(), before)

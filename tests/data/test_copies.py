@@ -11,7 +11,7 @@ from full_simulation import simulate_with
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.content import Copies, ExampleHashes, content_hashes
-from shoal.data.paired_records import number_of_pairs, pair_records
+from shoal.data.swap_pairs import number_of_pairs, pair_records
 
 DRAW = torch.Generator().manual_seed(0)
 

@@ -6,7 +6,7 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Federation, Group, ImageDataset, Partition, Preferences, partition_dataset
-from shoal.data.paired_records import pair_records
+from shoal.data.swap_pairs import pair_records
 
 
 @pytest.fixture

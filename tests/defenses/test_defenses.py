@@ -29,7 +29,7 @@ from shoal.defenses import (
     ShorterTraining,
     TrainingSetup,
     accounting,
-    defended,
+    apply_defenses,
 )
 from shoal.engine import Engine, resolve_backend
 from shoal.engine.backends.bound_network import BoundNetwork
@@ -165,7 +165,7 @@ def test_defences_at_strength_0_change_no_bit(model, build, undefended, nothing)
 
 
 def test_resumed_dropout_and_noise_are_uninterrupted(cnn, build):
-    setup = defended(TrainingSetup(cnn, LOCAL), (Dropout(0.3), DPSGD(1.0, 0.5)))
+    setup = apply_defenses(TrainingSetup(cnn, LOCAL), (Dropout(0.3), DPSGD(1.0, 0.5)))
     with Engine(setup.model, backend=resolve_backend(setup.model, setup.first_local())) as engine:
         training = Training(build(), IFCA(2), setup.local, engine, Stream(5), defenses=setup.defenses)
         whole = [each for each, _ in training.rounds(training.start(), 4)]
@@ -272,4 +272,4 @@ def test_the_server_merges_what_was_cut(mlp, build):
 
 def test_two_filters_of_the_server_are_refused(mlp):
     with pytest.raises(InputError, match="another filter is applied"):
-        defended(TrainingSetup(mlp, LOCAL), (NormClipping(1.0), NormClipping(2.0)))
+        apply_defenses(TrainingSetup(mlp, LOCAL), (NormClipping(1.0), NormClipping(2.0)))

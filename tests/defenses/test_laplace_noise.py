@@ -10,7 +10,7 @@ from torch import nn
 from shoal.algorithms import IFCA, FedAvg
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.defenses import LaplaceNoise, NormClipping, TrainingSetup, defended
+from shoal.defenses import LaplaceNoise, NormClipping, TrainingSetup, apply_defenses
 from shoal.defenses.laplace_noise import laplace_noise
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
@@ -110,7 +110,7 @@ def test_one_epsilon_for_all_updates_does_not_depend_on_them():
 
 
 def first_round(mlp, build, *defenses, **others):
-    setup = defended(TrainingSetup(mlp, LOCAL), defenses)
+    setup = apply_defenses(TrainingSetup(mlp, LOCAL), defenses)
     with Engine(setup.model, threads=1) as engine:
         filters = {"client_filter": setup.client_filter, "update_filter": setup.update_filter}
         training = Training(build(), FedAvg(), LOCAL, engine, Stream(5), record_every=1, **filters, **others)
@@ -163,7 +163,7 @@ def test_noise_is_another_in_each_round_and_the_same_in_each_run(mlp, build):
 
 def test_laplace_noise_refuses_batch_norm_and_a_second_filter(mlp):
     with pytest.raises(InputError, match="Laplace noise is added, but clients change their updates already"):
-        defended(TrainingSetup(mlp, LOCAL), (LaplaceNoise(1.0), LaplaceNoise(2.0)))
+        apply_defenses(TrainingSetup(mlp, LOCAL), (LaplaceNoise(1.0), LaplaceNoise(2.0)))
     normed = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
     with pytest.raises(InputError, match=r"without batch norm; 8 of this one's numbers are not$"):
         LaplaceNoise(1.0).applied(TrainingSetup(normed, LOCAL))

@@ -22,7 +22,7 @@ from shoal.defenses import (
     ShorterTraining,
     TrainingSetup,
     accounting,
-    defended,
+    apply_defenses,
 )
 from shoal.engine import Engine, LocalSGD
 from shoal.models import Logistic, Model
@@ -205,17 +205,17 @@ def test_one_objective_and_no_dp_sgd_beside_it(mlp, defense):
     )
     for both in ((defense, private), (private, defense)):
         with pytest.raises(InputError, match=sentence):
-            defended(setup, both)
+            apply_defenses(setup, both)
     with pytest.raises(InputError, match=sentence):
         LocalSGD(objective=defense, gradient_privacy=private)
     # Steps that are private in name alone are no obstacle.
-    defended(setup, (DPSGD(math.inf, 0.0), defense))
+    apply_defenses(setup, (DPSGD(math.inf, 0.0), defense))
     other = Flooding(0.1)
     name = type(defense).__name__
     with pytest.raises(
         InputError, match=f"^Flooding and {name} each replace what a local step minimises, so one of the two must be "
     ):
-        defended(setup, (other, defense))
+        apply_defenses(setup, (other, defense))
     with pytest.raises(InputError, match=f"^{name} and Flooding each replace"):
         replace(setup, defenses=(defense, other)).first_local()
 

@@ -222,7 +222,7 @@ def test_one_s_own_defence_is_steered(examples, build, mlp):
     at = ClusterRound(round=1, cluster=0)
     assert [half.scaled(u).local(local, at).learning_rate for u in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 0.15, 0.1])
     knobs = {"rate": shoal.Knob(half, risk_reduction=0.02, accuracy_cost=0.01)}
-    asked = shoal.Coordinator(knobs, gain=1.0, release=0.0, prediction=shoal.RiskPrediction())
+    asked = shoal.LimitController(knobs, gain=1.0, release=0.0, prediction=shoal.RiskPrediction())
     team = shoal.RedTeam(every=2, estimator="audit", attack=shoal.LossThreshold())
     result = simulate_with(build(), mlp, shoal.IFCA(2), local, rounds=2, red_team=team, coordinator=asked)
     alone = shoal.simulate(build(), mlp, shoal.IFCA(2), local, rounds=2, red_team=team)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.audit.attacked_records import REFERENCE_ATTACKS
 from shoal.audit.audit import METRICS
-from shoal.audit.reference_records import REFERENCE_ATTACKS
 from shoal.audit.update_audit import UPDATE_ATTACKS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import shoal
-from shoal.audit.records import measure
+from shoal.audit.record_table import measure
 from shoal.defenses import DPSGD
 from shoal.defenses.dp_sgd import NoiseShare
 from shoal.engine import Engine
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg
-from shoal.control import Coordinator, Knob, RecordedDirectives
+from shoal.control import Knob, LimitController, RecordedDirectives
 from shoal.core.randomness import Stream
 from shoal.defenses import L2
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State, Training
@@ -30,16 +30,16 @@ RISKS = Told()
 ALGORITHMS = [FedAvg(), IFCA(2), IFCAMIR()]
 
 
-def coordinator(**changes: Any) -> Coordinator:
-    return Coordinator({"l2": Knob(L2(0.3))}, **{"gain": 1.0, "target": 0.0, **changes})
+def coordinator(**changes: Any) -> LimitController:
+    return LimitController({"l2": Knob(L2(0.3))}, **{"gain": 1.0, "target": 0.0, **changes})
 
 
-def training(model, federation, algorithm, asked: Coordinator | None, engine: Engine, **changes: Any) -> Training:
+def training(model, federation, algorithm, asked: LimitController | None, engine: Engine, **changes: Any) -> Training:
     steered = {"risk_estimator": RISKS, "defenses": () if asked is None else (asked,), "coordinator": asked}
     return Training(federation, algorithm, LOCAL, engine, Stream(5), **steered, **changes)
 
 
-def played(model, federation, algorithm, asked: Coordinator | None, rounds: int = 4, **changes: Any) -> State:
+def played(model, federation, algorithm, asked: LimitController | None, rounds: int = 4, **changes: Any) -> State:
     with Engine(model, threads=changes.pop("threads", 2)) as engine:
         given = training(model, engine.prepare(federation), algorithm, asked, engine, **changes)
         return [each for each, _ in given.rounds(given.start(), rounds)][-1]
@@ -54,7 +54,7 @@ def same(one: State, other: State) -> bool:
 def test_a_coordinator_without_effect_changes_no_bit(mlp, build, algorithm):
     for threshold, without_effect in (
         (1.0, (coordinator(),)),
-        (0.5, (coordinator(gain=0.0), Coordinator({"l2": Knob(L2(0.0))}, gain=1.0, target=0.0))),
+        (0.5, (coordinator(gain=0.0), LimitController({"l2": Knob(L2(0.0))}, gain=1.0, target=0.0))),
     ):
         federation = build(threshold=threshold)
         alone = played(mlp, federation, algorithm, None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.core.errors import InputError
-from shoal.core.randomness import Stream, seeded
+from shoal.core.randomness import Stream, seed_libraries
 from shoal.models import (
     MLP,
     MODELS,
@@ -40,7 +40,7 @@ def images(count: int, shape: Shape) -> Tensor:
 
 def built(build: Callable[..., nn.Module], **options) -> Any:
     """A network with the same values each time."""
-    with seeded(Stream(1)):
+    with seed_libraries(Stream(1)):
         return build(**options)
 
 

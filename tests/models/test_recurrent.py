@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shoal.core.randomness import Stream, seeded
+from shoal.core.randomness import Stream, seed_libraries
 from shoal.models import Model, ReviewGRU, TextShape, create_model
 
 TEXTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9], [7, 9, 3], [2, 3, 8]]
@@ -18,7 +18,7 @@ def padded(texts: list[list[int]], width: int = 0) -> Tensor:
 
 @pytest.fixture
 def network() -> ReviewGRU:
-    with seeded(Stream(3)):
+    with seed_libraries(Stream(3)):
         return ReviewGRU(10, 4).double()
 
 
@@ -47,7 +47,7 @@ def test_gradients_are_those_of_pytorch_s_gru(network):
 
 def test_gradients_are_those_of_finite_differences():
     """With few units, since finite differences take two passes per parameter."""
-    with seeded(Stream(3)):
+    with seed_libraries(Stream(3)):
         network = ReviewGRU(6, 3)
         network.embedding = nn.Embedding(7, 4, padding_idx=0)
         network.gru, network.output = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule, most_exposed
+from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule, most_exposed_layer
 
 ORDER = ("recognised", "between", "hidden")
 LAYERS = [LayerShape("layer", inputs, outputs) for inputs, outputs in itertools.product((16, 64, 784), (1, 9, 60, 300))]
@@ -78,10 +78,10 @@ def test_known_settings(layer, moves, expected):
 
 def test_the_layer_that_gives_most_away_decides():
     narrow, late, early = LayerShape("narrow", 4, 200), LayerShape("late", 99, 9), LayerShape("early", 99, 60)
-    exposure = most_exposed([narrow, late, early], Moves(40, rounds=9))
+    exposure = most_exposed_layer([narrow, late, early], Moves(40, rounds=9))
     assert exposure is not None
     assert (exposure.layer, exposure.rounds, exposure.auc) == (early, 1, (0.9, 1.0))
-    assert most_exposed([], Moves(40)) is None
+    assert most_exposed_layer([], Moves(40)) is None
 
 
 @pytest.mark.parametrize(("inputs", "classes"), [(12, 4), (30, 6), (5, 3)])

@@ -15,7 +15,7 @@ from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
+from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, apply_defenses
 from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.metrics.summary import flatten
 from shoal.models import Model
@@ -123,7 +123,7 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
         case "dropout":
             model = Dropout(0.5).to(mlp)
         case "clipped":
-            settings["defenses"] = defended(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).defenses
+            settings["defenses"] = apply_defenses(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).defenses
         case "texts":
             model, data = Model(lambda: ReviewGRU(50, 3)), texts
         case "filtered":
@@ -326,7 +326,9 @@ def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
 
 
 def test_watching_changes_nothing_whatever_defends(federation, mlp):
-    setup = defended(TrainingSetup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)])
+    setup = apply_defenses(
+        TrainingSetup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)]
+    )
     risk_estimator = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
     malicious_client = active_property_attacker(setup.model, federation, alpha=0.5, gamma=5.0)
     alone, watched = (

@@ -10,14 +10,14 @@ from attacked_run import attacked_run
 from every_algorithm import ALGORITHMS
 from shoal.attacks import Candidates, Gap, SpanScores
 from shoal.audit import AuditRecords, RedTeam
-from shoal.audit.records import measure
+from shoal.audit.record_table import measure
 from shoal.config.build import build
 from shoal.data.preferences import VIEWS
 from shoal.engine import Engine, LocalSGD
 from shoal.replay import first_rounds, reference_federations
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores, view_scores
-from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, largest, spans_to_repeat
 from shoal.simulation.simulation import Simulation
 

@@ -24,8 +24,8 @@ from shoal.reports.audit.audit_page import (
     stated_epsilon,
     violation_warning,
 )
-from shoal.reports.audit.audit_tables import by_model
-from shoal.reports.exposure import answers, exposure_lines
+from shoal.reports.audit.audit_tables import attacks_by_model
+from shoal.reports.exposure import exposure_headlines, exposure_lines
 from shoal.reports.plotting import group_style
 from unrendered import unrendered_figures
 
@@ -224,7 +224,7 @@ def test_models_are_listed_by_exposure_and_only_where_there_are_several() -> Non
     found = rows(shown(audit_of(models=3)), "by-model")
     assert [f"model {k}<" in each for k, each in enumerate(found)] == [True] * 3
     assert "0.720" in found[0]
-    assert by_model(every_attack(audit_of(models=1).attacks, "model")) is None
+    assert attacks_by_model(every_attack(audit_of(models=1).attacks, "model")) is None
 
 
 def test_clients_are_sorted_by_the_lower_end_so_that_few_records_do_not_come_first() -> None:
@@ -445,14 +445,14 @@ def test_each_view_has_its_findings_and_the_limit_on_every_attack_or_the_way_to_
 def test_the_first_screen_ends_with_the_command_that_does_something() -> None:
     exposed, certain, undecided = Estimate(0.67, 0.62, 0.71), Estimate(1.0, 0.98, 1.0), Estimate(0.57, 0.49, 0.65)
     found = [Finding("outsider", "few", "", exposed), Finding("server", "few", "", certain)]
-    assert answers(found)[-1].command == "shoal protect DIR/config.toml --view server --limit 0.55"
-    assert answers(found, audited=False)[-1].command == "shoal audit DIR --references 8"
-    assert answers(found, run=False)[-1].command == ""
-    said = answers([Finding("outsider", "few", "", undecided)])
+    assert exposure_headlines(found)[-1].command == "shoal protect DIR/config.toml --view server --limit 0.55"
+    assert exposure_headlines(found, audited=False)[-1].command == "shoal audit DIR --references 8"
+    assert exposure_headlines(found, run=False)[-1].command == ""
+    said = exposure_headlines([Finding("outsider", "few", "", undecided)])
     assert said[-1].command == "shoal card DIR"
     # ((1.96 + 0.84) * 0.0408 / 0.07)^2 = 2.7 seeds in all.
     assert said[2].text.startswith("About 2 more seeds, if the 0.570 of few is true")
-    at_chance = answers([Finding("outsider", "few", "", Estimate(0.5, 0.3, 0.7))])
+    at_chance = exposure_headlines([Finding("outsider", "few", "", Estimate(0.5, 0.3, 0.7))])
     assert at_chance[2].text.startswith("More seeds would not")
 
 

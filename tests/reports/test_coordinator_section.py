@@ -7,7 +7,7 @@ import pytest
 from html_page import page_of
 from run_of_any_shape import config_of, frames_of, samples_of, summary_of
 from shoal.config.schema import Config, parse_config
-from shoal.control import Coordinator
+from shoal.control import LimitController
 from shoal.core.formats import DASH
 from shoal.metrics.summary import flatten, parse_summary, split_key
 from shoal.reports.page import Section
@@ -18,7 +18,7 @@ from shoal.reports.run.run_verdict import verdict
 from shoal.reports.sweep.sweep_metrics import Labels
 from unrendered import unrendered_figures
 
-LAW = Coordinator(target=0.1, max_cost=0.01, audit_factor=2.0)
+LAW = LimitController(target=0.1, max_cost=0.01, audit_factor=2.0)
 
 
 def rounds_of(given: dict[str, list[list[float]]], over: list[list[float]], unmet: list[list[float]] | None = None):
@@ -44,14 +44,14 @@ SHARES = [[NAN, NAN], [0.0, 0.4], [0.0, 0.4], [0.05, 0.2]]
 STRENGTHS = [[0.0, 0.0], [0.0, 0.5], [0.0, 0.9], [0.0, 0.25]]
 
 
-def section_of(rounds: pd.DataFrame, law: Coordinator = LAW) -> Section:
+def section_of(rounds: pd.DataFrame, law: LimitController = LAW) -> Section:
     with unrendered_figures():
         section = coordinator_section(law, rounds)
     assert section is not None
     return section
 
 
-def words(rounds: pd.DataFrame, law: Coordinator = LAW) -> str:
+def words(rounds: pd.DataFrame, law: LimitController = LAW) -> str:
     return " ".join(section_of(rounds, law).paragraphs)
 
 
@@ -110,7 +110,7 @@ def test_steered_noise_and_randomised_answers_are_named():
     given = rounds_of({"dp_sgd": STRENGTHS}, SHARES)
     assert "No epsilon is stated" in words(given)
     assert "No epsilon" not in words(rounds_of({"l2": STRENGTHS}, SHARES))
-    assert "Answers are randomised (epsilon 0.5 for each)" in words(given, Coordinator(vote_epsilon=0.5))
+    assert "Answers are randomised (epsilon 0.5 for each)" in words(given, LimitController(vote_epsilon=0.5))
 
 
 def test_the_figure_has_a_panel_for_each_thing_and_its_unit():

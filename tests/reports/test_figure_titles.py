@@ -9,12 +9,12 @@ import pytest
 
 from audit_of_any_shape import records_frame
 from run_of_any_shape import clients_of, roc_of, rounds_of, summary_of
-from shoal.control import Coordinator
+from shoal.control import LimitController
 from shoal.metrics.summary import parse_summary
 from shoal.reports import plotting
 from shoal.reports.audit.audit_figures import exposure_of_records
 from shoal.reports.run.coordinator_section import coordinator_section
-from shoal.reports.run.privacy_figures import roc_curves, violations
+from shoal.reports.run.privacy_figures import roc_figure, violations
 from shoal.reports.run.run_curves import accuracy_by_group, cluster_sizes, risk
 from shoal.reports.run.run_page import time_section
 from shoal.reports.run.run_view import with_limits
@@ -53,11 +53,11 @@ def test_limits_that_are_exceeded_are_counted_by_group() -> None:
 
 def test_the_area_under_the_curves_is_that_of_the_points() -> None:
     diagonal = pd.DataFrame({"group": "a", "non_members": "group", "fpr": [0.0, 0.5, 1.0], "tpr": [0.0, 0.5, 1.0]})
-    assert title(roc_curves(diagonal, ["a"])) == "The run's attack has AUC 0.500 (a); chance is 0.5"
-    assert title(roc_curves(diagonal.assign(tpr=[0.0, 1.0, 1.0]), ["a"], configured=True)).startswith(
+    assert title(roc_figure(diagonal, ["a"])) == "The run's attack has AUC 0.500 (a); chance is 0.5"
+    assert title(roc_figure(diagonal.assign(tpr=[0.0, 1.0, 1.0]), ["a"], configured=True)).startswith(
         "The configured attack has AUC 0.750 (a)"
     )
-    assert "AUC 0.6" in title(roc_curves(roc_of(GROUPS), GROUPS))
+    assert "AUC 0.6" in title(roc_figure(roc_of(GROUPS), GROUPS))
 
 
 def test_a_plain_trace_states_its_ends() -> None:
@@ -92,7 +92,7 @@ def test_votes_fall_or_rise_as_they_do(shares: list[float], changes: dict[str, A
     rounds = rounds_of(GROUPS, 2)
     rounds["over_limit"] = rounds["round"].map(dict(zip((2, 3, 4), shares, strict=True)))
     rounds["limit_unmet"] = 0.0
-    section = coordinator_section(replace(Coordinator(), **changes), rounds)
+    section = coordinator_section(replace(LimitController(), **changes), rounds)
     assert section is not None
     assert section.figures[0].title == words
 

@@ -10,12 +10,12 @@ from scipy import stats
 
 from shoal.audit.audit import attack_row
 from shoal.audit.finding import Estimate, exposure_summary, findings
-from shoal.audit.records import strongest
+from shoal.audit.record_table import strongest
 from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.roc import roc_with_auc
 from shoal.metrics.summary import Summary
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.sweep.answer import Settings, answers
+from shoal.reports.sweep.answer import Settings, sweep_headlines
 from shoal.reports.sweep.report_spec import ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.reports.sweep.sweep_metrics import Labels
@@ -124,6 +124,6 @@ def test_differences_of_a_sweep_are_findings_by_chance_in_5_percent(seeds: int, 
     for _ in range(2 * RUNS):
         drawn = rng.integers(0, 2, 2 * seeds) if counts else rng.normal(size=2 * seeds)
         made = SeedStatistics(results.assign(**{"accuracy.overall": drawn}), axes, range(seeds))
-        said, _ = answers(Settings.of(made, ReportSpec(), Labels({})))
+        said, _ = sweep_headlines(Settings.of(made, ReportSpec(), Labels({})))
         found += "The difference is shown" in said.text
     assert found <= stats.binom.ppf(0.99, 2 * RUNS, 0.05)

@@ -31,11 +31,11 @@ from shoal.reports.run import run_page as run_page_module, run_tables
 from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.reports.run.privacy_figures import violations
 from shoal.reports.run.run_page import canary_section, run_page, seconds, time_section
-from shoal.reports.run.run_tables import by_cluster, by_group, client_table, overall
+from shoal.reports.run.run_tables import client_table, cluster_table, group_table, overall
 from shoal.reports.run.run_verdict import limits, verdict
 from shoal.reports.run.run_view import strongest_attacks, with_limits
 from shoal.reports.sweep.sweep_metrics import Labels
-from shoal.reports.table import Table
+from shoal.reports.table import ReportTable
 from unrendered import unrendered_figures
 
 GROUPS = ["a", "b"]
@@ -59,7 +59,7 @@ def non_members(a: int, b: int) -> dict[str, int]:
 def test_a_rate_below_three_non_members_is_a_dash(
     a: int, b: int, at_1_percent: tuple[str, str], at_01_percent: tuple[str, str]
 ) -> None:
-    table = by_group(view_of(GROUPS, 2, SUMMARY | non_members(a, b)))
+    table = group_table(view_of(GROUPS, 2, SUMMARY | non_members(a, b)))
     for name, cells, rate in (("TPR at 1 % FPR", at_1_percent, "1 %"), ("TPR at 0.1 % FPR", at_01_percent, "0.1 %")):
         assert texts_of(table)[name] == cells
         assert (f"Chance: {rate}." in meanings_of(table)[name]) == (set(cells) != {DASH})
@@ -72,7 +72,7 @@ def test_a_cluster_s_non_members_count_by_their_weights() -> None:
     places = {"group": ["a", "b", "b"], "cluster": [0, 0, 1], "examples": [9, 1, 5]}
     clients = clients_of(GROUPS, 2).head(3).assign(**places)
     for a, b, cells in ((245, 245, (DASH, DASH)), (246, 300, ("25.0 %", "25.0 %"))):
-        table = by_cluster(view_of(GROUPS, 2, SUMMARY | non_members(a, b), clients=clients))
+        table = cluster_table(view_of(GROUPS, 2, SUMMARY | non_members(a, b), clients=clients))
         assert texts_of(table)["TPR at 1 % FPR"] == cells
 
 
@@ -158,9 +158,9 @@ def test_a_metric_of_the_user_s_own_has_its_name_and_format_in_each_table():
     view = view_of(GROUPS, 2, summary_of(GROUPS, 2) | keys, metrics=(own,), kind="rows")
     assert texts_of(overall(view))["calibration error"] == ("12.5 %",)
     assert texts_of(overall(view))["undeclared"] == ("2",)
-    assert texts_of(by_group(view))["calibration error"] == ("25.0 %", DASH)
-    assert texts_of(by_cluster(view))["calibration error"] == (DASH, "50.0 %")
-    assert meanings_of(by_group(view))["calibration error"] == "Of images.", "the user's words stay as they are"
+    assert texts_of(group_table(view))["calibration error"] == ("25.0 %", DASH)
+    assert texts_of(cluster_table(view))["calibration error"] == (DASH, "50.0 %")
+    assert meanings_of(group_table(view))["calibration error"] == "Of images.", "the user's words stay as they are"
 
 
 PARTS = {"choose": 6.0, "local_training": 60.0, "defenses": 1.0, "aggregation": 2.0, "evaluation": 20.0, "other": 11.0}
@@ -218,11 +218,11 @@ def many(count: int, over: int) -> pd.DataFrame:
     )
 
 
-def table_of(clients: pd.DataFrame) -> Table:
+def table_of(clients: pd.DataFrame) -> ReportTable:
     return client_table(view_of(GROUPS, 2, clients=clients))
 
 
-def column(table: Table, head: str) -> list[str]:
+def column(table: ReportTable, head: str) -> list[str]:
     return table.frame()[head].tolist()
 
 

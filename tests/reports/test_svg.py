@@ -15,7 +15,15 @@ import shoal.reports
 from html_page import figures_on, page_of
 from run_of_any_shape import clients_of, rounds_of, usual_page
 from shoal.reports.curves import NAMED, Curve
-from shoal.reports.plotting import MOST, add_named_points, cluster_style, draw_figure, figure_files, name_points, styled
+from shoal.reports.plotting import (
+    MOST,
+    add_named_points,
+    cluster_style,
+    draw_figure,
+    figure_files,
+    name_points,
+    use_figure_style,
+)
 from shoal.reports.run.privacy_figures import violations
 from shoal.reports.run.run_curves import cluster_sizes
 from shoal.reports.run.run_view import with_limits
@@ -129,7 +137,7 @@ def test_clients_of_one_figure_are_named_up_to_a_number() -> None:
 def test_ones_own_figures_have_by_name_the_style_of_the_pages():
     with plt.style.context("shoal.figures"):
         found = dict(mpl.rcParams)
-    with styled():
+    with use_figure_style():
         assert found == dict(mpl.rcParams)
     assert found != dict(mpl.rcParams)
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from html_page import Page
-from shoal.reports.sweep.answer import MOST_CONDITIONS, Settings, answers, settings_table
+from shoal.reports.sweep.answer import MOST_CONDITIONS, Settings, settings_table, sweep_headlines
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import Best, Difference, SeedStatistics
 from shoal.reports.sweep.sweep_metrics import Labels
@@ -40,7 +40,7 @@ def settings_of(results: pd.DataFrame, axes: Axes = AXES, spec: ReportSpec | Non
 
 
 def said(results: pd.DataFrame, axes: Axes = AXES) -> dict[str, str]:
-    return {question: text for question, text, _ in answers(settings_of(results, axes))}
+    return {question: text for question, text, _ in sweep_headlines(settings_of(results, axes))}
 
 
 def cells(results: pd.DataFrame, axes: Axes = AXES, spec: ReportSpec | None = None) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ from shoal.reports.sweep.sweep_figures import FigureData
 from shoal.reports.sweep.sweep_metrics import Labels, format_estimate
 from shoal.reports.sweep.sweep_page import sweep_figure, sweep_page
 from shoal.reports.sweep.sweep_tables import sweep_table
-from shoal.reports.table import Cell, Table, escape, latex, markdown, table_csv
+from shoal.reports.table import Cell, ReportTable, escape, latex, markdown, table_csv
 
 SHARE = "data.groups.minority.share"
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], SHARE: [0.1, 0.3, 0.5]}
@@ -54,30 +54,30 @@ def results_of(axes: Axes = AXES, seeds: list[int] = SEEDS) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table_of(results: pd.DataFrame | None = None, seeds: list[int] = SEEDS, **given: Any) -> Table:
+def table_of(results: pd.DataFrame | None = None, seeds: list[int] = SEEDS, **given: Any) -> ReportTable:
     spec = TableSpec(**({"y": ["accuracy.overall"], "rows": ["algorithm"], "columns": [SHARE]} | given))
     return sweep_table("t", spec, SeedStatistics(results_of() if results is None else results, AXES, seeds), LABELS)
 
 
-def stubs_of(table: Table) -> pd.DataFrame:
+def stubs_of(table: ReportTable) -> pd.DataFrame:
     return table.frame().iloc[:, : table.stubs]
 
 
-def body_of(table: Table, value: Callable[[Cell], Any] = lambda cell: cell.text) -> pd.DataFrame:
+def body_of(table: ReportTable, value: Callable[[Cell], Any] = lambda cell: cell.text) -> pd.DataFrame:
     return table.frame(value).iloc[:, table.stubs :]
 
 
-def best_of(table: Table) -> np.ndarray:
+def best_of(table: ReportTable) -> np.ndarray:
     return body_of(table, lambda cell: cell.strong).to_numpy().astype(bool)
 
 
-def cells_of(table: Table) -> list[dict[str, Any]]:
+def cells_of(table: ReportTable) -> list[dict[str, Any]]:
     """Each cell's settings, ``key``, ``mean``, ``spread``, ``n``, ``text`` and ``best``, in reading order."""
     cells = pd.DataFrame(table.values).rename(columns={"sd": "spread", "ci": "spread"})
     return cells.assign(text=body_of(table).to_numpy().ravel(), best=best_of(table).ravel()).to_dict("records")
 
 
-def estimates_of(table: Table) -> list[tuple[float, ...]]:
+def estimates_of(table: ReportTable) -> list[tuple[float, ...]]:
     return [(cell["mean"], cell["spread"], cell["n"]) for cell in cells_of(table)]
 
 
@@ -249,7 +249,7 @@ def test_settings_of_several_types_stay_as_the_file_has_them() -> None:
     assert [row["x"] for row in csv.DictReader(io.StringIO(table_csv(table)))] == ["all", "2", "2.5", "True"]
 
 
-def nasty_table() -> Table:
+def nasty_table() -> ReportTable:
     axes: Axes = {NASTY: ["[1]", "*", "a--b"], "m": [True, False]}
     rows = [
         {"run": f"{i}{seed}", NASTY: a, "m": b, "seed": seed, "mia.x_y": -float(i + seed) / 3}

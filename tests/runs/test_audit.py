@@ -19,8 +19,8 @@ from full_simulation import simulate_with
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
 from shoal.audit import RedTeam
+from shoal.audit.attacked_records import AuditRecords
 from shoal.audit.audit import audit_records
-from shoal.audit.reference_records import AuditRecords
 from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.core.errors import InputError
@@ -262,7 +262,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
 
 
 def test_the_distance_to_the_boundary_is_left_out_for_large_images(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.replay.run_records.MAX_INPUTS", 63)
+    monkeypatch.setattr("shoal.replay.attack_inputs.MAX_INPUTS", 63)
     found = audit_run(finished, references=0, out=tmp_path).audit
     attacks = set(found.attacks["attack"])
     assert "label-only" in attacks

@@ -14,8 +14,8 @@ from shoal.control import RecordedDirectives
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
-from shoal.runs.record import read_description
 from shoal.runs.run import run
+from shoal.runs.run_description import read_description
 from shoal.sweeps.results_table import by_size
 
 ROUNDS = 6
@@ -34,9 +34,9 @@ FROM_THE_FIRST = {"gain": 1.0, "release": 0.0, "prediction": shoal.RiskPredictio
 """Under which directives are given before the first round, and never taken back."""
 
 
-def coordinator(**changes) -> shoal.Coordinator:
+def coordinator(**changes) -> shoal.LimitController:
     knob = shoal.Knob(shoal.L2(changes.pop("penalty", 0.3)))
-    return shoal.Coordinator({"l2": knob}, **{"gain": 1.0, "target": 0.0, **changes})
+    return shoal.LimitController({"l2": knob}, **{"gain": 1.0, "target": 0.0, **changes})
 
 
 def simulated(federation, mlp, **changes):
@@ -163,7 +163,7 @@ def test_a_comparison_shows_what_was_steered_and_how_far(finished, toy_config, t
 def test_with_steered_noise_no_epsilon_is_stated_and_that_is_said_once(build, mlp, caplog):
     federation, private = build(), shoal.DPSGD(1.0, 0.3)
     knobs = {"dp_sgd": shoal.Knob(private)}
-    steered = simulated(federation, mlp, coordinator=shoal.Coordinator(knobs, **FROM_THE_FIRST))
+    steered = simulated(federation, mlp, coordinator=shoal.LimitController(knobs, **FROM_THE_FIRST))
     assert max(directives_by_round(steered.rounds, "dp_sgd")[1]) > 0
     assert not {"epsilon", "delta"} & set(steered.summary.overall)
     assert "epsilon" not in steered.clients
@@ -172,7 +172,7 @@ def test_with_steered_noise_no_epsilon_is_stated_and_that_is_said_once(build, ml
 
 def test_epsilon_of_fixed_noise_is_of_all_steps_whatever_a_directive_leaves_out(build, mlp):
     federation, fixed = build(), {"defenses": [shoal.DPSGD(1.0, 0.5)]}
-    shorter = shoal.Coordinator({"shorter": shoal.Knob(shoal.ShorterTraining(0.25))}, **FROM_THE_FIRST)
+    shorter = shoal.LimitController({"shorter": shoal.Knob(shoal.ShorterTraining(0.25))}, **FROM_THE_FIRST)
     steered = simulated(federation, mlp, coordinator=shorter, **fixed)
     assert max(directives_by_round(steered.rounds, "shorter")[ROUNDS]) > 0
     whole = simulated(federation, mlp, coordinator=None, **fixed)

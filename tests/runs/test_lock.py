@@ -12,7 +12,7 @@ from forked_calls import called
 from run_files import content
 from shoal.config.build import resolve
 from shoal.core.errors import InputError
-from shoal.runs.directory import locked
+from shoal.runs.directory import lock_folder
 from shoal.runs.run import run
 
 
@@ -23,7 +23,7 @@ def holder(tmp_path):
     out.mkdir()
 
     def hold():
-        with locked(out):
+        with lock_folder(out):
             sys.stdout.write("locked\n")
             time.sleep(600)
 
@@ -81,12 +81,12 @@ def test_two_threads_are_kept_apart_too(tmp_path):
 
     def enter():
         try:
-            with locked(tmp_path / "out"):
+            with lock_folder(tmp_path / "out"):
                 pass
         except InputError as error:
             errors.append(str(error))
 
-    with locked(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"):
         thread = threading.Thread(target=enter)
         thread.start()
         thread.join()
@@ -99,6 +99,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog)
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass
     assert "cannot be locked (Function not implemented)" in caplog.text

@@ -18,8 +18,8 @@ from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
-from shoal.runs.record import read_description
 from shoal.runs.run import run
+from shoal.runs.run_description import read_description
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 TEAM = RedTeam(every=0, attack=LossThreshold(), shadow_models=ShadowModels(number=2))

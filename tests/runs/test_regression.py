@@ -14,7 +14,7 @@ from shoal.attacks import LossThreshold
 from shoal.metrics.summary import flatten
 from shoal.models import squared_error
 from shoal.runs.comparison import compare
-from shoal.simulation.simulation import LOSS_AT_THE_END
+from shoal.simulation.simulation import LOSS_RED_TEAM
 
 SLOPES = {"up": 1.0, "down": -1.0}
 NAMES = ["up", "down"] * 3
@@ -99,7 +99,7 @@ def test_what_only_classes_have_is_left_out(result):
 
 def test_the_loss_threshold_is_the_attack_where_none_is_given(result):
     assert set(result.clients["attack"]) == {"loss threshold"}
-    given = simulated(red_team=LOSS_AT_THE_END)
+    given = simulated(red_team=LOSS_RED_TEAM)
     assert metrics_of(given) == metrics_of(result)
 
 

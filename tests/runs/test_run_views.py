@@ -11,8 +11,8 @@ import torch
 import shoal
 from full_simulation import simulate_with
 from shoal import IFCA, Federation, LocalSGD, LossThreshold, RedTeam, ShadowModels
-from shoal.audit.records import CHOSEN_OF_VIEW
-from shoal.audit.reference_records import AttackScores
+from shoal.audit.attacked_records import AttackScores
+from shoal.audit.record_table import CHOSEN_OF_VIEW
 from shoal.core.errors import InputError
 from shoal.data.preferences import VIEWS, views_of
 from shoal.replay import reference_store
@@ -145,7 +145,7 @@ rows = ["evaluation.view"]
 def test_a_coordinator_calls_no_model_safe_whose_records_a_view_recognises(build, mlp):
     """Of two clients alike in all else, the one whose limit is about the server says that it is exceeded."""
     team = RedTeam(every=1, estimator="audit", attack=LossThreshold())
-    law = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))}, gain=1.0, target=0.0)
+    law = shoal.LimitController({"l2": shoal.Knob(shoal.L2(0.1))}, gain=1.0, target=0.0)
     federation = build(threshold=0.85)
     views = ["server" if i % 2 else "outsider" for i in range(len(federation))]
     asked = {"rounds": 2, "red_team": team, "coordinator": law}

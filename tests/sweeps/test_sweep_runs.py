@@ -29,7 +29,7 @@ from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, runner
 from shoal.sweeps.plan import progress_of
 from shoal.sweeps.results_table import by_size
-from shoal.sweeps.sweep_file import Run
+from shoal.sweeps.sweep_file import SweepPoint
 from unrendered import RENDER
 
 SWEEP = """
@@ -547,7 +547,7 @@ def test_the_work_that_is_done_counts_images_and_not_runs(two_runs, tmp_path):
 
 def test_progress_counts_the_rounds_of_reference_federations(toy_config, tmp_path):
     config = toy_config(algorithm__rounds=4, evaluation__reference_federations=3)
-    planned = [plan.PlannedRun(Run({}, 0, config), config, "run", 120)]
+    planned = [plan.PlannedRun(SweepPoint({}, 0, config), config, "run", 120)]
     assert progress_of(planned, tmp_path, 0).done == 0
     out = tmp_path / "run"
     (out / "checkpoint").mkdir(parents=True)

@@ -16,7 +16,6 @@ from shoal.core.errors import InputError
 from shoal.runs.checkpoint import load_checkpoint
 from shoal_flower.client.secure_client import secure_reply
 from shoal_flower.flower_config import NodeSettings, RunSettings
-from shoal_flower.flower_records import pack_identity, pack_reply
 from shoal_flower.messages import Refusal
 from shoal_flower.secure_sums.contributions import FixedPoint
 from shoal_flower.secure_sums.coordinated_sum import CoordinatedSum
@@ -29,15 +28,16 @@ from shoal_flower.secure_sums.protocol_messages import (
     Opening,
     Question,
     RefusedError,
-    Roster,
     Session,
+    SumMembers,
     Transcript,
     read_question,
     unpack_question,
     written,
 )
-from shoal_flower.server.exchange import Answer as NodeAnswer, Registration
+from shoal_flower.server.exchange import NodeReply as NodeAnswer, Registration
 from shoal_flower.server.server_app import serve
+from shoal_flower.wire_codec import pack_identity, pack_reply
 
 CONFIG, LEAST, BOUND = "seed = 0", 3, 10.0
 OFFER = hashlib.sha256(b"models").digest()
@@ -77,7 +77,7 @@ class Person:
                     question.session, question.config, self.name, self.key, question.clusters, 2 / 3
                 )
                 reply = after.card
-            case Roster():
+            case SumMembers():
                 known = KnownKeys.load(self.known.path, fixed=self.known.fixed)
                 after, reply = self._state().letters(question, known, self.least)
             case Delivery():

@@ -26,8 +26,8 @@ from shoal_flower.client.client_round import histograms_reply, training_reply, v
 from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.node_data import asked_run, keep_features, open_client, run_config
 from shoal_flower.flower_config import NodeSettings
-from shoal_flower.flower_records import pack_offer, pack_reply
 from shoal_flower.messages import FROZEN, NotAllowedError, Offer
+from shoal_flower.wire_codec import pack_offer, pack_reply
 
 TABLE = {
     **wire_federation.TABLE,

@@ -5,8 +5,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from shoal_flower.client import client_app
-from shoal_flower.flower_records import unpack_identity
 from shoal_flower.messages import REFUSED
+from shoal_flower.wire_codec import unpack_identity
 
 
 def asked(node: dict[str, object], run: dict[str, object] | None = None) -> tuple[Message, Context]:

@@ -23,11 +23,11 @@ from shoal.core.errors import InputError
 from shoal.engine import ClientUpdate, server_round
 from shoal.runs.checkpoint import load_checkpoint
 from shoal_flower.flower_config import RunSettings
-from shoal_flower.flower_records import pack_histograms, pack_identity, pack_reply, unpack_reply
 from shoal_flower.messages import Limits, RejectedReplyError, check_histograms, plain, too_long, with_bounded_shares
 from shoal_flower.server.attendance import Attendance
 from shoal_flower.server.exchange import Exchange, Reply, content_of
 from shoal_flower.server.roster import Events, LedgerStamps, Roster
+from shoal_flower.wire_codec import pack_histograms, pack_identity, pack_reply, unpack_reply
 from wire_federation import Federation, Objects, made
 
 

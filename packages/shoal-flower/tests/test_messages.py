@@ -12,7 +12,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from shoal.core.errors import InputError
 from shoal.data import Standardizer
 from shoal.engine import ClientUpdate
-from shoal_flower.flower_records import (
+from shoal_flower.messages import Limits, Offer, Refusal, RejectedReplyError
+from shoal_flower.wire_codec import (
     pack_histograms,
     pack_identity,
     pack_offer,
@@ -22,7 +23,6 @@ from shoal_flower.flower_records import (
     unpack_offer,
     unpack_reply,
 )
-from shoal_flower.messages import Limits, Offer, Refusal, RejectedReplyError
 
 OFFERED = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
 GOOD = ClientUpdate(1, 40, torch.tensor([1.0, 2.0, 3.0]))

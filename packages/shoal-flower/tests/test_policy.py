@@ -331,7 +331,7 @@ def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path,
     from flwr.supercore.task_identity import TaskIdentity  # noqa: PLC0415
 
     from shoal_flower.client import client_app  # noqa: PLC0415
-    from shoal_flower.flower_records import pack_offer, unpack_refusal, unpack_stamp  # noqa: PLC0415
+    from shoal_flower.wire_codec import pack_offer, unpack_refusal, unpack_stamp  # noqa: PLC0415
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 7
     config = {"partition-id": 1, "state-dir": str(tmp_path), "policy": str(tmp_path / "policy.toml")}

@@ -24,7 +24,6 @@ from shoal_flower.client.client_round import histograms_reply, training_reply
 from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.node_data import keep_features
 from shoal_flower.flower_config import NodeSettings
-from shoal_flower.flower_records import pack_offer, pack_reply, unpack_refusal
 from shoal_flower.messages import (
     FROZEN,
     NO_FEATURES,
@@ -34,6 +33,7 @@ from shoal_flower.messages import (
     Offer,
     Refusal,
 )
+from shoal_flower.wire_codec import pack_offer, pack_reply, unpack_refusal
 
 COLUMNS = '[columns]\nclient = "clinic"\nlabel = "ill"\ninputs = ["age", "dose", "ward"]\n'
 POLICY = f"""

@@ -9,10 +9,10 @@ import torch
 from flwr.app import RecordDict
 from in_process import InProcessSuperLink
 
-from shoal_flower.flower_records import pack_identity, pack_models
 from shoal_flower.server import server_rounds
 from shoal_flower.server.exchange import Exchange
 from shoal_flower.server.server_rounds import UpdateFile
+from shoal_flower.wire_codec import pack_identity, pack_models
 from wire_federation import Federation
 
 

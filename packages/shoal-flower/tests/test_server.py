@@ -23,14 +23,20 @@ from shoal.core.errors import InputError, ShoalError
 from shoal.engine import Engine
 from shoal.models import Features
 from shoal.runs.checkpoint import load_checkpoint
-from shoal.runs.directory import locked
+from shoal.runs.directory import lock_folder
 from shoal.simulation.play import initial_state, move_to_engine
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.node_data import asked_run, keep_features, kept_features, open_client
 from shoal_flower.client.policy import NotAllowedError
 from shoal_flower.flower_config import NodeSettings, RunSettings
-from shoal_flower.flower_records import (
+from shoal_flower.messages import Offer, Refusal
+from shoal_flower.server import attendance, server_app
+from shoal_flower.server.exchange import NodeReply, Registration
+from shoal_flower.server.roster import Member
+from shoal_flower.server.server_app import serve
+from shoal_flower.server.server_rounds import Progress, Server
+from shoal_flower.wire_codec import (
     pack_histograms,
     pack_identity,
     pack_kept_features,
@@ -40,12 +46,6 @@ from shoal_flower.flower_records import (
     unpack_features,
     unpack_offer,
 )
-from shoal_flower.messages import Offer, Refusal
-from shoal_flower.server import attendance, server_app
-from shoal_flower.server.exchange import Answer, Registration
-from shoal_flower.server.roster import Member
-from shoal_flower.server.server_app import serve
-from shoal_flower.server.server_rounds import Progress, Server
 from wire_federation import simulated
 
 TABLE = {
@@ -89,17 +89,17 @@ class Nodes:
             }
         )  # fmt: skip
 
-    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[Answer]:
+    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[NodeReply]:
         for node, content in reversed(messages.items()):
             partition = node - 100
             self.asked.append((question, partition))
             settings = self.settings_of(partition)
             if question == "identify":
-                yield Answer(node, pack_identity(settings.name, partition))
+                yield NodeReply(node, pack_identity(settings.name, partition))
                 continue
             if question == "features":
                 digest, map_ = unpack_features(content)
-                yield Answer(node, pack_kept_features(keep_features(settings.folder, digest, map_)))
+                yield NodeReply(node, pack_kept_features(keep_features(settings.folder, digest, map_)))
                 continue
             offer = unpack_offer(content)
             self.offers.append(offer)
@@ -112,7 +112,7 @@ class Nodes:
             pack_stamp(reply, Ledger.load(settings.folder / "ledger.json").stamp)
             spoiled = self.spoil(offer.round, partition, reply)
             if spoiled is not None:
-                yield Answer(node, spoiled)
+                yield NodeReply(node, spoiled)
 
 
 def table_of(folder: Path, name: str) -> NodeSettings:
@@ -224,7 +224,7 @@ class Refusing(Nodes):
             try:
                 yield from super().ask(question, {node: content}, awaited, seconds, group)
             except NotAllowedError as refused:
-                yield Answer(node, pack_reply(Refusal(refused.reason)))
+                yield NodeReply(node, pack_reply(Refusal(refused.reason)))
 
 
 def test_a_map_of_features_is_sent_once_and_again_to_a_node_that_lost_it(tmp_path):
@@ -388,7 +388,7 @@ def test_a_server_that_does_not_hold_the_directory_leaves_its_progress_alone(tmp
     given = settings(tmp_path, {**TABLE, "seed": 5})
     given.out.mkdir()
     config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
-    with locked(given.out):
+    with lock_folder(given.out):
         with pytest.raises(InputError, match="another run is going on"):
             server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
         assert not (given.out / "progress.json").exists()
@@ -466,7 +466,7 @@ class Silent(Nodes):
     """
 
     is_silent: Callable[[int, str, str], bool] = lambda node, question, group: False
-    late: Answer | None = None
+    late: NodeReply | None = None
     awaited: list[tuple[str, str, set[int]]] = field(default_factory=list)
 
     def ask(self, question, messages, awaited, seconds, group):
@@ -488,7 +488,7 @@ def test_a_node_that_says_late_who_it_is_is_waited_for_again(tmp_path):
     nodes = Silent(
         tmp_path,
         is_silent=lambda node, question, group: (node, question, group) == (102, "identify", "1"),
-        late=Answer(102, pack_identity("partition-2", 2), late=True),
+        late=NodeReply(102, pack_identity("partition-2", 2), late=True),
     )
     serve(nodes, settings(tmp_path, **{"min-nodes": 2}))
     assert ("identify", "2", {102}) in nodes.awaited
@@ -508,7 +508,7 @@ def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
 
         def ask(self, question, messages, awaited, seconds, group):
             if question == "identify" and 1100 in messages:
-                yield Answer(1100, pack_identity("partition-0", 0))
+                yield NodeReply(1100, pack_identity("partition-0", 0))
                 return
             yield from super().ask(question, messages, awaited, seconds, group)
 
@@ -550,7 +550,7 @@ def test_a_node_whose_replies_come_a_message_late_is_named_with_what_to_do(tmp_p
     class Behind(Nodes):
         def ask(self, question, messages, awaited, seconds, group):
             if question == "train":
-                yield Answer(102, None, late=True)
+                yield NodeReply(102, None, late=True)
                 messages = {node: content for node, content in messages.items() if node != 102}
             yield from super().ask(question, messages, awaited, seconds, group)
 

@@ -17,9 +17,9 @@ from shoal.runs.checkpoint import load_checkpoint
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal_flower.client.client_round import histograms_reply, training_reply
 from shoal_flower.flower_config import NodeSettings, RunSettings
-from shoal_flower.flower_records import pack_histograms, pack_identity, pack_reply, unpack_offer
 from shoal_flower.server.exchange import Exchange
 from shoal_flower.server.server_app import serve
+from shoal_flower.wire_codec import pack_histograms, pack_identity, pack_reply, unpack_offer
 
 TABLE = {
     "seed": 2,

@@ -3,13 +3,13 @@
 Scores of attacks become rates with intervals. Nothing here trains a federation. May import `attacks` and below.
 """
 
+from shoal.audit.attacked_records import AuditRecords, leave_one_out_scores, median_threshold, reference_thresholds
 from shoal.audit.audit import Audit, audit_records
 from shoal.audit.canary_audit import OneRunAudit, one_run_audit
 from shoal.audit.measurement import FinishedTraining, Measurement, measurement
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import RecordTable, measure
+from shoal.audit.record_table import RecordTable, measure
 from shoal.audit.red_team import NEED_HOLDOUT, RedTeam
-from shoal.audit.reference_records import AuditRecords, leave_one_out_scores, median_threshold, reference_thresholds
 from shoal.audit.update_audit import UpdateAudit, audit_updates
 
 __all__ = [

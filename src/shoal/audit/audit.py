@@ -11,20 +11,20 @@ import numpy as np
 import pandas as pd
 
 from shoal.attacks import BaVarIA, LiRA, ReferenceAttack, client_scores
+from shoal.audit.attacked_records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords, attack_records
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import (
+from shoal.audit.record_table import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
     CLIENT,
     RecordTable,
     at_once,
-    attacks_of_view,
     measure,
+    rank_attacks_for_view,
     strongest,
     views_within,
 )
-from shoal.audit.reference_records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords, attack_records
-from shoal.core.errors import InputError, described, nearest, require, require_instance
+from shoal.core.errors import InputError, describe, require, require_instance, suggest
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, View
@@ -171,8 +171,8 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
     measured there.
 
-    It is the `strongest` of all attacks that need this view or a smaller one; `attacks_of_view` says which of them is
-    chosen beforehand.
+    It is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` says
+    which of them is chosen beforehand.
 
     Args:
         attacks: `Audit.attacks`.
@@ -187,7 +187,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     judged = {
         attack: MembershipMetrics(**{field: row[key] for key, field in _FIELDS.items()}) for attack, row in rows.items()
     }
-    return rows[strongest({name: judged[name] for name in attacks_of_view(view, needed, chosen, judged)})[0]]
+    return rows[strongest({name: judged[name] for name in rank_attacks_for_view(view, needed, chosen, judged)})[0]]
 
 
 def _rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
@@ -318,7 +318,7 @@ def scope_rows(
     """
     decisive, _ = strongest(metrics)
     measured = {name: found for name, found in metrics.items() if not np.isnan(found.accuracy)}
-    first = (attacks_of_view(view, views, order or [*metrics], measured)[:1] for view in VIEWS)
+    first = (rank_attacks_for_view(view, views, order or [*metrics], measured)[:1] for view in VIEWS)
     chosen = {attack for attacks in first for attack in attacks} or {decisive}
     return [
         attack_row(scope, name, attack, view, metrics[attack], chosen=attack in chosen, strongest=attack == decisive)
@@ -457,7 +457,7 @@ def parse_gates(expressions: Sequence[str]) -> list[Gate]:
     [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]
     """
     listed = isinstance(expressions, Sequence) and not isinstance(expressions, str)
-    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {described(expressions)}")
+    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {describe(expressions)}")
     return [_parse_gate(expression) for expression in expressions]
 
 
@@ -465,7 +465,7 @@ def _parse_gate(expression: str) -> Gate:
     form = "a gate has the form 'METRIC <= NUMBER', such as 'tpr_at_fpr_0.01 <= 0.05'"
     parts = _FORM.fullmatch(expression) if isinstance(expression, str) else None
     if parts is None:
-        raise InputError(f"{form}; got {described(expression)}")
+        raise InputError(f"{form}; got {describe(expression)}")
     try:
         limit = float(parts["limit"])
     except ValueError:
@@ -473,5 +473,5 @@ def _parse_gate(expression: str) -> Gate:
     require(not isnan(limit), f"{form}; got the number '{parts['limit']}'")
     key = parts["key"]
     limitable = any(key == name or key.endswith(f".{name}") for name in LIMITED)
-    require(limitable, f"a gate cannot limit '{key}'; {nearest(key, LIMITED)}")
+    require(limitable, f"a gate cannot limit '{key}'; {suggest(key, LIMITED)}")
     return Gate(key, limit, parts["sign"] == "<")

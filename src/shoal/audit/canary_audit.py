@@ -23,7 +23,7 @@ import torch
 
 from shoal.attacks import logit_confidence
 from shoal.audit.measurement import FinishedTraining
-from shoal.audit.records import RecordTable, measure
+from shoal.audit.record_table import RecordTable, measure
 from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.data import Canaries
@@ -165,7 +165,7 @@ def one_run_audit(
     audits = []
     for high, low in choices:
         correct = correct_guesses(scores, included, high, low)
-        bound = epsilon_lower_bound(count, high + low, correct, delta, 1 - level)
+        bound = one_run_epsilon(count, high + low, correct, delta, 1 - level)
         audits.append(OneRunAudit(bound, delta, confidence, count, high + low, correct))
     return max(audits, key=lambda audit: audit.epsilon)
 
@@ -216,9 +216,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: f
     return np.minimum(tail + 2 * canaries * delta * largest, 1.0)
 
 
-def epsilon_lower_bound(
-    canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95
-) -> float:
+def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95) -> float:
     """The largest epsilon below which every epsilon is rejected by `p_value`; 0 where none is."""
     from scipy import special, stats  # noqa: PLC0415 - takes half a second to import
 

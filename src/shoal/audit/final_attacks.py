@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAttack, Records, ShadowModelAttack
+from shoal.audit.attacked_records import AttackedRecords
 from shoal.audit.model_scores import (
     Margins,
     Membership,
@@ -32,9 +33,8 @@ from shoal.audit.model_scores import (
     predictions_of,
     with_references,
 )
-from shoal.audit.records import OUTSIDER, RecordTable, mean_metrics, measure, strongest
+from shoal.audit.record_table import OUTSIDER, RecordTable, mean_metrics, measure, strongest
 from shoal.audit.red_team import RedTeam
-from shoal.audit.reference_records import AttackedRecords
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.preferences import View
@@ -103,15 +103,15 @@ class FinalAttacks:
         return None if alone else self.references
 
     def _with_references(self, column: str, by_fits: Mapping[Any, ByAttack], view: View) -> list[ByAttack]:
-        """Attacks of a view on records with reference models `joined` with the run's fitted ones, by a column."""
+        """Attacks of a view on records with reference models `join_attacks` with the run's fitted ones, by a column."""
         records = self.records_of(view)
         if records is None:
             return [{self.titles.get(name, name): fit for name, fit in fits.items()} for fits in by_fits.values()]
         by_records = records.measured(column, view)
-        return [joined(by_records.get(value, {}), fits) for value, fits in by_fits.items()]
+        return [join_attacks(by_records.get(value, {}), fits) for value, fits in by_fits.items()]
 
 
-def joined(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
+def join_attacks(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
     """Attacks on records, or on all examples where no record is attacked; then other fitted attacks."""
     measured = {name: metrics for name, metrics in by_records.items() if not np.isnan(metrics.accuracy)}
     return {**by_records, **by_fits, **measured}
@@ -165,7 +165,9 @@ def attack_final_models(
         predictions=Predictions.join(predictions),
         fits=fits,
         shared=shared,
-        titles={attack_name(shadows): attack_title(shadows) for shadows in (Gap(), LossThreshold(), red_team.attack)},
+        titles={
+            attack_name(shadows): configured_title(shadows) for shadows in (Gap(), LossThreshold(), red_team.attack)
+        },
         references=references,
         view=view,
     )
@@ -182,7 +184,7 @@ def attack_name(attack: MembershipAttack) -> str:
     return str(getattr(attack, "name", type(attack).__name__))
 
 
-def attack_title(attack: MembershipAttack) -> str:
+def configured_title(attack: MembershipAttack) -> str:
     """The attack's title in tables."""
     return str(getattr(attack, "title", type(attack).__name__))
 

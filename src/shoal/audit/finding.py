@@ -15,8 +15,8 @@ import pandas as pd
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
 from shoal.audit.audit import headline, rows_of
-from shoal.audit.records import AGAINST_CLIENTS, CHOSEN_OF_VIEW, at_once
-from shoal.core.formats import DASH, capitalized, count, decimal, listed, percent
+from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, at_once
+from shoal.core.formats import DASH, capitalized, count, decimal, join_words, percent
 from shoal.data.preferences import VIEWS
 from shoal.metrics import clopper_pearson, least_non_members
 from shoal.metrics.summary import Summary, accuracy_key
@@ -394,7 +394,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
         if any(one.verdict == verdict for one in found)
     ]
     missing = [BY[view] for view in VIEWS if view not in {one.view for one in found}] if unasked else []
-    return " ".join([*said, *([f"Not asked: {listed(missing)}."] if missing else [])])
+    return " ".join([*said, *([f"Not asked: {join_words(missing)}."] if missing else [])])
 
 
 def _to_whom(found: Iterable[Finding]) -> str:
@@ -404,5 +404,5 @@ def _to_whom(found: Iterable[Finding]) -> str:
         by_view.setdefault(one.view, []).append("all records" if one.group == "all" else one.group)
     by_names: dict[str, list[str]] = {}
     for view, names in by_view.items():
-        by_names.setdefault(listed(names, MOST_NAMES), []).append(BY.get(view, view))
-    return "; ".join(f"{names} to {listed(views)}" for names, views in by_names.items())
+        by_names.setdefault(join_words(names, MOST_NAMES), []).append(BY.get(view, view))
+    return "; ".join(f"{names} to {join_words(views)}" for names, views in by_names.items())

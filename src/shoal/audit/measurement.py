@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.attacks import LossThreshold
 from shoal.audit.final_attacks import ByAttack, FinalAttacks, attack_name, exposure_of_clients
 from shoal.audit.model_scores import Membership, ModelScores, Predictions, is_personal
-from shoal.audit.records import RecordTable, measure, strongest
+from shoal.audit.record_table import RecordTable, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.core.representation import one_line
 from shoal.data import Federation
@@ -36,7 +36,7 @@ from shoal.metrics import (
 )
 from shoal.metrics.intervals import Floats
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
-from shoal.models import Metric as ModelMetric, accuracy
+from shoal.models import ModelMetric, accuracy
 
 LOG = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.membership_attack import FittedAttack, Query, Records
-from shoal.audit.records import RecordTable, matching_weights
+from shoal.audit.record_table import RecordTable, matching_weights
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Deployed, Engine, PersonalModels, State
 from shoal.metrics.intervals import Bools, Floats, Ints
-from shoal.models import Metric
+from shoal.models import ModelMetric
 from shoal.models.model import Loss, cross_entropy
 
 MAX_OUTPUTS = 2**24
@@ -183,7 +183,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def predictions_of(
-    outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: Metric
+    outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: ModelMetric
 ) -> Predictions:
     """Predictions of the deployed models from number ``first`` on, which have these ``outputs``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])

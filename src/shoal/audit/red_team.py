@@ -21,7 +21,7 @@ from shoal.attacks.queries.loss_histograms import LossHistograms, require_holdou
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.audit.model_scores import Membership, ModelScores, evaluate_models, margins_of
-from shoal.audit.records import RecordTable, measure
+from shoal.audit.record_table import RecordTable, measure
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Inline, Positive, settings

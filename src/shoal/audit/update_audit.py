@@ -37,8 +37,9 @@ from shoal.attacks import (
 )
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
+from shoal.audit.attacked_records import REFERENCE_ATTACKS
 from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, scope_rows
-from shoal.audit.records import (
+from shoal.audit.record_table import (
     AGAINST_CLIENTS,
     CHOSEN_OF_VIEW,
     JOINT_OF_VIEW,
@@ -48,8 +49,7 @@ from shoal.audit.records import (
     measure,
     strongest,
 )
-from shoal.audit.reference_records import REFERENCE_ATTACKS
-from shoal.core.errors import InputError, described, require
+from shoal.core.errors import InputError, describe, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, Preferences, View
@@ -97,7 +97,7 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
     """
     on_scores, on_updates = [*REFERENCE_ATTACKS], [*UPDATE_ATTACKS]
     for attack in further:
-        require(not isinstance(attack, type), f"'attacks' must hold values, such as Mine(); got {described(attack)}")
+        require(not isinstance(attack, type), f"'attacks' must hold values, such as Mine(); got {describe(attack)}")
         name = getattr(attack, "name", "")
         names = [listed.name for listed in (*on_scores, *on_updates)]
         require(name not in names, f"'attacks' must have names of their own; '{name}' is another attack's")
@@ -109,7 +109,7 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
             raise InputError(
                 "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
                 "'title' and 'view'; on scores also 'least' and 'scores', on updates also 'threshold' and 'score'; "
-                f"got {described(attack)}"
+                f"got {describe(attack)}"
             )
         plain = re.fullmatch(r"[\w-]+", str(name)) is not None
         require(plain, f"an attack's 'name' must be of letters, digits, '-' and '_', since it is a key; got '{name}'")

@@ -19,7 +19,7 @@ _AS_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a command answers.
 
     Args:
@@ -35,10 +35,10 @@ class Answer:
     code: int = 0
 
 
-def command(app: typer.Typer, example: str) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
+def command(app: typer.Typer, example: str) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
     """Make a function a command of ``app``, with the option ``--json``; ``example`` ends its help."""
 
-    def add(function: Callable[..., Answer]) -> Callable[..., None]:
+    def add(function: Callable[..., CommandResult]) -> Callable[..., None]:
         @functools.wraps(function)
         def answered(*, as_json: bool, **arguments: object) -> None:
             _print(function(**arguments), as_json=as_json)
@@ -53,7 +53,7 @@ def command(app: typer.Typer, example: str) -> Callable[[Callable[..., Answer]],
     return add
 
 
-def _print(answer: Answer, *, as_json: bool) -> None:
+def _print(answer: CommandResult, *, as_json: bool) -> None:
     judged = [gate.judged(answer.document) for gate in answer.gates]
     if as_json:
         gates = {str(gate): holds for gate, (_, holds) in zip(answer.gates, judged, strict=True)}

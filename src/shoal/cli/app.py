@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import shoal
-from shoal.cli.answers import EXIT_CODES, Answer, command
+from shoal.cli.answers import EXIT_CODES, CommandResult, command
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
 from shoal.core.errors import InputError, ShoalError, require
 
@@ -41,7 +41,7 @@ DataDir = Annotated[
     typer.Option("--data-dir", envvar="SHOAL_DATA", help="Where to look for data first.", show_default=False),
 ]
 
-Device = Annotated[
+DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="Where to train, as --set engine.device: cpu, cuda or cuda:1.", show_default=False),
 ]
@@ -59,7 +59,9 @@ Cluster = Annotated[
     typer.Option("--cluster", metavar="ADDRESS", help=escape("Do them on a Ray cluster (needs the extra shoal[ray]).")),
 ]
 
-Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")]
+ChangesOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+]
 
 Gates = Annotated[
     list[str] | None, typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated.")
@@ -84,13 +86,13 @@ def init(
         str, typer.Option("--data", metavar="SOURCE", help="Which data; folder and table are your own.")
     ] = "digits",
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Which algorithm.")] = "ifca-mir",
-) -> Answer:
+) -> CommandResult:
     """Write a configuration to begin with, which says in comments what can be changed."""
     from shoal.config.starter import write_starter
 
     write_starter(file, data, algorithm)
     said = f"{file} is written; 'shoal data {file}' shows its data, and 'shoal run {file}' trains"
-    return Answer({"configuration": file}, said)
+    return CommandResult({"configuration": file}, said)
 
 
 @command(app, "run experiments/demo/digits.toml --out runs/mir --set algorithm.rounds=20")
@@ -98,11 +100,11 @@ def run(
     config: Annotated[Path, typer.Argument(help="The run's TOML file.")],
     *,
     out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME of the file by default.")] = None,
-    changes: Changes = None,
+    changes: ChangesOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
     jobs: Jobs = 1,
     cluster: Cluster = None,
-    device: Device = None,
+    device: DeviceOption = None,
     log: Annotated[
         list[str] | None,
         typer.Option("--log", metavar="TRACKER", help="Log to tensorboard too."),
@@ -110,16 +112,16 @@ def run(
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
-) -> Answer:
+) -> CommandResult:
     """Train one federation, attack it, and measure both: one run, one directory."""
     from shoal.config.schema import read_config
     from shoal.core.processes import Workers
     from shoal.reports.run.run_verdict import verdict
     from shoal.runs.files import read_summary
     from shoal.runs.progress import Display
-    from shoal.runs.record import read_description
     from shoal.runs.result import report_of
     from shoal.runs.run import run as run_config
+    from shoal.runs.run_description import read_description
     from shoal.runs.sinks import TensorBoard
 
     end_soon_after_interrupt()
@@ -143,7 +145,7 @@ def run(
     about = read_description(directory, allow_code=True)
     summary = read_summary(directory)
     said = verdict(summary, about.kind, title=about.algorithm_title)
-    return Answer({**summary, "directory": directory, "report": page}, f"{said}\nReport: {page}")
+    return CommandResult({**summary, "directory": directory, "report": page}, f"{said}\nReport: {page}")
 
 
 def _with_device(changes: list[str] | None, device: str | None) -> list[str]:
@@ -156,10 +158,10 @@ def sweep(
     out: Annotated[Path | None, typer.Option("--out", help="Directory; runs/NAME of the file by default.")] = None,
     jobs: Jobs = 1,
     cluster: Cluster = None,
-    device: Device = None,
+    device: DeviceOption = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
-) -> Answer:
+) -> CommandResult:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
     from shoal.cli.displays import SweepDisplay
     from shoal.core.processes import Workers
@@ -182,7 +184,7 @@ def sweep(
         "report": outcome.report,
     }
     said = f"{outcome.finished} of {len(runs.runs)} runs are done: {directory / 'results.csv'}"
-    return Answer(document, f"{said}\nReport: {outcome.report}", code=1 if outcome.failed else 0)
+    return CommandResult(document, f"{said}\nReport: {outcome.report}", code=1 if outcome.failed else 0)
 
 
 @command(app, "protect run.toml --limit 0.55 --max-cost 0.02 --jobs 2")
@@ -207,11 +209,11 @@ def protect(
     ] = None,
     jobs: Jobs = 1,
     cluster: Cluster = None,
-    changes: Changes = None,
+    changes: ChangesOption = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
-) -> Answer:
+) -> CommandResult:
     """Find the cheapest protection that keeps a limit: protected.toml and a page; resumes where it was interrupted."""
     from shoal.cli.displays import SweepDisplay
     from shoal.config.schema import read_config
@@ -228,7 +230,7 @@ def protect(
     protected, page = directory / "protected.toml", directory / "protection.html"
     document = {**asdict(protection), **asdict(demand), "configuration": protected, "report": page}
     lines = [*sentences(protection, demand), f"Configuration: {protected}", f"Report: {page}"]
-    return Answer(document, "\n".join(lines))
+    return CommandResult(document, "\n".join(lines))
 
 
 @command(app, 'audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"')
@@ -265,16 +267,16 @@ def audit(
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
-) -> Answer:
+) -> CommandResult:
     """Attack a run's members with every attack: audit.json and audit.html."""
     from shoal.cli.displays import format_audit
-    from shoal.config.kinds import made
+    from shoal.config.kinds import create_from_table
     from shoal.runs.audits.audit_members import audit_scores, audit_trace
     from shoal.runs.audits.audit_run import audit_run
     from shoal.runs.progress import LiveBar
 
     end_soon_after_interrupt()
-    asked = {"gates": gate or [], "attacks": [made(name, "--attack") for name in attack or []], "out": out}
+    asked = {"gates": gate or [], "attacks": [create_from_table(name, "--attack") for name in attack or []], "out": out}
     require(
         [run, scores, trace].count(None) == 2,
         "shoal audit takes one of a run's directory, --scores FILE and --trace DIR",
@@ -304,17 +306,17 @@ def audit(
                 allow_code=allow_code,
             )
     said = f"{format_audit(outcome.audit, outcome.flat)}\nReport: {outcome.page}"
-    return Answer({**outcome.flat, "report": outcome.page}, said, outcome.gates)
+    return CommandResult({**outcome.flat, "report": outcome.page}, said, outcome.gates)
 
 
 @command(app, 'preflight experiments/control/bar-base.toml --gate "auc <= 0.6"')
 def preflight(
     config: Annotated[Path, typer.Argument(help="The TOML file of a run to be.")],
-    changes: Changes = None,
+    changes: ChangesOption = None,
     gate: Gates = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
-) -> Answer:
+) -> CommandResult:
     """Say before training who could recognise whose records by updates and models, and what would change it."""
     from shoal.audit.audit import parse_gates
     from shoal.cli.displays import print_sections
@@ -328,13 +330,13 @@ def preflight(
     said: str | Callable[[], None] = str(report)
     if sys.stdout.isatty():
         said = lambda: print_sections(report.parts())  # noqa: E731
-    return Answer(report.flat(), said, gates)
+    return CommandResult(report.flat(), said, gates)
 
 
 @command(app, "compare runs/ifca runs/mir")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")], allow_code: AllowCode = False
-) -> Answer:
+) -> CommandResult:
     """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
     from shoal.cli.displays import print_comparison
     from shoal.runs.comparison import compare as compare_runs
@@ -342,21 +344,21 @@ def compare(
     end_soon_after_interrupt()
     found = compare_runs(runs, allow_code=allow_code)
     document = {"runs": found.summaries, "settings": found.settings.T.to_dict(), "sentences": found.sentences}
-    return Answer(document, lambda: print_comparison(found))
+    return CommandResult(document, lambda: print_comparison(found))
 
 
 @command(app, "report runs/mir")
 def report(
     directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")],
     allow_code: AllowCode = False,
-) -> Answer:
+) -> CommandResult:
     """Write the HTML report of a finished run again, or a sweep's tables, figures and page."""
     from shoal.runs.result import report_of
     from shoal.sweeps import is_sweep, report_of_sweep
 
     end_soon_after_interrupt()
     page = (report_of_sweep if is_sweep(directory) else report_of)(directory, allow_code=allow_code)
-    return Answer({"report": page}, f"Report: {page}")
+    return CommandResult({"report": page}, f"Report: {page}")
 
 
 @command(app, "card runs/mir")
@@ -366,7 +368,7 @@ def card(
         Path | None, typer.Option("--out", help="Where to write; into the run's directory by default.")
     ] = None,
     allow_code: AllowCode = False,
-) -> Answer:
+) -> CommandResult:
     """Write a privacy card, to go beside released models: what was asked and found, what is promised, and what not."""
     from shoal.runs.audits.card import write_card
 
@@ -374,7 +376,7 @@ def card(
     card = write_card(run, out, allow_code=allow_code)
     missing = [question["question"] for question in card.document["questions"] if not question["covered"]]
     shown = f"Not covered: {'; '.join(missing)}\nCard: {card.page}"
-    return Answer({**card.document, "file": card.file, "page": card.page}, shown)
+    return CommandResult({**card.document, "file": card.file, "page": card.page}, shown)
 
 
 @command(app, "data experiments/demo/digits.toml")
@@ -382,14 +384,14 @@ def data(
     config: Annotated[
         Path | None, typer.Argument(help="A run's TOML file, of whose data to show clients, classes and inputs.")
     ] = None,
-    changes: Changes = None,
+    changes: ChangesOption = None,
     data_dir: DataDir = None,
     wanted: Annotated[
         str | None,
         typer.Option("--fetch", metavar="NAME", help=escape("Download a data set (needs the extra shoal[hub]).")),
     ] = None,
     allow_code: AllowCode = False,
-) -> Answer:
+) -> CommandResult:
     """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
     from shoal.cli.displays import print_sources
     from shoal.config.build import load_data, resolve
@@ -403,13 +405,13 @@ def data(
         resolved = resolve(settings, load_data(settings.data, data_dir))
         description, warnings = [*resolved.description()], [*resolved.warnings]
         said = "\n".join([*description, *warnings])
-        return Answer({"description": description, "warnings": warnings}, said)
+        return CommandResult({"description": description, "warnings": warnings}, said)
     require(not changes, "--set changes a configuration, which 'shoal data' shows the data of; name its file")
     if wanted is not None:
         path = fetch(wanted, data_dir if data_dir is not None else user_cache())
-        return Answer({"name": wanted, "path": path}, f"{wanted}: {path}")
+        return CommandResult({"name": wanted, "path": path}, f"{wanted}: {path}")
     sources = [*availability(data_dir)]
-    return Answer({"data_sets": [asdict(source) for source in sources]}, lambda: print_sources(sources))
+    return CommandResult({"data_sets": [asdict(source) for source in sources]}, lambda: print_sources(sources))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shoal.config.client_files import check_sizes, decided_data, draw_split, reading_of, require_partition
-from shoal.config.kinds import failure, load, own_source
+from shoal.config.kinds import failure, load_code, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.errors import InputError, quote, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
@@ -33,10 +33,10 @@ from shoal.data import (
 )
 from shoal.data.partition import PartitionIndices
 from shoal.data.user.own_files import Reading, load_client_data, own_data
-from shoal.defenses import TrainingSetup, defended
+from shoal.defenses import TrainingSetup, apply_defenses
 from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
-from shoal.simulation.checks import check_algorithm, check_coordinator
+from shoal.simulation.checks import check_algorithm_fits, check_coordinator
 from shoal.simulation.simulation import Simulation
 
 
@@ -114,7 +114,7 @@ class Resolved:
                 more = f" and {len(without) - 10} more" if len(without) > 10 else ""
                 whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, which is for training"
                 yield (
-                    f"{self.data.name}: no test example of {whose}: {quoted(without[:10])}{more}; "
+                    f"{self.data.name}: no test example of {whose}: {quote(without[:10])}{more}; "
                     "'min_examples' = 2 leaves such clients out"
                 )
 
@@ -202,7 +202,7 @@ def load_source(
             return load_client_data(source, where, task, reading)
         if code is None:
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
-        function = load(code, "source")
+        function = load_code(code, "source")
         try:
             value = function(where, task)
         except InputError:
@@ -307,7 +307,7 @@ def _model(network: Network, data: SourceData, scale: Standardizer | None) -> Mo
         with in_table("features"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
-    return fitted(network, shape)
+    return fit_features(network, shape)
 
 
 def checked_setup(config: Config, model: Model, kind: str) -> TrainingSetup:
@@ -319,9 +319,9 @@ def checked_setup(config: Config, model: Model, kind: str) -> TrainingSetup:
     algorithm, every = config.algorithm.value, config.red_team.every
     kind = kind if config.model.features is None else "features"
     with in_table("defenses"):
-        setup = defended(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
+        setup = apply_defenses(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
     with in_table("algorithm"):
-        check_algorithm(algorithm, setup, every)
+        check_algorithm_fits(algorithm, setup, every)
     if config.coordinator is not None:
         with in_table("coordinator"):
             steered = config.coordinator.with_server_knobs(algorithm)
@@ -329,10 +329,10 @@ def checked_setup(config: Config, model: Model, kind: str) -> TrainingSetup:
     return setup
 
 
-def fitted(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
+def fit_features(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
     """The model of a network of Shoal's or of a user's own, fitted to ``shape``."""
     own = ":" in network.name
-    return Model(partial(load(network.name, "name"), shape)) if own else network.model(shape)
+    return Model(partial(load_code(network.name, "name"), shape)) if own else network.model(shape)
 
 
 def _features(network: Network) -> Features | None:
@@ -340,7 +340,7 @@ def _features(network: Network) -> Features | None:
     features = network.features
     if features is None:
         return None
-    return replace(features, modules={name: load(name, "features.maps") for name in features.maps if ":" in name})
+    return replace(features, modules={name: load_code(name, "features.maps") for name in features.maps if ":" in name})
 
 
 def _inputs(data: SourceData, scale: Standardizer | None) -> Tensor:

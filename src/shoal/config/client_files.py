@@ -11,7 +11,7 @@ from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table, table_of
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.core.settings import spelled
+from shoal.core.settings import spell_value
 from shoal.data import ClientDataset, ClientSplit, Federation, Group, LabelledDataset, PictureFormat, SourceData
 from shoal.data.partition import PartitionIndices
 from shoal.data.user.own_files import Reading
@@ -92,7 +92,7 @@ def check_sizes(config: Config, data: SourceData, indices: PartitionIndices | No
             f"{clients}, the number of clients of {data.name}",
             (section.split or ClientSplit()).shadow_fraction,
         )
-        needs = f"'data.shadow_fraction' must give the server at least 2 examples; {spelled(share)} gives {shadow}"
+        needs = f"'data.shadow_fraction' must give the server at least 2 examples; {spell_value(share)} gives {shadow}"
         held_out = "'data.holdout_fraction' to be above 0"
     else:
         partition = section.partition

@@ -4,7 +4,7 @@ from dataclasses import field, replace
 from typing import Annotated, Any
 
 from shoal.algorithms import Pooling, PricedChoice
-from shoal.control import Coordinator, Knob
+from shoal.control import Knob, LimitController
 from shoal.core.errors import require
 from shoal.core.settings import Fraction, Inline, PositiveFloat, settings
 from shoal.defenses import (
@@ -104,7 +104,7 @@ class CoordinatorSection(SteerableDefenses):
         cost: prior mean of the fall of held-out accuracy.
     """
 
-    law: Annotated[Coordinator, Inline()] = Coordinator()
+    law: Annotated[LimitController, Inline()] = LimitController()
     pooling: Fraction | None = None
     relief: dict[str, PositiveFloat] = field(default_factory=dict)
     cost: dict[str, PositiveFloat] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class CoordinatorSection(SteerableDefenses):
             for name in beliefs:
                 require(name in steered, f"'{key}' names '{name}', which is not steered; steer it or leave it out")
 
-    def coordinator(self) -> Coordinator:
+    def coordinator(self) -> LimitController:
         """The coordinator with its knobs."""
         knobs = {}
         for name, defense in self._steered().items():

@@ -12,9 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 from shoal.algorithms import ALGORITHMS
 from shoal.attacks import MEMBERSHIP_ATTACKS, MembershipAttack
 from shoal.core.entry_points import installed
-from shoal.core.errors import InputError, nearest, quoted, require
+from shoal.core.errors import InputError, quote, require, suggest
 from shoal.core.randomness import Stream
-from shoal.core.settings import one_of, spelled
+from shoal.core.settings import one_of, spell_value
 from shoal.data import Federation, LabelledDataset, Preferences
 from shoal.data.partition import PartitionIndices
 from shoal.data.sources.catalog import SOURCES
@@ -81,7 +81,7 @@ class Kind:
     def unnamed(self, where: str) -> type:
         """The class of a table without a name."""
         require(bool(self.default), f"the key '{where}' is missing")
-        return load(self.default, where)
+        return load_code(self.default, where)
 
     def named(self, name: object, where: str) -> type:
         """The class called ``name``; ``where`` is the key that says so.
@@ -94,10 +94,10 @@ class Kind:
             return self.shipped[name]
         if not isinstance(name, str) or (":" not in name and name not in added):
             names = [*self.shipped, *added]
-            close = nearest(str(name), names)
+            close = suggest(str(name), names)
             hint = f"; {close}" if close.startswith("did") else ""
-            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spelled(name)}{hint}")
-        cls = load(added.get(name, name), where)
+            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spell_value(name)}{hint}")
+        cls = load_code(added.get(name, name), where)
         require(
             isinstance(cls, type) and is_dataclass(cls),
             f"'{where}' = '{name}' must be a class with the decorator @settings; got {cls!r}",
@@ -161,21 +161,21 @@ def algorithm_title(name: str) -> str:
     return ALGORITHMS[name].title if name in ALGORITHMS else name.rpartition(":")[2]
 
 
-def made(name: str, where: str) -> Any:  # noqa: ANN401
+def create_from_table(name: str, where: str) -> Any:  # noqa: ANN401
     """The value ``module:Name``, or that of a class made without arguments.
 
     Raises:
-        InputError: as `load`, or the class needs arguments.
+        InputError: as `load_code`, or the class needs arguments.
     """
     require(":" in name, f"'{where}' must be 'module:Name'; got '{name}'")
-    member = load(name, where, values=True)
+    member = load_code(name, where, values=True)
     try:
         return member() if isinstance(member, type) else member
     except TypeError as error:
         raise InputError(f"'{where}' = '{name}' must be a class that is made without arguments: {error}") from error
 
 
-def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
+def load_code(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
     """The class or function ``module:Name``, from the current directory or wherever Python finds modules; or a value.
 
     Raises:
@@ -201,7 +201,7 @@ def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
     defined = [key for key, value in public.items() if getattr(value, "__module__", module) == module]
     require(
         callable(members.get(member)) or (values and member in members),
-        f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, defined, public)}",
+        f"'{where}' = '{name}': the module has no class or function '{member}'; {suggest(member, defined, public)}",
     )
     return members[member]
 
@@ -221,7 +221,7 @@ def require_data(table: object, path: Path) -> None:
     code = sorted(own_code(table))
     require(
         not code,
-        f"{path}: is data and names code, {quoted(code)}, which is run where it is imported; without --allow-code (in "
+        f"{path}: is data and names code, {quote(code)}, which is run where it is imported; without --allow-code (in "
         "Python: allow_code=True) Shoal's own names alone are allowed",
     )
 

@@ -12,16 +12,16 @@ from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
 from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
-from shoal.config.kinds import RoundAttackSection, made, name_of, own_source, require_data
+from shoal.config.kinds import RoundAttackSection, create_from_table, name_of, own_source, require_data
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.entry_points import installed
-from shoal.core.errors import located, nearest, require, require_instance
+from shoal.core.errors import located, require, require_instance, suggest
 from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
-from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import View
 from shoal.data.sources.catalog import SOURCES
+from shoal.data.swap_pairs import Duplicates
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
 from shoal.simulation.distillation import Distillation
@@ -87,11 +87,11 @@ class DataSection:
         if not isinstance(source, str):
             return
         names = [*SOURCES, *installed("shoal.sources", SOURCES)]
-        require(source in names or ":" in source, f"unknown data source '{source}'; {nearest(source, names)}")
+        require(source in names or ":" in source, f"unknown data source '{source}'; {suggest(source, names)}")
         kinds = _kinds_of(source)
         allowed = {name for cls in kinds for name in names_of(cls)}
         for name in (name for cls in _KINDS for name in names_of(cls)):
-            hint = nearest(name, allowed)
+            hint = suggest(name, allowed)
             known = name in allowed or name not in table
             require(known, f"the key 'data.{name}' is of other sources than '{source}'; {hint}")
         for cls in set(kinds) & {Partition, Columns} if not own_source(source) else ():
@@ -175,14 +175,14 @@ class EvaluationSection:
 
     def own_attacks(self) -> tuple[Any, ...]:
         """The values of ``attacks``."""
-        attacks = tuple(made(name, "evaluation.attacks") for name in self.attacks or ())
+        attacks = tuple(create_from_table(name, "evaluation.attacks") for name in self.attacks or ())
         with located("[evaluation]"):
             all_attacks(attacks)
         return attacks
 
     def own_metrics(self) -> tuple[Any, ...]:
         """The values of ``metrics``."""
-        metrics = tuple(made(name, "evaluation.metrics") for name in self.metrics or ())
+        metrics = tuple(create_from_table(name, "evaluation.metrics") for name in self.metrics or ())
         for metric in metrics:
             require_instance("evaluation.metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
         return metrics

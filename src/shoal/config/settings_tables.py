@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import Kind, kind_of, name_of
-from shoal.core.errors import InputError, located, nearest, require
-from shoal.core.settings import Explicit, FieldError, Inline, Internal, spelled
+from shoal.core.errors import InputError, located, require, suggest
+from shoal.core.settings import Explicit, FieldError, Inline, Internal, spell_value
 
 _Settings = TypeVar("_Settings")
 
@@ -171,14 +171,14 @@ def _chosen(kind: Kind, key: str, table: Mapping[str, Any], where: str, default:
 
 def _table(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"'{where}' must be a table; got {spelled(value)}")
+        raise InputError(f"'{where}' must be a table; got {spell_value(value)}")
     return value
 
 
 def _refuse_unknown(table: Mapping[str, Any], allowed: list[str], where: str) -> None:
     for name in table:
         if name not in allowed:
-            raise UnknownKeyError(name, dotted(where, name), nearest(name, allowed))
+            raise UnknownKeyError(name, dotted(where, name), suggest(name, allowed))
 
 
 class UnknownKeyError(InputError):

@@ -7,7 +7,7 @@ from textwrap import fill
 
 from shoal.config.kinds import KINDS, kind_of
 from shoal.config.settings_tables import keys_of, meanings
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, require, suggest
 from shoal.engine import Algorithm
 
 _PARTITION = """clients = 50
@@ -65,11 +65,11 @@ def write_starter(path: Path, source: str = "digits", algorithm: str = "ifca-mir
 
 def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
     """The text of a configuration with these two, in a file called ``name``."""
-    require(source in SOURCES, f"'--data' cannot begin with '{source}'; {nearest(source, SOURCES)}")
+    require(source in SOURCES, f"'--data' cannot begin with '{source}'; {suggest(source, SOURCES)}")
     data, network = SOURCES[source]
     kind = KINDS[Algorithm]
     names = [*kind.shipped, *kind.added]
-    require(algorithm in names, f"there is no algorithm '{algorithm}'; {nearest(algorithm, names)}")
+    require(algorithm in names, f"there is no algorithm '{algorithm}'; {suggest(algorithm, names)}")
     alternatives = ", ".join(name for name in names if name != algorithm)
     return f"""\
 # shoal data {name}      what the data are

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.config.settings_tables import UnknownKeyError, read, tables_with
-from shoal.core.errors import BACKSLASH, InputError, path_of, printable, require, require_instance, unread
+from shoal.core.errors import BACKSLASH, InputError, escape_text, path_of, read_error, require, require_instance
 from shoal.core.foreign_files import MAX_DEPTH, parse_shallow, read_text
 
 Root = TypeVar("Root")
@@ -24,7 +24,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         text = read_text(path)
         table = parse_toml(text)
     except OSError as error:
-        raise InputError(f"{printable(path)}: cannot be read: {unread(path, error)}") from error
+        raise InputError(f"{escape_text(path)}: cannot be read: {read_error(path, error)}") from error
     # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
     except ValueError as error:
         at = re.search(r"\(at (?:line (\d+)|end of document)", str(error))

@@ -34,7 +34,7 @@ ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
 
 
 @settings
-class Coordinator:
+class LimitController:
     """Coordinator: each estimate of risk becomes a strength of every knob for every cluster.
 
     Clients answer one bit: whether their model's risk is above what they tolerate. The server's set point is the share
@@ -83,7 +83,7 @@ class Coordinator:
         >>> import shoal.toy
         >>> federation, model, _ = shoal.toy.two_groups()
         >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
-        >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
+        >>> coordinator = shoal.LimitController({"l2": shoal.Knob(shoal.L2(0.1))})
         >>> steered = {"red_team": red_team, "coordinator": coordinator}
         >>> settings = federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD()
         >>> result = shoal.Run(shoal.Simulation(*settings, rounds=1, **steered)).train()

@@ -7,7 +7,7 @@ import torch
 
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.engine import Coordinator as EngineCoordinator, Engine, State, Tensors
+from shoal.engine import Engine, State, SteeringRule as EngineCoordinator, Tensors
 
 DIRECTIVE_COLUMN = "directive."
 """Prefix of the names of `rounds.csv`'s columns with directives."""
@@ -15,7 +15,7 @@ DIRECTIVE_COLUMN = "directive."
 
 @dataclass(frozen=True, eq=False)
 class RecordedDirectives:
-    """Coordinator that repeats recorded directives; implements the engine's protocol `Coordinator`.
+    """Coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
 
     Reference federations must train as the attacked one did. The server told every client these directives, so an
     attacker knows them.
@@ -30,7 +30,7 @@ class RecordedDirectives:
         >>> import shoal
         >>> from shoal.control import RecordedDirectives
         >>> rows = [{"round": 5, "cluster": k, "directive.l2": k / 2} for k in (0, 1)]
-        >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
+        >>> coordinator = shoal.LimitController({"l2": shoal.Knob(shoal.L2(0.1))})
         >>> recorded = RecordedDirectives.from_rows(coordinator, rows, shoal.Stream(0))
         >>> recorded.by_round[5]["l2"]
         tensor([0.0000, 0.5000], dtype=torch.float64)

@@ -11,7 +11,7 @@ from numbers import Integral, Number
 from os import PathLike
 from pathlib import Path
 
-from shoal.core.representation import shortened
+from shoal.core.representation import shorten
 
 BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\a.csv' in single quotes, or C:/a.csv"
 """Advice on a path of Windows, as the end of a sentence."""
@@ -91,24 +91,24 @@ def file_errors(
     except damage as error:
         raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be {action}: {unread(path, error)}{advice}") from error
+        raise InputError(f"{path}: cannot be {action}: {read_error(path, error)}{advice}") from error
 
 
-def unread(path: object, error: OSError) -> str:
+def read_error(path: object, error: OSError) -> str:
     """The reason why a file cannot be read; of a missing one with the place where it was looked for."""
     return (
-        f"{error.strerror}{looked_in(path)}" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}"
+        f"{error.strerror}{searched_in(path)}" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}"
     )
 
 
-def looked_in(path: object) -> str:
+def searched_in(path: object) -> str:
     """Where a file that is missing was looked for, as the end of a sentence.
 
     A sign that cannot be printed comes from a backslash in a text of TOML.
 
-    >>> looked_in("/wards/a.csv")
+    >>> searched_in("/wards/a.csv")
     " in the folder '/wards'"
-    >>> "single quotes" in looked_in("C:" + chr(10) + "ew.csv")
+    >>> "single quotes" in searched_in("C:" + chr(10) + "ew.csv")
     True
     """
     if str(path).isprintable():
@@ -116,7 +116,7 @@ def looked_in(path: object) -> str:
     return BACKSLASH
 
 
-def printable(path: object) -> str:
+def escape_text(path: object) -> str:
     """A path on one line: signs that cannot be printed as Python escapes them."""
     return str(path) if str(path).isprintable() else repr(str(path))[1:-1]
 
@@ -130,7 +130,7 @@ def require_instance(name: str, value: object, kind: type, how: str) -> None:
     shoal.core.errors.InputError: 'out' must be a str, such as 'runs/mine'; got 3
     """
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    require(isinstance(value, kind), f"'{name}' must be {article} {kind.__name__}, {how}; got {described(value)}")
+    require(isinstance(value, kind), f"'{name}' must be {article} {kind.__name__}, {how}; got {describe(value)}")
 
 
 def integer(name: str, value: object, how: str, least: int | None = None) -> int:
@@ -145,7 +145,7 @@ def integer(name: str, value: object, how: str, least: int | None = None) -> int
     shoal.core.errors.InputError: 'rounds' must be an integer, such as 30; got '3'
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"'{name}' must be an integer, {how}; got {described(value)}")
+        raise InputError(f"'{name}' must be an integer, {how}; got {describe(value)}")
     number = int(value)
     require(least is None or number >= least, f"'{name}' must be at least {least}; got {number}")
     return number
@@ -163,38 +163,38 @@ def path_of(name: str, value: object) -> Path:
     shoal.core.errors.InputError: 'out' must be a path, such as 'runs/mine'; got None
     """
     if not isinstance(value, str | PathLike):
-        raise InputError(f"'{name}' must be a path, such as 'runs/mine'; got {described(value)}")
+        raise InputError(f"'{name}' must be a path, such as 'runs/mine'; got {describe(value)}")
     require(value != "", f"'{name}' must be a path, such as 'runs/mine'; got ''")
     require("\0" not in str(value), f"{str(value)!r} is no path: it has a zero byte")
     return Path(value)
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """A value in an error sentence: texts and numbers as Python writes them, others by their type.
 
-    >>> described(2.5), described([1, 2]), described(dict)
+    >>> describe(2.5), describe([1, 2]), describe(dict)
     ('2.5', 'list of 2', 'the class dict')
     """
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, str | Number):
-        return shortened(repr(value) if isinstance(value, str) else str(value))
+        return shorten(repr(value) if isinstance(value, str) else str(value))
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
 
 
-def quoted(names: Iterable[str]) -> str:
+def quote(names: Iterable[str]) -> str:
     """Names in a sentence: ``'a', 'b'``."""
     return ", ".join(f"'{name}'" for name in names)
 
 
-def nearest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) -> str:
+def suggest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) -> str:
     """A hint naming the word closest to ``word``, or 100 of them but ``unlisted`` ones when none is close.
 
     A word is close if it begins with ``word``, or if three quarters of both are the same.
 
-    >>> nearest("round", ["rounds", "clusters"]), nearest("emnist", ["emnist-byclass", "mnist"])
+    >>> suggest("round", ["rounds", "clusters"]), suggest("emnist", ["emnist-byclass", "mnist"])
     ("did you mean 'rounds'?", "did you mean 'emnist-byclass'?")
-    >>> nearest("ground", ["rounds", "around-all"]), nearest("beta", ["delta", "rounds"])
+    >>> suggest("ground", ["rounds", "around-all"]), suggest("beta", ["delta", "rounds"])
     ("did you mean 'rounds'?", 'known: delta, rounds')
     """
     word, words = str(word), sorted(allowed)

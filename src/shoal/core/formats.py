@@ -80,10 +80,10 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def listed(names: Sequence[str], most: int = 100) -> str:
+def join_words(names: Sequence[str], most: int = 100) -> str:
     """Names in a sentence; of more than ``most`` the others are counted.
 
-    >>> listed(["a"]), listed(["a", "b", "c"]), listed(["a", "b", "c", "d"], 2)
+    >>> join_words(["a"]), join_words(["a", "b", "c"]), join_words(["a", "b", "c", "d"], 2)
     ('a', 'a, b and c', 'a, b and 2 more')
     """
     if len(names) > most:

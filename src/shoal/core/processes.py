@@ -121,7 +121,7 @@ class Workers:
         return results
 
 
-IN_TURN = Workers()
+SEQUENTIAL = Workers()
 """This process does one item after another."""
 
 
@@ -137,7 +137,7 @@ class Workplace(Generic[_Watch]):
     """
 
     out: Path
-    workers: Workers = IN_TURN
+    workers: Workers = SEQUENTIAL
     data_dir: Path | None = None
     watch: _Watch | None = None
 

@@ -123,7 +123,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def seeded(stream: Stream) -> Iterator[None]:
+def seed_libraries(stream: Stream) -> Iterator[None]:
     """Seed PyTorch's global generator for code that can use no other (`torch.nn` initialisation), then restore it."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also seed GPUs.

@@ -26,14 +26,14 @@ def one_line(self: Any) -> str:  # noqa: ANN401
     (Example(models=Tensor (2, 3)), Example(models='many', rounds=20))
     """
     shown = [field for field in fields(self) if field.repr and not _is_default(field, getattr(self, field.name))]
-    inside = ", ".join(f"{field.name}={shortened(_spelled(getattr(self, field.name)), _PART)}" for field in shown)
-    return shortened(f"{type(self).__name__}({inside})")
+    inside = ", ".join(f"{field.name}={shorten(_spelled(getattr(self, field.name)), _PART)}" for field in shown)
+    return shorten(f"{type(self).__name__}({inside})")
 
 
-def shortened(text: str, most: int = LONGEST) -> str:
+def shorten(text: str, most: int = LONGEST) -> str:
     """``text`` on one line of at most so many characters; what is left out is an ellipsis before its last character.
 
-    >>> shortened("Federation(9 clients (few 3, many 6))", 24)
+    >>> shorten("Federation(9 clients (few 3, many 6))", 24)
     'Federation(9 clients (…)'
     """
     line = " ".join(text.split())

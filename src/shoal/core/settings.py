@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails, core_schema
 from typing_extensions import TypedDict
 
 from shoal.core.errors import InputError
-from shoal.core.representation import one_line, shortened
+from shoal.core.representation import one_line, shorten
 
 Count = Annotated[int, Field(ge=0, strict=True)]
 """An integer, at least 0."""
@@ -137,7 +137,7 @@ class FieldError(InputError):
         first, *_ = self.errors = errors
         name = str(first["loc"][0])
         allowed = _allowed([error for error in errors if error["loc"][0] == name])
-        super().__init__(f"'{(names or {}).get(name, name)}' must be {allowed}; got {spelled(first['input'])}")
+        super().__init__(f"'{(names or {}).get(name, name)}' must be {allowed}; got {spell_value(first['input'])}")
 
 
 def plain(value: object) -> object:
@@ -153,13 +153,13 @@ def plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def spelled(value: object) -> str:
+def spell_value(value: object) -> str:
     """A value in an error sentence.
 
-    >>> spelled({"a": 1}), spelled(0.5), spelled("x")
+    >>> spell_value({"a": 1}), spell_value(0.5), spell_value("x")
     ('a table', '0.5', "'x'")
     """
-    return "a table" if isinstance(value, dict) else shortened(repr(value))
+    return "a table" if isinstance(value, dict) else shorten(repr(value))
 
 
 def one_of(words: Sequence[str]) -> str:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.representation import shortened
+from shoal.core.representation import shorten
 from shoal.data.names import Origins
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task
+from shoal.data.user.arrays import Arrays, ArrayTable, Columns, Examples, Task
 from shoal.data.user.from_tensors import ClientArrays, Limits, fields_from_tensors
 from shoal.data.user.tables import fields_from_table
 
@@ -151,8 +151,8 @@ class Federation:
         labels = f"{self.classes} classes"
         if self.classes is None:
             labels = f"regression of {self.clients.y.shape[1]} number{'s' if self.clients.y.shape[1] > 1 else ''}"
-        return shortened(
-            f"Federation({len(self)} clients ({shortened(groups, 60)}), {trained} training examples of shape {shape}, "
+        return shorten(
+            f"Federation({len(self)} clients ({shorten(groups, 60)}), {trained} training examples of shape {shape}, "
             f"{labels}; {len(self.test)} test, {len(self.shadow)} shadow, {held_out} held-out examples)"
         )
 
@@ -195,11 +195,11 @@ class Federation:
 
     @staticmethod
     def from_table(
-        table: Table,
+        table: ArrayTable,
         columns: Columns,
         *,
-        test: Table,
-        shadow: Table | None = None,
+        test: ArrayTable,
+        shadow: ArrayTable | None = None,
         threshold: Limits = 0.65,
         beta: Limits = 0.5,
         classes: int | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import torch
 from torch import Tensor
 
-from shoal.core.errors import quoted, require
+from shoal.core.errors import quote, require
 
 RESERVED = ("overall", "total")
 """Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
@@ -69,7 +69,7 @@ def groups_of_clients(name: str, clients: tuple[Tensor, Sequence[str]], groups: 
     moved = torch.nonzero(group[client] != example_group).flatten()
     if len(moved):
         first = int(client[moved[0]])
-        several = quoted(group_names[int(g)] for g in example_group[client == first].unique().tolist())
+        several = quote(group_names[int(g)] for g in example_group[client == first].unique().tolist())
         require(False, f"{name} has the client '{client_names[first]}' in several groups: {several}; one is needed")
     return group
 
@@ -87,7 +87,7 @@ def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
         several = [same for same in spellings.values() if len(same) > 1]
         for same in several[:3]:
             more = f" ({len(several)} such cases)" if len(several) > 3 else ""
-            counted = f"{quoted(same)} are counted as {len(same)}"
+            counted = f"{quote(same)} are counted as {len(same)}"
             yield f"the {kind} {counted}, though their names differ only by case or spaces{more}"
 
 

@@ -181,10 +181,10 @@ def partition_dataset(
         clients, held_out = (ClientIndices.equal(indices, partition.clients) for indices in (training, holdout))
     else:
         clients, held_out = map(ClientIndices.joined, _skewed(dataset, partition, training, holdout, stream("skew")))
-    return partitioned(dataset, groups, PartitionIndices(clients, held_out, shadow, test), preferences, stream)
+    return partition_federation(dataset, groups, PartitionIndices(clients, held_out, shadow, test), preferences, stream)
 
 
-def partitioned(
+def partition_federation(
     dataset: LabelledDataset,
     groups: Sequence[Group],
     indices: PartitionIndices,

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, described, integer, require
+from shoal.core.errors import InputError, describe, integer, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of
@@ -117,7 +117,7 @@ def views_of(view: View | Sequence[View] | None, clients: int) -> Tensor | None:
     names = [view] * clients if isinstance(view, str) else list(view)
     require(len(names) == clients, f"'view' must be one view or one for each of {clients} clients; got {len(names)}")
     for name in names:
-        require(name in VIEWS, f"'view' must be {one_of(VIEWS)}; got {described(name)}")
+        require(name in VIEWS, f"'view' must be {one_of(VIEWS)}; got {describe(name)}")
     return torch.tensor([VIEWS.index(name) for name in names], dtype=torch.int64)
 
 
@@ -131,7 +131,7 @@ def per_client(name: str, value: object, clients: int, low: float) -> Tensor:
     try:
         values = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{form}; got {described(value)}") from error
+        raise InputError(f"{form}; got {describe(value)}") from error
     require(values.dim() == 0 or values.shape == (clients,), f"{form}; got {values.numel()} numbers")
     wrong = values[~((values >= low) & (values <= 1))]
     require(len(wrong) == 0, f"'{name}' must be in [{low:g}, 1]; got {wrong[:1].sum():g}")

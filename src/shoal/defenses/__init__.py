@@ -7,7 +7,7 @@ its class in `DEFENSES`, and its field in `shoal.config.defense_sections`.
 from shoal.defenses import accounting
 from shoal.defenses.augmentation import Augmentation
 from shoal.defenses.ccl import CCL
-from shoal.defenses.defense import Defense, LossDefense, TrainingSetup, defended
+from shoal.defenses.defense import Defense, LossDefense, TrainingSetup, apply_defenses
 from shoal.defenses.dp_sgd import DPSGD
 from shoal.defenses.flooding import Flooding
 from shoal.defenses.laplace_noise import LaplaceNoise
@@ -27,5 +27,5 @@ can be steered by a coordinator."""
 
 __all__ = [
     "CCL", "DEFENSES", "DPSGD", "L2", "Augmentation", "Defense", "Dropout", "Flooding", "LaplaceNoise", "LossDefense",
-    "Mixup", "NormClipping", "RelaxLoss", "ShorterTraining", "TrainingSetup", "accounting", "defended",
+    "Mixup", "NormClipping", "RelaxLoss", "ShorterTraining", "TrainingSetup", "accounting", "apply_defenses",
 ]  # fmt: skip

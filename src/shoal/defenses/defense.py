@@ -72,9 +72,9 @@ class Defense(Protocol):
         ...
         >>> federation, model, local = shoal.toy.one_group()
         >>> slow = replace(local, learning_rate=local.learning_rate / 10)
-        >>> defended = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2, defenses=[SmallerSteps()])
+        >>> faded = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2, defenses=[SmallerSteps()])
         >>> plain = shoal.simulate(federation, model, shoal.FedAvg(), slow, rounds=2)
-        >>> defended.state.models.equal(plain.state.models)
+        >>> faded.state.models.equal(plain.state.models)
         True
     """
 
@@ -89,15 +89,15 @@ class Defense(Protocol):
         ...
 
 
-def defended(setup: TrainingSetup, defenses: Sequence[Defense]) -> TrainingSetup:
+def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> TrainingSetup:
     """The setup with all ``defenses``, applied in order.
 
     Example:
         >>> import shoal
-        >>> from shoal.defenses import TrainingSetup, defended
+        >>> from shoal.defenses import TrainingSetup, apply_defenses
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> setup = TrainingSetup(model, shoal.LocalSGD(steps=10))
-        >>> setup = defended(setup, [shoal.L2(0.1), shoal.ShorterTraining(0.5)])
+        >>> setup = apply_defenses(setup, [shoal.L2(0.1), shoal.ShorterTraining(0.5)])
         >>> setup.first_local().weight_decay, setup.first_local().steps_of(20)
         (0.1, 5)
     """

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.core.errors import InputError, require, require_instance
 from shoal.core.machine import cores
 from shoal.core.randomness import Stream
-from shoal.core.representation import shortened
+from shoal.core.representation import shorten
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
@@ -165,7 +165,7 @@ class Engine:
 
     def __repr__(self) -> str:
         precision = str(self.dtype).removeprefix("torch.")
-        return shortened(f"Engine({self.model}, {self.device}, {self.threads} threads, {precision}, {self.backend})")
+        return shorten(f"Engine({self.model}, {self.device}, {self.threads} threads, {precision}, {self.backend})")
 
     def __enter__(self) -> "Engine":
         return self

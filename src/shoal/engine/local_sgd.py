@@ -12,7 +12,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Internal, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data.shards import Shards
-from shoal.engine.steps import Augmentation, Objective, TorchOptimizer
+from shoal.engine.steps import InputAugmentation, Objective, TorchOptimizer
 
 PRIVATE_OBJECTIVE = (
     "DP-SGD clips the gradient of each example's loss, so no other objective can be minimised with it; leave one out"
@@ -114,7 +114,7 @@ class LocalSGD:
     optimizer: TorchOptimizer | None = None
     gradient_privacy: Annotated[GradientPrivacy | None, Internal()] = field(default=None, kw_only=True)
     dropout: Annotated[float | None, Internal(), Field(ge=0, lt=1)] = field(default=None, kw_only=True)
-    augmentation: Annotated[Augmentation | None, Internal()] = field(default=None, kw_only=True)
+    augmentation: Annotated[InputAugmentation | None, Internal()] = field(default=None, kw_only=True)
     multiplicity: Annotated[Positive, Internal()] = field(default=1, kw_only=True)
     objective: Annotated[Objective | None, Internal()] = field(default=None, kw_only=True)
     share: Annotated[float, Internal(), Field(gt=0, le=1)] = field(default=1.0, kw_only=True)

@@ -199,7 +199,7 @@ class ScalableDefense(LocalDefense, Protocol):
 
 
 @runtime_checkable
-class Coordinator(Protocol):
+class SteeringRule(Protocol):
     """Steers the local training of every cluster by directives, which follow from the estimated risks."""
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
@@ -314,7 +314,7 @@ def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
     return ClientTrainings((local,))
 
 
-def require_counted(
+def require_counted_trainings(
     algorithm: object, local: LocalSGD, trained: Iterable[Sequence[LocalSGD | None]], *, final: bool = False
 ) -> None:
     """Raise `InputError` where clients take local trainings that an algorithm does not declare.

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, require, suggest
 from shoal.core.settings import settings
 from shoal.models.model import Loss
 
@@ -108,7 +108,7 @@ class StepRule(Protocol):
 
 
 @runtime_checkable
-class Augmentation(Protocol):
+class InputAugmentation(Protocol):
     """Random transformations of the images that a client trains on, drawn anew in every pass."""
 
     def draws(self, count: int, generator: torch.Generator) -> Tensor:
@@ -177,7 +177,7 @@ class TorchOptimizer:
 
     def __post_init__(self) -> None:
         require(
-            self.name in _OPTIMIZERS, f"torch.optim has no optimizer '{self.name}'; {nearest(self.name, _OPTIMIZERS)}"
+            self.name in _OPTIMIZERS, f"torch.optim has no optimizer '{self.name}'; {suggest(self.name, _OPTIMIZERS)}"
         )
         for taken in ("lr", "weight_decay", "params"):
             require(taken not in self.options, f"'options' must not have '{taken}': local training says it")

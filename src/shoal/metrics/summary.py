@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from shoal.core.representation import shortened
+from shoal.core.representation import shorten
 
 Metrics = Mapping[str, float]
 """Numbers by name; counts are ints."""
@@ -78,7 +78,7 @@ class Summary(dict[str, float | int | str]):
         if "accuracy.overall" in self.overall:
             run.append(f"accuracy={self.overall['accuracy.overall']:.3f}")
         mia = [f"{name} {metrics['mia']:.3f}" for name, metrics in self.by_group.items() if "mia" in metrics]
-        return shortened(f"Summary({', '.join(run)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
+        return shorten(f"Summary({', '.join(run)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
 
     @property
     def view(self) -> str:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.core.errors import InputError, described, quoted, require
+from shoal.core.errors import InputError, describe, quote, require
 from shoal.core.layout import Layout
-from shoal.core.randomness import Stream, seeded
+from shoal.core.randomness import Stream, seed_libraries
 from shoal.core.representation import one_line
 from shoal.models.layers import SeededDropout, changing_buffers, require_trainable, take_images
 
@@ -26,7 +26,7 @@ _STRUCTURE = Stream(0, ("structure",))
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs (B, C) and labels (B,), of a regression (B, d), that returns the loss of each example (B,)."""
 
-Metric = Callable[[Tensor, Tensor], Tensor]
+ModelMetric = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs and labels that returns a number per example (B,), higher where the model is better."""
 
 
@@ -105,7 +105,7 @@ class Model:
 
     build: Callable[[], nn.Module]
     loss: Loss = cross_entropy
-    metric: Metric | None = None
+    metric: ModelMetric | None = None
     outputs: Callable[[Any], Tensor] | None = None
     inputs: Callable[[Tensor], Any] | None = None
     __repr__ = one_line
@@ -118,28 +118,28 @@ class Model:
         missing = _arguments_without_default(self.build)
         require(
             not missing,
-            f"a Model's build is called without arguments, but it needs {quoted(missing)}; give them by a lambda or "
+            f"a Model's build is called without arguments, but it needs {quote(missing)}; give them by a lambda or "
             "functools.partial",
         )
         for name, function in (("loss", self.loss), ("metric", self.metric)):
             usable = callable(function) or (name == "metric" and function is None)
-            require(usable, f"a Model's {name} must be a function of outputs and labels; got {described(function)}")
+            require(usable, f"a Model's {name} must be a function of outputs and labels; got {describe(function)}")
         require(
             self.outputs is None or callable(self.outputs),
             "a Model's outputs must be a function of the network's result, such as lambda result: result.logits; got "
-            f"{described(self.outputs)}",
+            f"{describe(self.outputs)}",
         )
         require(
             self.inputs is None or callable(self.inputs),
             "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words}; got "
-            f"{described(self.inputs)}",
+            f"{describe(self.inputs)}",
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: tensors are built again elsewhere."""
         return {own.name: getattr(self, own.name) for own in fields(self)}
 
-    def metric_for(self, classes: int | None) -> Metric:
+    def metric_for(self, classes: int | None) -> ModelMetric:
         """The metric on labels of so many classes; None: of a regression."""
         if self.metric is not None:
             return self.metric
@@ -165,7 +165,7 @@ class Model:
 
     def _built(self, stream: Stream) -> nn.Module:
         """What ``build`` makes."""
-        with seeded(stream):
+        with seed_libraries(stream):
             network = self.build()
         if not isinstance(network, nn.Module):
             raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
@@ -331,7 +331,7 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest() if tensors else ""
 
 
-def metric_name(metric: Metric) -> str:
+def metric_name(metric: ModelMetric) -> str:
     """The name of a metric in tables: its function's name in words."""
     if isinstance(metric, NegativeLoss):
         name = metric_name(metric.loss)

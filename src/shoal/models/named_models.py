@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field
 from torch import nn
 
-from shoal.core.errors import described, nearest, quoted, require
+from shoal.core.errors import describe, quote, require, suggest
 from shoal.core.settings import MAX_CLASSES, settings
 from shoal.models.features import Features
 from shoal.models.model import Model
@@ -147,7 +147,7 @@ class Network:
         if isinstance(shape, VectorShape):
             require(
                 name in _VECTOR_MODELS,
-                f"model '{name}' takes images, but the data are {kind}; {quoted(_VECTOR_MODELS)} take those",
+                f"model '{name}' takes images, but the data are {kind}; {quote(_VECTOR_MODELS)} take those",
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
@@ -203,8 +203,8 @@ def create_model(
         torch.Size([2, 3])
     """
     shaped = isinstance(shape, Shape | VectorShape | TextShape)
-    require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {described(shape)}")
-    require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
+    require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {describe(shape)}")
+    require(name in MODELS, f"unknown model '{name}'; {suggest(name, MODELS)}")
     _require_key(name, "hidden", chosen=hidden is not None, exists=name in _HIDDEN)
     _require_key(name, "filters", chosen=filters is not None, exists=name in _FILTERS)
     sizes = None if filters is None else tuple(filters)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import InputError, require
-from shoal.core.randomness import Stream, seeded
+from shoal.core.randomness import Stream, seed_libraries
 from shoal.models.layers import require_torch_settings, seeded_dropouts
-from shoal.models.model import Loss, Metric, Model, changes_frozen, cross_entropy
+from shoal.models.model import Loss, Model, ModelMetric, changes_frozen, cross_entropy
 
 
 def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> None:
@@ -53,7 +53,7 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
 
 def _outputs(network: nn.Module, x: Tensor) -> Tensor:
     try:
-        with torch.no_grad(), seeded(Stream(0, ("global generator",))):
+        with torch.no_grad(), seed_libraries(Stream(0, ("global generator",))):
             outputs = network(x)
     except InputError:
         raise
@@ -90,7 +90,7 @@ def _require_shape(outputs: Tensor, y: Tensor, classes: int | None) -> None:
     )
 
 
-def _require_per_example(name: str, function: Loss | Metric, outputs: Tensor, y: Tensor, advice: str = "") -> None:
+def _require_per_example(name: str, function: Loss | ModelMetric, outputs: Tensor, y: Tensor, advice: str = "") -> None:
     try:
         values = function(outputs, y)
     except Exception as error:
@@ -113,7 +113,7 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
     watched = {name: _watch(network, state) for name, state in _GENERATORS.items()}
     changing = _watch(network, lambda: inputs._version)
     try:
-        with seeded(Stream(0, ("global generator",))):
+        with seed_libraries(Stream(0, ("global generator",))):
             outputs: Tensor = network(inputs)
             if outputs.requires_grad:
                 loss = model.loss(outputs.float(), y).mean()

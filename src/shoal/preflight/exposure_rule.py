@@ -34,7 +34,7 @@ from typing import Literal
 
 from shoal.preflight.filter_rule import ExampleTerms
 
-Verdict = Literal["recognised", "between", "hidden"]
+Recognition = Literal["recognised", "between", "hidden"]
 
 RECOGNISED_AUC = 0.9
 """What the AUC of the attack is at least where records are recognised."""
@@ -128,7 +128,7 @@ class Exposure:
     """
 
     layer: LayerShape
-    verdict: Verdict
+    verdict: Recognition
     rounds: int
     capacity: int
     distinct: int
@@ -193,7 +193,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     return replace(most, expected=expected if moves.copies == 1 else nan)
 
 
-def most_exposed(
+def most_exposed_layer(
     layers: Iterable[LayerShape], moves: Moves, terms: Mapping[str, ExampleTerms] | None = None
 ) -> Exposure | None:
     """The layer that gives records away first, or else says most; None: there is no layer that the rule is of."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, inf, isnan
 
-from shoal.audit.records import OUTSIDER, SERVER
+from shoal.audit.record_table import OUTSIDER, SERVER
 from shoal.core.formats import count, number
 from shoal.defenses import accounting
 from shoal.preflight.exposure_rule import Exposure, Moves
@@ -96,7 +96,7 @@ class GroupExposure:
         return f", which shows {many} in {_rounds(one.rounds)}"
 
 
-def group_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposure:
+def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposure:
     """What a view sees of a group, by its number."""
     federation = seen.federation
     name, noun = federation.groups[group], federation.kind

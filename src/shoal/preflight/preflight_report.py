@@ -10,14 +10,14 @@ import torch
 
 from shoal.algorithms import LocalOnly
 from shoal.algorithms.wrapper import choice_noise
-from shoal.audit.records import CLIENT, OUTSIDER, SERVER
+from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER
 from shoal.core.formats import count, decimal, number
 from shoal.core.representation import one_line
 from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
 from shoal.metrics.attack_bounds import AttackBound
-from shoal.preflight.group_exposure import GroupExposure, group_exposure, protection_advice
+from shoal.preflight.group_exposure import GroupExposure, predicted_exposure, protection_advice
 from shoal.preflight.visible_moves import VisibleMoves
 
 VIEWS = (SERVER, CLIENT, OUTSIDER)
@@ -134,7 +134,7 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
         if not seen.layers:
             answers[view] = seen.nothing
             continue
-        found = [group_exposure(seen, view, group) for group in groups]
+        found = [predicted_exposure(seen, view, group) for group in groups]
         rows += [one.row() for one in found]
         answers[view] = "; ".join(_together(found, lambda one: one.answer)) + "."
         said[view] = _together(found, GroupExposure.sentence)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedSoft, LocalOnly
 from shoal.algorithms.personal.own_layers import OwnLayers
 from shoal.algorithms.wrapper import with_bases
-from shoal.audit.records import CLIENT, OUTSIDER, SERVER
+from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.preferences import View
 from shoal.defenses import Augmentation, LaplaceNoise, TrainingSetup
 from shoal.engine import Algorithm, LocalSGD, State
 from shoal.models import Model, cross_entropy
-from shoal.preflight.exposure_rule import Exposure, LayerShape, Moves, most_exposed
+from shoal.preflight.exposure_rule import Exposure, LayerShape, Moves, most_exposed_layer
 from shoal.preflight.filter_rule import ExampleTerms, InitialGradients, initial_gradients
 
 _EXAMPLES = 2000
@@ -208,7 +208,7 @@ class VisibleMoves:
         self, moves: Moves, layers: Sequence[LayerShape] | None = None, terms: Mapping[str, ExampleTerms] | None = None
     ) -> Exposure:
         """The exposure by the layer that gives most away."""
-        exposure = most_exposed(layers or self.layers, moves, self.gradients.terms if terms is None else terms)
+        exposure = most_exposed_layer(layers or self.layers, moves, self.gradients.terms if terms is None else terms)
         assert exposure is not None
         return exposure
 

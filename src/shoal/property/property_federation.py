@@ -22,7 +22,7 @@ from shoal.data.partition import (
     ClientIndices,
     PartitionIndices,
     disjoint,
-    partitioned,
+    partition_federation,
     shuffled_indices,
 )
 from shoal.data.preferences import equal_preferences
@@ -191,7 +191,7 @@ def partitioned_federation(
     has_property = _has_property(dataset)
     of_clients, of_test = has_property[drawn.clients.indices], has_property[drawn.test]
     schedule = PropertySchedule(of_clients, of_test, victim=VICTIM, attacker=ATTACKER, period=plan.period)
-    federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
+    federation = partition_federation(dataset, _GROUPS, drawn, preferences, stream)
     return replace(federation, schedule=schedule)
 
 

@@ -20,7 +20,7 @@ from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
 from shoal.reports.curves import Curve, by_name, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
-from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
+from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row
 
 CHECKPOINTS = 100
 """Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
@@ -69,7 +69,7 @@ def _reading(clusters: int) -> str:
     return text + several * (clusters > 1)
 
 
-def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
+def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTable:
     """Table with a column for all models, and where there are several a column per model."""
     overall, several = summary.overall, clusters > 1
     models = [summary.by_cluster.get(k, {}) for k in range(clusters)] if several else []
@@ -77,7 +77,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
     frames = [updates, *(updates[updates["cluster"] == k] for k in range(len(models)))]
     sizes = [(len(frame), int((frame["present"] > 0).sum())) for frame in frames]
 
-    def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> Row:
+    def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> TableRow:
         """A metric of all models, or its ``cells`` in every column."""
         texts = [METRICS[key].text(overall.get(key)), *("" for _ in models)] if cells is None else cells
         return metric_row(METRICS[key], *texts, remark=remark, family="property ")
@@ -126,7 +126,7 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
     pooled = Curve("all models", running_auc(updates), plot.LineStyle("#000000", "-", ""))
     if pooled.values.empty:
         return None
-    inside = by_cluster(updates)
+    inside = updates_by_cluster(updates)
     aucs = {k: running_auc(frame) for k, frame in inside.items() if len(inside) > 1}
     of_clusters = [Curve(f"cluster {k}", auc, plot.cluster_style(k)) for k, auc in aucs.items()]
     control = Curve("shuffled labels", control_auc_over_rounds(updates), plot.LineStyle("#999999", (0, (5, 2)), ""))
@@ -160,7 +160,7 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
 
 def cosines(updates: pd.DataFrame) -> plot.Figure | None:
     """Cosines of a model's consecutive updates, one panel per cluster; None where no two follow each other."""
-    panels = {k: rows for k, rows in by_cluster(updates).items() if rows["cosine"].notna().any()}
+    panels = {k: rows for k, rows in updates_by_cluster(updates).items() if rows["cosine"].notna().any()}
     if not panels:
         return None
     spreads = {f"cluster {k}": mean_and_sd(rows) for k, rows in panels.items()}
@@ -249,7 +249,7 @@ def kind_keys() -> list[Line2D]:
     return [Line2D([], [], color=style.color, linestyle="", marker=style.marker, label=name) for style, name in kinds]
 
 
-def by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
+def updates_by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """The updates of each model."""
     return {k: updates[updates["cluster"] == k] for k in np.unique(updates["cluster"]).tolist()}
 

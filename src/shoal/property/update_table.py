@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.audit import RecordTable, measure
-from shoal.audit.records import CLIENT
+from shoal.audit.record_table import CLIENT
 from shoal.core.randomness import Stream
 from shoal.metrics.intervals import Bools, Floats
 from shoal.metrics.summary import Metrics, Summary

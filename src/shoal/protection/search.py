@@ -43,7 +43,7 @@ from shoal.protection.recommendation import sentences
 from shoal.reports.protection_page import protection_page
 from shoal.sweeps.plan import planned_runs
 from shoal.sweeps.runner import SweepWatch, finish_runs
-from shoal.sweeps.sweep_file import Run
+from shoal.sweeps.sweep_file import SweepPoint
 
 LOG = logging.getLogger(__name__)
 
@@ -152,13 +152,13 @@ class _Runs:
 
     def of(self, rungs: Sequence[Rung], seeds: Sequence[int], *, attacked: bool) -> pd.DataFrame:
         """The figures of rungs on seeds, a row a run; without reference federations where nobody is ``attacked``."""
-        asked: list[Run] = []
+        asked: list[SweepPoint] = []
         for rung in rungs:
             config = parse_config(rung.applied(self.config.table()), rung.name)
             if not attacked:
                 evaluation = replace(config.evaluation, reference_federations=0, view=VIEWS[0])
                 config = replace(config, evaluation=evaluation)
-            asked += [Run({"setting": rung.name}, seed, replace(config, seed=seed)) for seed in seeds]
+            asked += [SweepPoint({"setting": rung.name}, seed, replace(config, seed=seed)) for seed in seeds]
         planned = planned_runs(asked, "protect", self.place.data_dir)
         left = [job for job in planned if job.digest not in self.rows]
         if left:

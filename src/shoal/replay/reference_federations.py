@@ -29,7 +29,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.memory_format import gather
-from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, decoys, pair_records
+from shoal.data.swap_pairs import OTHER_CLIENTS, PairedRecords, decoys, pair_records
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import MAX_BYTES, MAX_SECONDS, ROUNDS, FirstRounds
@@ -41,11 +41,18 @@ from shoal.replay.span_scores import (
     knowledge_of,
     span_scores,
 )
-from shoal.replay.stages import RecordedRisks, Stage, matching_engine, recorded, stages_before, starts_before
-from shoal.simulation.distillation import released
+from shoal.replay.stages import (
+    ChainLink,
+    RecordedRisks,
+    matching_engine,
+    recorded_rules,
+    starts_before,
+    warm_start_chain,
+)
+from shoal.simulation.distillation import apply_release
 from shoal.simulation.play import initial_state
-from shoal.simulation.round_metrics import Row, round_metrics
-from shoal.simulation.simulation import Simulation, Start
+from shoal.simulation.round_metrics import RoundRow, round_metrics
+from shoal.simulation.simulation import Simulation, WarmStart
 
 SNAPSHOTS = 8
 """Rounds, at most, after which a trajectory has a score."""
@@ -126,12 +133,12 @@ class AttackedRun:
     records: PairedRecords
     population: GroupedExamples
     notes: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RoundRow, ...] = ()
     queries: int = 1
 
     @staticmethod
     def from_run(
-        simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine, *, queries: int = 1
+        simulation: Simulation, state: State, rows: Sequence[RoundRow], engine: Engine, *, queries: int = 1
     ) -> "AttackedRun":
         """The attack on a finished simulation with these ``rows`` of `rounds.csv`.
 
@@ -164,7 +171,7 @@ class AttackedRun:
                 notes.append(UNKNOWN_START)
         if queries > 1:
             notes.append(f"each record was asked in {queries} copies, mirrored and shifted, whose scores are averaged")
-        risks, directives = recorded(simulation, rows)
+        risks, directives = recorded_rules(simulation, rows)
         return AttackedRun(
             simulation=simulation,
             state=state,
@@ -202,10 +209,12 @@ class AttackedRun:
         return heads if number % 2 == 0 else ~heads
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[ChainLink, ...]:
         """The simulations that led to the attacked models, in order: those that it went on from, and itself."""
-        last = Stage(self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records)))
-        return (*stages_before(self.simulation, self.records), last)
+        last = ChainLink(
+            self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records))
+        )
+        return (*warm_start_chain(self.simulation, self.records), last)
 
     @cached_property
     def snapshot_rounds(self) -> list[int]:
@@ -397,7 +406,7 @@ class AttackedRun:
             replay = replace(
                 stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
-            replay = replay if state is None else replace(replay, start=Start(state))
+            replay = replay if state is None else replace(replay, start=WarmStart(state))
             with matching_engine(stage.engine, engine) as stage_engine:
                 training = replace(
                     replay.on(stage_engine),
@@ -410,7 +419,7 @@ class AttackedRun:
                 for after, _ in (seen if last else FirstRounds(most=0)).watched(training, state, replay.last_round):
                     state = after
                     if state.round == replay.last_round:
-                        state = released(replay.release, training, state)
+                        state = apply_release(replay.release, training, state)
                     yield training, state, known
 
     def _scores(

@@ -14,18 +14,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from shoal.attacks import LossTrajectory
-from shoal.audit.records import OUTSIDER, SERVER, views_within
-from shoal.audit.reference_records import AttackedRecords, AttackScores, attack_records
+from shoal.audit.attacked_records import AttackedRecords, AttackScores, attack_records
+from shoal.audit.record_table import OUTSIDER, SERVER, views_within
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import file_errors
-from shoal.core.processes import IN_TURN, Workers
+from shoal.core.processes import SEQUENTIAL, Workers
 from shoal.data.content import fingerprint
 from shoal.data.preferences import View
 from shoal.engine import Engine
 from shoal.metrics.intervals import Floats
+from shoal.replay.attack_inputs import records_of_run, trajectory_attack
 from shoal.replay.reference_federations import NOT_REPEATED, AttackedRun, FederationScores
-from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, spans_to_repeat
 from shoal.simulation.play import SimulationState
 from shoal.simulation.simulation import Simulation
@@ -53,7 +53,7 @@ def reference_scores(
     *,
     folder: Path | None,
     watch: AuditWatch | None = None,
-    workers: Workers = IN_TURN,
+    workers: Workers = SEQUENTIAL,
     rounds: bool = True,
     spans: Collection[str] = SPAN_NAMES,
 ) -> list[FederationScores]:
@@ -158,7 +158,7 @@ def attack_with_references(
     *,
     folder: Path | None = None,
     watch: AuditWatch | None = None,
-    workers: Workers = IN_TURN,
+    workers: Workers = SEQUENTIAL,
 ) -> tuple[SimulationState, AttackedRecords | None]:
     """Train the reference federations of a simulation after its last round, and attack its members with their scores,
     and with what the simulation's view sees beside them.

@@ -20,8 +20,8 @@ from shoal.attacks import (
     UpdateSpan,
 )
 from shoal.attacks.scores.stack import Stack
-from shoal.attacks.span.record_scores import calibrated
-from shoal.audit.reference_records import AttackScores
+from shoal.attacks.span.layer_scores import calibrate_scores
+from shoal.audit.attacked_records import AttackScores
 from shoal.core.errors import InputError
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, State, Training
@@ -197,7 +197,7 @@ def largest(found: SpanScores, candidates: Candidates) -> AttackScores:
     values, cuts, known = ((table - centre) / width for table in (values, cuts, known))
     exact, (strata, of_known) = found.exact[of_model], candidates.strata
     if (~exact).sum() > 1 and judged.any():
-        cuts[~exact] = calibrated(known[~exact].max(axis=0), of_known[judged], strata, ModelSpan().false_alarms)
+        cuts[~exact] = calibrate_scores(known[~exact].max(axis=0), of_known[judged], strata, ModelSpan().false_alarms)
     best, columns = values.argmax(axis=0), np.arange(values.shape[1])
     return AttackScores(ModelSpan.view, values[best, columns], cuts[best, columns], exact=exact[best])
 

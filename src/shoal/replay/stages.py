@@ -12,10 +12,10 @@ from torch import Tensor
 from shoal.control import RecordedDirectives
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.data.paired_records import PairedRecords
+from shoal.data.swap_pairs import PairedRecords
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State, unknown_intervals
-from shoal.simulation.round_metrics import Row
-from shoal.simulation.simulation import Simulation, Start, require_known
+from shoal.simulation.round_metrics import RoundRow
+from shoal.simulation.simulation import Simulation, WarmStart, require_known
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class RecordedRisks:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class ChainLink:
     """A simulation that led to attacked models: the attacked one, or one that it went on from.
 
     Args:
@@ -79,7 +79,7 @@ class Stage:
     pair: Tensor
 
 
-def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]:
+def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[ChainLink]:
     """The simulations that ``simulation``, whose ``records`` are attacked, went on from, the first one first.
 
     Raises:
@@ -90,11 +90,13 @@ def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]
     for start in starts_before(simulation):
         assert start.simulation is not None
         located, pair = records.located_in(start.simulation.federation)
-        stages.append(Stage(start.simulation, start.engine, *recorded(start.simulation, start.rows), located, pair))
+        stages.append(
+            ChainLink(start.simulation, start.engine, *recorded_rules(start.simulation, start.rows), located, pair)
+        )
     return stages
 
 
-def starts_before(simulation: Simulation) -> list[Start]:
+def starts_before(simulation: Simulation) -> list[WarmStart]:
     """The starts of ``simulation``, the first one first; from models that are public on nothing is replayed."""
     start = simulation.start
     if start is None or start.public:
@@ -102,7 +104,7 @@ def starts_before(simulation: Simulation) -> list[Start]:
     return [start] if start.simulation is None else [*starts_before(start.simulation), start]
 
 
-def recorded(simulation: Simulation, rows: Sequence[Row]) -> tuple[RecordedRisks, RecordedDirectives | None]:
+def recorded_rules(simulation: Simulation, rows: Sequence[RoundRow]) -> tuple[RecordedRisks, RecordedDirectives | None]:
     """The risks that a simulation published and, with a coordinator, its directives, by the rows of rounds.csv."""
     coordinator, risks = simulation.coordinator, RecordedRisks.from_rows(simulation.red_team.every, rows)
     return risks, None if coordinator is None else RecordedDirectives.from_rows(

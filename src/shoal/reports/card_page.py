@@ -8,13 +8,13 @@ from shoal.audit.finding import AT_CHANCE, Estimate, Finding, attack_title, expo
 from shoal.core.formats import DASH, count, number
 from shoal.reports.exposure import limit_sentence
 from shoal.reports.page import Section, render
-from shoal.reports.table import Cell, Row, Table, heads, row
+from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
 
 _EXPOSURE = heads(["whose records, to whom", "outcome"], ["attack accuracy", "members"])
 
 
 def card_page(card: Mapping[str, Any]) -> str:
-    """The page of a card's document, `shoal.runs.audits.card.card`."""
+    """The page of a card's document, `shoal.runs.audits.card.privacy_card`."""
     sections = (_exposure(card["exposure"]), _questions(card), _run(card))
     lead = [("verdict", f"{_found(card['exposure'])} {_promised(card['promise'], card['exposure'])}")]
     return render("page.html.j2", f"Privacy card: {card['run']['title']}", lead, (), sections, style="run")
@@ -54,7 +54,7 @@ def _exposure(exposure: Mapping[str, Any]) -> Section:
     title = "What attacks found"
     if not exposure["asked"]:
         return Section("exposure", title, ["This asks:"], code=exposure["command"])
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for view, by_name in exposure["views"].items():
         rows += [_line(view, name, found) for name, found in by_name.items()]
         rows += [] if by_name else [row(f"all, to {view}", Cell("not asked", exposure["command"]), DASH, DASH)]
@@ -67,10 +67,10 @@ def _exposure(exposure: Mapping[str, Any]) -> Section:
         f"of all groups and views hold at once. Exposed: the interval is above 0.5. At chance: it covers 0.5 and ends "
         f"at {AT_CHANCE} or below. Not decided: it covers 0.5 and more than {AT_CHANCE}."
     )
-    return Section("exposure", title, table=Table(_EXPOSURE, tuple(rows), note=power))
+    return Section("exposure", title, table=ReportTable(_EXPOSURE, tuple(rows), note=power))
 
 
-def _line(view: str, name: str, found: Mapping[str, Any]) -> Row:
+def _line(view: str, name: str, found: Mapping[str, Any]) -> TableRow:
     accuracy = Cell(_accuracy(found).text, _accuracy(found).interval)
     records = Cell(count(found["members"]), f"{count(found['non_members'])} non-members")
     style = "over" if found["outcome"] == "exposed" else ""
@@ -91,7 +91,7 @@ def _questions(card: Mapping[str, Any]) -> Section:
         row(question["question"], question["answer"], style="" if question["covered"] else "over")
         for question in card["questions"]
     )
-    table = Table(heads(["question", "answer"]), tuple(rows), note=_SOURCE)
+    table = ReportTable(heads(["question", "answer"]), tuple(rows), note=_SOURCE)
     return Section("questions", f"{missing} of {len(card['questions'])} questions are not covered", table=table)
 
 
@@ -104,10 +104,10 @@ def _run(card: Mapping[str, Any]) -> Section:
     return Section("run", "Of what models", table=_pairs("of the run", said))
 
 
-def _pairs(head: str, said: Mapping[str, Any]) -> Table:
+def _pairs(head: str, said: Mapping[str, Any]) -> ReportTable:
     """Names and values."""
     rows = (row(name.replace("_", " "), _text(value)) for name, value in said.items() if value is not None)
-    return Table(heads([head, "value"]), tuple(rows))
+    return ReportTable(heads([head, "value"]), tuple(rows))
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, seeds_needed, sentence
-from shoal.audit.records import CHOSEN_OF_VIEW
+from shoal.audit.record_table import CHOSEN_OF_VIEW
 from shoal.core.formats import capitalized, decimal, percent
 from shoal.data.preferences import VIEWS
 
@@ -35,7 +35,7 @@ MOST_SEEDS = 100
 """More further seeds than these are not worth naming."""
 
 
-class Answer(NamedTuple):
+class Headline(NamedTuple):
     """A question, its answer, and a command that does something about it."""
 
     question: str
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
     command: str = ""
 
 
-def answers(found: Sequence[Finding], *, audited: bool = True, run: bool = True) -> list[Answer]:
+def exposure_headlines(found: Sequence[Finding], *, audited: bool = True, run: bool = True) -> list[Headline]:
     """The first screen of a page: who is exposed, to whom, how much, and what to do.
 
     Args:
@@ -52,21 +52,21 @@ def answers(found: Sequence[Finding], *, audited: bool = True, run: bool = True)
         run: whether a run's directory has a configuration that can be run again.
     """
     worst, undecided = most_exposed(found), [one for one in found if one.verdict == "not decided"]
-    said = [Answer("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
+    said = [Headline("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
     if worst:
-        said.append(Answer("How much?", sentence(worst[0])))
+        said.append(Headline("How much?", sentence(worst[0])))
     if undecided:
-        said.append(Answer("What would decide it?", _seeds(undecided)))
+        said.append(Headline("What would decide it?", _seeds(undecided)))
     if not run:
         return said
     question, where = "What to do?", "DIR is this run's directory."
     if not audited:
         command = "shoal audit DIR --references 8"
-        return [*said, Answer(question, f"Run the strongest attacks of every view. {where}", command)]
+        return [*said, Headline(question, f"Run the strongest attacks of every view. {where}", command)]
     if worst and worst[0].verdict == "exposed":
         command = f"shoal protect DIR/config.toml --view {worst[0].view} --limit 0.55"
-        return [*said, Answer(question, f"Search for a protection. {where}", command)]
-    return [*said, Answer(question, f"Tell the users of the models what was measured. {where}", "shoal card DIR")]
+        return [*said, Headline(question, f"Search for a protection. {where}", command)]
+    return [*said, Headline(question, f"Tell the users of the models what was measured. {where}", "shoal card DIR")]
 
 
 def _seeds(undecided: Sequence[Finding]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shoal.reports.plotting import Figure
-from shoal.reports.table import Table
+from shoal.reports.table import ReportTable
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Section:
     paragraphs: Sequence[str] = ()
     folded: str = ""
     pictures: Sequence[tuple[str, str, Sequence[Picture]]] = ()
-    table: Table | None = None
+    table: ReportTable | None = None
     figures: Sequence[Figure] = ()
     items: Sequence[str] = ()
     code: str = ""
@@ -57,7 +57,7 @@ _ENVIRONMENT = Environment(
 """Of all pages: it compiles a template once."""
 
 
-def section_of(id: str, table: Table | None, **parts: Any) -> Section | None:  # noqa: A002, ANN401
+def section_of(id: str, table: ReportTable | None, **parts: Any) -> Section | None:  # noqa: A002, ANN401
     """The section of a table, under its title; None without a table."""
     return None if table is None else Section(id, table.title, table=table, **parts)
 

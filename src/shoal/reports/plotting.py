@@ -189,7 +189,7 @@ def png(image: NDArray[np.uint8]) -> str:
     return f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"
 
 
-def styled() -> AbstractContextManager[None]:
+def use_figure_style() -> AbstractContextManager[None]:
     """Inside it, figures of `matplotlib.pyplot` have the style of Shoal's; afterwards the settings are the user's."""
     return mpl.rc_context(_STYLE)
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as MplFigure
 from shoal.core.formats import DASH, decimal, number
 from shoal.reports.page import Section, render
 from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend, name_points
-from shoal.reports.table import Cell, Row, Table, heads, row
+from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
 
 _COLUMNS = heads(["setting"], ["accuracy", "exposure", "limit on any attack", "epsilon"])
 
@@ -71,7 +71,7 @@ def protection_page(
         styles |= {} if chosen == first else {"chosen": _CHOSEN}
         legend(figure, [key(name, **style) for name, style in styles.items()], columns=2)
 
-    def line(name: str, values: pd.Series) -> Row:
+    def line(name: str, values: pd.Series) -> TableRow:
         epsilon = DASH if isnan(values["epsilon"]) else number(values["epsilon"])
         exposure = DASH if isnan(values["exposure"]) else decimal(values["exposure"])
         bound = DASH if isnan(values["bound"]) else decimal(values["bound"])
@@ -95,7 +95,7 @@ def protection_page(
     alt = f"{len(front)} settings by accuracy and exposure; '{chosen}' was chosen"
     sections = (
         Section("front", "Accuracy against exposure", figures=[draw_figure("front", title, caption, alt, draw)]),
-        Section("rungs", "Every setting", table=Table(_COLUMNS, rows, note=note)),
+        Section("rungs", "Every setting", table=ReportTable(_COLUMNS, rows, note=note)),
         Section("next", "What to do next", code=f"shoal run {path}\nshoal audit runs/protected --references 16"),
     )
     lead = [("verdict", " ".join(sentences[:2])), *(("", sentence) for sentence in sentences[2:])]

@@ -60,7 +60,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """Cells, of which the last may be missing; ``style`` is a class of style.css: strong, over, or of (a heading)."""
 
     cells: tuple[Cell, ...]
@@ -68,7 +68,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ReportTable:
     """Rows under column heads.
 
     Args:
@@ -82,7 +82,7 @@ class Table:
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     title: str = ""
     caption: str = ""
     note: str = ""
@@ -98,9 +98,9 @@ class Table:
         return pd.DataFrame([[written(cell) for cell in row.cells] for row in self.rows], columns=heads, dtype=object)
 
 
-def row(*cells: str | Cell, style: str = "") -> Row:
+def row(*cells: str | Cell, style: str = "") -> TableRow:
     """A row of cells, some of which are only text."""
-    return Row(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), style)
+    return TableRow(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), style)
 
 
 def heads(words: Iterable[str], numbers: Iterable[str] = ()) -> tuple[Column, ...]:
@@ -108,17 +108,17 @@ def heads(words: Iterable[str], numbers: Iterable[str] = ()) -> tuple[Column, ..
     return (*(Column(word, number=False) for word in words), *map(Column, numbers))
 
 
-def metric_table(title: str, columns: Iterable[str], rows: Iterable[Row], note: str = "") -> Table:
+def metric_table(title: str, columns: Iterable[str], rows: Iterable[TableRow], note: str = "") -> ReportTable:
     """A table with a metric in each row; the first cell is its name, with its meaning below."""
-    return Table(heads(["metric"], columns), tuple(rows), title, note=note)
+    return ReportTable(heads(["metric"], columns), tuple(rows), title, note=note)
 
 
-def metric_row(metric: Metric, *texts: str, remark: str = "", family: str = "") -> Row:
+def metric_row(metric: Metric, *texts: str, remark: str = "", family: str = "") -> TableRow:
     """A metric's row: its name, without that of its ``family``, and its meaning with a ``remark``; then ``texts``."""
     return row(Cell(capitalized(metric.name.removeprefix(family)), metric.meaning + remark), *texts)
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """A pipe table with its title and notes; strong cells are bold."""
     grid = table.frame(lambda cell: f"**{_plain(cell.text)}**" if cell.strong else _plain(cell.text))
     grid.columns = [_plain(head) for head in grid.columns]
@@ -130,7 +130,7 @@ def markdown(table: Table) -> str:
     return "\n\n".join([f"**{_plain(table.title)}**", pipes, *notes]) + "\n"
 
 
-def latex(table: Table) -> str:
+def latex(table: ReportTable) -> str:
     r"""A table environment to ``\input``; the document needs the package booktabs. Its label is ``tab:NAME``."""
     grid = table.frame(lambda cell: "" if cell.faded else rf"\textbf{{{escape(cell.text)}}}" if cell.strong
                        else escape(cell.text))  # fmt: skip
@@ -147,7 +147,7 @@ def latex(table: Table) -> str:
     )  # fmt: skip
 
 
-def table_csv(table: Table) -> str:
+def table_csv(table: ReportTable) -> str:
     """The values, a row per cell; what is undefined is empty."""
     return csv_text(pd.DataFrame(table.values))
 

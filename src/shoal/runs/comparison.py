@@ -12,9 +12,9 @@ import pandas as pd
 
 from shoal.audit.finding import BY, Estimate, findings, run_findings
 from shoal.control import DIRECTIVE_COLUMN
-from shoal.core.errors import described, path_of, require
+from shoal.core.errors import describe, path_of, require
 from shoal.core.formats import ACCURACY, number
-from shoal.core.representation import shortened
+from shoal.core.representation import shorten
 from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.metrics.summary import Summary
 from shoal.reports.run.run_verdict import of_groups
@@ -69,7 +69,7 @@ class Comparison:
     summaries: Mapping[str, Summary]
 
     def __repr__(self) -> str:
-        return shortened(f"Comparison({', '.join(map(str, self.metrics.columns))}; {len(self.metrics)} metrics)")
+        return shorten(f"Comparison({', '.join(map(str, self.metrics.columns))}; {len(self.metrics)} metrics)")
 
     def _repr_html_(self) -> str:
         paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
@@ -99,7 +99,7 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
         {'FedAvg': '0.500', 'IFCA': '1.000'}
     """
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
-    require(several, f"'runs' must be a list of directories or results; got {described(runs)}")
+    require(several, f"'runs' must be a list of directories or results; got {describe(runs)}")
     require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
     results = [run if isinstance(run, Result) else _read(path_of("runs", run), allow_code=allow_code) for run in runs]
     names = [f"run {i}" if isinstance(run, Result) else str(run) for i, run in enumerate(runs, 1)]

@@ -74,7 +74,7 @@ def existing_directory_error(out: Path) -> InputError:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
+def lock_folder(out: Path) -> Iterator[None]:
     """Keep every other process, and every other run of this one, out of the run directory ``out``.
 
     What is locked is run.log: the directory needs no file for it, and the kernel unlocks the file of a killed process.
@@ -99,7 +99,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened(
+def open_run_dir(
     out: Path, config: str, require_same: Callable[[], object], *, resume: bool, examples: str | None = None
 ) -> Iterator[Path]:
     """Make the run directory, or open it again, and lock it; gives its folder of checkpoints.
@@ -117,7 +117,7 @@ def opened(
         new = not out.exists()
         try:
             out.mkdir(parents=True, exist_ok=resume)
-            held.enter_context(locked(out))
+            held.enter_context(lock_folder(out))
             require_same()
             checkpoints.mkdir(exist_ok=True)
             for folder in (out, checkpoints, out / FOLDER):
@@ -234,7 +234,7 @@ class _Warnings(logging.Handler):
 
 
 @contextmanager
-def warned() -> Iterator[list[str]]:
+def collect_warnings() -> Iterator[list[str]]:
     """The warnings that Shoal logs meanwhile."""
     handler = _Warnings()
     LOG.addHandler(handler)
@@ -245,7 +245,7 @@ def warned() -> Iterator[list[str]]:
 
 
 @contextmanager
-def logged(path: Path) -> Iterator[None]:
+def log_to_file(path: Path) -> Iterator[None]:
     """Append what Shoal logs to ``path``."""
     handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))

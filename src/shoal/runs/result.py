@@ -19,14 +19,14 @@ from torch import Tensor
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
-from shoal.core.errors import InputError, described, file_errors, integer, path_of, require, require_instance
+from shoal.core.errors import InputError, describe, file_errors, integer, path_of, require, require_instance
 from shoal.core.foreign_files import read_json
 from shoal.core.formats import csv_text, from_cells
 from shoal.core.processes import Workers, Workplace
-from shoal.core.representation import shortened
+from shoal.core.representation import shorten
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
-from shoal.data.paired_records import Duplicates
+from shoal.data.swap_pairs import Duplicates
 from shoal.engine import Engine, State
 from shoal.engine.state import UNKNOWN_RISK
 from shoal.metrics.summary import Summary
@@ -36,12 +36,12 @@ from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescript
 from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditRequest, stated_guarantee
 from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings, write_hashes
-from shoal.runs.record import read_description
+from shoal.runs.run_description import read_description
 from shoal.runs.updates import recorded_in
 from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS
 from shoal.simulation.play import SimulationState
-from shoal.simulation.round_metrics import Row
-from shoal.simulation.simulation import Simulation, Start
+from shoal.simulation.round_metrics import RoundRow
+from shoal.simulation.simulation import Simulation, WarmStart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,7 +126,7 @@ class Result:
         # Both are shared: nothing changes a simulation, and an engine has no copy.
         return Result(**copied | {"simulation": self.simulation, "engine": self.engine})
 
-    def start(self, *, public: bool = False) -> Start:
+    def start(self, *, public: bool = False) -> WarmStart:
         """These models as the ``start`` of another `Simulation`.
 
         Args:
@@ -140,9 +140,9 @@ class Result:
             assignment = torch.tensor(self.clients["cluster"].tolist(), dtype=torch.int64)
             last = int(self.summary.run["rounds"])
             state = State(last, torch.empty(len(risks), 0), torch.tensor(risks, dtype=torch.float64), assignment)
-        return Start(state, self.models, self.simulation, self.engine, self._rows(), public)
+        return WarmStart(state, self.models, self.simulation, self.engine, self._rows(), public)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[RoundRow]:
         return [{str(name): value for name, value in row.items()} for row in self.rounds.to_dict("records")]
 
     def _repr_html_(self) -> str:
@@ -154,7 +154,7 @@ class Result:
 
     def __repr__(self) -> str:
         figures = {**self.summary.run, **self.summary.overall}
-        return shortened(f"Result({', '.join(f'{key}={value}' for key, value in figures.items() if '.' not in key)})")
+        return shorten(f"Result({', '.join(f'{key}={value}' for key, value in figures.items() if '.' not in key)})")
 
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
@@ -223,7 +223,7 @@ class Result:
         references = integer("references", references, "such as 16", 0)
         request = AuditRequest((), attacks, references, duplicates, queries)
         workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
-        require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
+        require(watch is None or callable(watch), f"'watch' must be a function; got {describe(watch)}")
         if self.simulation is None or self.state is None or self.engine is None:
             raise InputError(
                 "the result was read from a directory or unpickled, and neither has the examples of every run; give "

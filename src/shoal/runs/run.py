@@ -14,8 +14,8 @@ from shoal.audit import RedTeam
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.config.settings_tables import in_table
-from shoal.core.errors import described, integer, path_of, require, require_instance
-from shoal.core.processes import IN_TURN, Workers
+from shoal.core.errors import describe, integer, path_of, require, require_instance
+from shoal.core.processes import SEQUENTIAL, Workers
 from shoal.core.representation import one_line
 from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
@@ -27,28 +27,28 @@ from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import keep_newest_checkpoints, load_checkpoint
 from shoal.runs.directory import (
+    collect_warnings,
     existing_directory_error,
     extend_rounds,
     is_finished,
-    logged,
-    opened,
+    log_to_file,
+    open_run_dir,
     rounds_before,
-    warned,
 )
 from shoal.runs.files import read_warnings
 from shoal.runs.progress import shown_to_a_person
-from shoal.runs.record import description_of
 from shoal.runs.result import Result, load, named_models, samples_of, write_files
+from shoal.runs.run_description import description_of
 from shoal.runs.run_training import measured, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.play import SimulationState, Watch, initial_state, move_to_engine
-from shoal.simulation.simulation import GAP_AT_THE_END, Simulation, first_examples, with_features
+from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feature_map, first_examples
 
 LOG = logging.getLogger("shoal")
 
-ON_THE_CPU = EngineSettings()
+CPU_ENGINE = EngineSettings()
 """The default engine."""
 
 
@@ -96,10 +96,10 @@ class Run:
 
     simulation: Simulation
     out: Path | str | None = None
-    engine: EngineSettings = ON_THE_CPU
+    engine: EngineSettings = CPU_ENGINE
     watch: Watch | Sink | Sequence[Watch | Sink] | None = None
     watch_references: AuditWatch | None = None
-    workers: Workers = IN_TURN
+    workers: Workers = SEQUENTIAL
     checkpoint_every: int = 1
     max_megabytes: int = MAX_MEGABYTES
     description: RunDescription | None = None
@@ -112,7 +112,7 @@ class Run:
         require_instance("engine", self.engine, EngineSettings, "such as EngineSettings(threads=1)")
         for watch in self._watches:
             fits = callable(watch) or isinstance(watch, Sink)
-            require(fits, f"'watch' must be a function or a tracker, such as TensorBoard(); got {described(watch)}")
+            require(fits, f"'watch' must be a function or a tracker, such as TensorBoard(); got {describe(watch)}")
         if self.out is not None:
             object.__setattr__(self, "out", path_of("out", self.out))
         recorded = self.simulation.record_updates
@@ -143,7 +143,7 @@ class Run:
         examples = first_examples(self._mapped.federation), simulation.federation.classes
         settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
         if not isinstance(out, Path):
-            with settings.engine(simulation.setup.model) as engine, warned() as warnings:
+            with settings.engine(simulation.setup.model) as engine, collect_warnings() as warnings:
                 return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
         if out.exists() and not resume:
             raise existing_directory_error(out)
@@ -154,11 +154,11 @@ class Run:
         with settings.engine(simulation.setup.model) as engine, ExitStack() as held:
             # Once more when it is locked, since it may have become another run's since it was looked at first.
             same = lambda: rounds_before(out, description, rounds)  # noqa: E731
-            opening = opened(out, description.settings, same, resume=resume, examples=description.examples)
+            opening = open_run_dir(out, description.settings, same, resume=resume, examples=description.examples)
             checkpoints = held.enter_context(opening)
             if is_finished(out) and same() == rounds:
                 return self._finished(out, settings)
-            held.enter_context(logged(out / "run.log"))
+            held.enter_context(log_to_file(out / "run.log"))
             result = self._trained(engine, description, checkpoints, ())
             write_files(out, result)
             # From the last checkpoint a finished run can be prolonged.
@@ -175,7 +175,7 @@ class Run:
     @cached_property
     def _mapped(self) -> Simulation:
         """The simulation with its features, which take a while to compute."""
-        return with_features(self.simulation, self.engine.threads)
+        return apply_feature_map(self.simulation, self.engine.threads)
 
     def _finished(self, out: Path, settings: EngineSettings) -> Result:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
@@ -263,12 +263,12 @@ def simulate(
     rounds: int,
     seed: int = 0,
     participation: float = 1.0,
-    red_team: RedTeam = GAP_AT_THE_END,
+    red_team: RedTeam = DEFAULT_RED_TEAM,
     defenses: Sequence[Defense] = (),
     reference_federations: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
-    engine: EngineSettings = ON_THE_CPU,
+    engine: EngineSettings = CPU_ENGINE,
 ) -> Result:
     """Train a federation and measure it, as `shoal run` does.
 
@@ -321,7 +321,7 @@ def run(
     dataset: SourceData | None = None,
     watch: Watch | Sink | Sequence[Watch | Sink] | None = None,
     watch_references: AuditWatch | None = None,
-    workers: Workers = IN_TURN,
+    workers: Workers = SEQUENTIAL,
 ) -> Path:
     """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, ShoalError
-from shoal.core.processes import IN_TURN, Workers
+from shoal.core.processes import SEQUENTIAL, Workers
 from shoal.engine import Engine, RoundReport, Tensors
 from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.checkpoint import save_checkpoint, stored_observations
 from shoal.runs.result import named_models, write_models
 from shoal.runs.updates import FOLDER, megabytes, write_updates
-from shoal.simulation.distillation import released
-from shoal.simulation.measure import Outcome, measure_final
+from shoal.simulation.distillation import apply_release
+from shoal.simulation.measure import FinalMeasurement, measure_final
 from shoal.simulation.play import SimulationState, Watch, added, run_rounds
 from shoal.simulation.round_metrics import changed_directives
 from shoal.simulation.simulation import Simulation
@@ -124,8 +124,8 @@ def measured(
     *,
     out: Path | None = None,
     watch: AuditWatch | None = None,
-    workers: Workers = IN_TURN,
-) -> Outcome:
+    workers: Workers = SEQUENTIAL,
+) -> FinalMeasurement:
     """Measure the models after the last round, with reference federations where they are asked for.
 
     Args:
@@ -141,7 +141,7 @@ def measured(
         MeasurementError: whatever else than the operating system failed; the sentence says where the models are.
     """
     began = time.perf_counter()
-    progress = replace(progress, state=released(simulation.release, simulation.on(engine), progress.state))
+    progress = replace(progress, state=apply_release(simulation.release, simulation.on(engine), progress.state))
     elapsed = time.perf_counter() - began
     spent = {"defenses": elapsed, "train": elapsed, "total": elapsed}
     progress = replace(progress, seconds=added(progress.seconds, spent))

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from shoal.audit.records import OUTSIDER
+from shoal.audit.record_table import OUTSIDER
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.core.settings import settings
@@ -26,7 +26,7 @@ from shoal.engine import RoundReport
 from shoal.metrics.summary import FlatSummary, Metrics
 from shoal.runs.files import decisive_settings
 from shoal.simulation.play import SimulationState
-from shoal.simulation.round_metrics import Row
+from shoal.simulation.round_metrics import RoundRow
 from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
@@ -141,7 +141,7 @@ class OpenSinks:
             return None
 
 
-def round_figures(rows: Sequence[Row], groups: Sequence[str], report: RoundReport) -> dict[str, float]:
+def round_figures(rows: Sequence[RoundRow], groups: Sequence[str], report: RoundReport) -> dict[str, float]:
     """The figures of a round, from its rows of `rounds.csv`."""
     figures: dict[str, float] = {}
     clients = [row["clients"] for row in rows]

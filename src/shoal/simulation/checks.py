@@ -6,17 +6,17 @@ from dataclasses import replace
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import MEMBERSHIP_ATTACKS, needs_classes
 from shoal.audit import RedTeam
-from shoal.audit.records import OUTSIDER
-from shoal.control import Coordinator
-from shoal.core.errors import InputError, described, require
+from shoal.audit.record_table import OUTSIDER
+from shoal.control import LimitController
+from shoal.core.errors import InputError, describe, require
 from shoal.data import Federation
-from shoal.data.paired_records import Duplicates, number_of_pairs
 from shoal.data.preferences import View
+from shoal.data.swap_pairs import Duplicates, number_of_pairs
 from shoal.defenses import TrainingSetup
 from shoal.engine import Algorithm
 
 
-def check_algorithm(algorithm: Algorithm, setup: TrainingSetup, risk_period: int) -> None:
+def check_algorithm_fits(algorithm: Algorithm, setup: TrainingSetup, risk_period: int) -> None:
     """Raise `InputError` where an algorithm cannot train a network by local training, or lacks estimates of risk.
 
     An algorithm with a method ``check_layout``, also one that is wrapped, is asked about the network's. With
@@ -31,7 +31,7 @@ def require_algorithm(algorithm: object) -> None:
     """Raise `InputError` unless ``algorithm`` has the methods of one."""
     missing = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
     require(
-        not isinstance(algorithm, type), f"'algorithm' must be a value, such as FedAvg(); got {described(algorithm)}"
+        not isinstance(algorithm, type), f"'algorithm' must be a value, such as FedAvg(); got {describe(algorithm)}"
     )
     require(
         not missing,
@@ -43,13 +43,15 @@ def require_algorithm(algorithm: object) -> None:
 def require_defenses(defenses: object) -> None:
     """Raise `InputError` unless ``defenses`` is a list of defences."""
     if not isinstance(defenses, Sequence) or isinstance(defenses, str):
-        raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)]; got {described(defenses)}")
+        raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)]; got {describe(defenses)}")
     for defense in defenses:
         value = hasattr(defense, "applied") and not isinstance(defense, type)
-        require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(defense)}")
+        require(value, f"'defenses' must hold defences, such as L2(0.01); got {describe(defense)}")
 
 
-def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm: Algorithm, risk_period: int) -> None:
+def check_coordinator(
+    coordinator: LimitController, setup: TrainingSetup, algorithm: Algorithm, risk_period: int
+) -> None:
     """Raise `InputError` where a coordinator has nothing to steer by, nothing to steer, or may not steer it.
 
     What would be refused of fixed defences at full strength is refused of steered ones: directives can lead there.

@@ -64,8 +64,8 @@ class Distillation:
         >>> federation = shoal.Federation.from_tensors([one] * 3, test=one, shadow=shadow)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> setting = federation, model, shoal.FedAvg(), shoal.LocalSGD(steps=50)
-        >>> released = shoal.Run(shoal.Simulation(*setting, rounds=3, release=shoal.Distillation(steps=300))).train()
-        >>> released.summary.overall["accuracy.overall"]
+        >>> trained = shoal.Run(shoal.Simulation(*setting, rounds=3, release=shoal.Distillation(steps=300))).train()
+        >>> trained.summary.overall["accuracy.overall"]
         1.0
     """
 
@@ -85,7 +85,7 @@ class Distillation:
     def after_round(self, before: State, after: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """The state ``after`` a round with students where each round has some, and with the average."""
         if self.distil == "round":
-            after = replace(after, models=self.released(after.models, federation, engine, stream))
+            after = replace(after, models=self.release_models(after.models, federation, engine, stream))
         if self.average is None:
             return after
         average, models = before.server.get(_AVERAGE), after.models.cpu()
@@ -94,7 +94,7 @@ class Distillation:
         average = average + (models - average) / min(after.round, self.average)
         return replace(after, server={**after.server, _AVERAGE: average})
 
-    def released(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
+    def release_models(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
         """The students (K, P) of ``models`` (K, P); they draw from ``stream``."""
         public, teacher = federation.shadow, engine.model
         local = LocalSGD(steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate)
@@ -119,11 +119,11 @@ class Distillation:
         )
 
 
-def released(release: Distillation | None, training: Training, state: State) -> State:
+def apply_release(release: Distillation | None, training: Training, state: State) -> State:
     """The state after the last round as it is released; itself without averages and distillation at the end."""
     if release is None:
         return state
     models = state.server.get(_AVERAGE, state.models).to(state.models)
     if release.distil == "end":
-        models = release.released(models, training.federation, training.engine, training.stream("release"))
+        models = release.release_models(models, training.federation, training.engine, training.stream("release"))
     return state if models is state.models else replace(state, models=models)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from shoal.audit.attacked_records import AttackedRecords
 from shoal.audit.canary_audit import DELTA, CanaryExposure
 from shoal.audit.final_attacks import attack_final_models
 from shoal.audit.measurement import (
@@ -22,7 +23,6 @@ from shoal.audit.measurement import (
     shadow_examples,
 )
 from shoal.audit.model_scores import Membership
-from shoal.audit.reference_records import AttackedRecords
 from shoal.core.errors import require_instance
 from shoal.core.representation import one_line
 from shoal.engine import Engine, State, Tensors, Training
@@ -54,7 +54,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class FinalMeasurement:
     """Metrics, tables and the final state of a simulation.
 
     Args:
@@ -85,7 +85,7 @@ def measure_models(
     state: State,
     rows: Sequence[Mapping[str, float]],
     references: AttackedRecords | None = None,
-) -> Outcome:
+) -> FinalMeasurement:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
     Args:
@@ -110,7 +110,7 @@ def measure_models(
         measured = measurement.measure(finished)
         require_instance(f"metric {measurement.name}", measured, Summary, "as Summary(overall={...}) gives")
         summary |= measured
-    return Outcome(
+    return FinalMeasurement(
         summary=summary,
         clients=finished.clients,
         rounds=pd.DataFrame(list(rows)),
@@ -126,7 +126,7 @@ def measure_final(
     now: SimulationState,
     observations: Mapping[int, Tensors] | None = None,
     references: AttackedRecords | None = None,
-) -> Outcome:
+) -> FinalMeasurement:
     """Let every client choose among the final models, attack them, and measure.
 
     Args:

@@ -18,8 +18,8 @@ from shoal.engine import Engine, RoundReport, State, Tensors, check_examples
 from shoal.engine.client_vectors import ClientVectors
 from shoal.engine.round_clock import TRAIN
 from shoal.models.validation import require_fits
-from shoal.simulation.round_metrics import Row, round_metrics
-from shoal.simulation.simulation import Simulation, first_examples, with_features
+from shoal.simulation.round_metrics import RoundRow, round_metrics
+from shoal.simulation.simulation import Simulation, apply_feature_map, first_examples
 
 LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SimulationState:
     """
 
     state: State
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RoundRow, ...] = ()
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "train", "total"), 0.0))
     memory: Tensors = field(default_factory=dict)
     observation: Tensors | None = None
@@ -69,7 +69,7 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     Raises:
         InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
     """
-    simulation = with_features(simulation)
+    simulation = apply_feature_map(simulation)
     ready, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
     require_fits(simulation.setup.model, *examples, simulation.federation.classes)
     check_examples(engine.backend, simulation.setup.model, *examples)

@@ -10,7 +10,7 @@ import torch
 from shoal.algorithms.wrapper import choice_noise
 from shoal.audit.measurement import FinishedTraining
 from shoal.audit.red_team import NEED_HOLDOUT
-from shoal.control import Coordinator
+from shoal.control import LimitController
 from shoal.data.content import most_copies
 from shoal.data.preferences import VIEWS, View
 from shoal.defenses import accounting
@@ -35,7 +35,7 @@ def accountable_trainings(training: Training, state: State) -> ClientTrainings |
         lambda local: fixedly.local_of(last, 0, local)
     )
     local = trainings.rounds[0]
-    knobs = training.coordinator.knobs.values() if isinstance(training.coordinator, Coordinator) else ()
+    knobs = training.coordinator.knobs.values() if isinstance(training.coordinator, LimitController) else ()
     for knob in knobs:
         steered = local if knob.defense is None else knob.defense.local(local, ClusterRound(round=1, cluster=0))
         if _spending(steered) != _spending(local):

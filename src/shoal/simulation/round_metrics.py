@@ -16,10 +16,10 @@ from shoal.metrics import roc_auc
 from shoal.metrics.intervals import Floats, Ints
 from shoal.metrics.summary import Metrics, Summary
 
-Row = Mapping[str, float]
+RoundRow = Mapping[str, float]
 """One cluster in one round: numbers by column."""
 
-Rows = Sequence[Row]
+RoundRows = Sequence[RoundRow]
 """Rows of `rounds.csv`: one per round and cluster, in order."""
 
 SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
@@ -28,7 +28,7 @@ SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
 
 def round_metrics(
     state: State, report: RoundReport, federation: Federation, engine: Engine, *, evaluated: bool
-) -> tuple[Row, ...]:
+) -> tuple[RoundRow, ...]:
     """One row per cluster: its clients in this round, their loss, and the model's accuracy and risk.
 
     Args:
@@ -60,7 +60,7 @@ def round_metrics(
     return tuple(rows)
 
 
-def not_evaluated(row: Row) -> Row:
+def not_evaluated(row: RoundRow) -> RoundRow:
     """A row as `round_metrics` makes it where accuracies are not computed."""
     return {name: nan if name.partition(".")[0] == "accuracy" else value for name, value in row.items()}
 
@@ -98,7 +98,7 @@ def coordination(finished: FinishedTraining) -> Summary:
     )
 
 
-def changed_directives(rows: Rows) -> dict[str, list[float]]:
+def changed_directives(rows: RoundRows) -> dict[str, list[float]]:
     """The directives (K,) that clusters were given after the last round, by name, where they are not those of before.
 
     >>> changed_directives([{"round": r, "cluster": 0, "directive.l2": s} for r, s in ((1, 0.0), (2, 0.5))])
@@ -108,13 +108,13 @@ def changed_directives(rows: Rows) -> dict[str, list[float]]:
     return {name: values for name, values in now.items() if values != before.get(name, [0.0] * len(values))}
 
 
-def became_unmet(rows: Rows) -> list[int]:
+def became_unmet(rows: RoundRows) -> list[int]:
     """The clusters that cannot be brought within their members' limits since the last round, and could before."""
     now, before = ({row["cluster"] for row in rows if row.get("limit_unmet")} for rows in _last_two_rounds(rows))
     return sorted(int(k) for k in now - before)
 
 
-def _last_two_rounds(rows: Rows) -> tuple[Rows, Rows]:
+def _last_two_rounds(rows: RoundRows) -> tuple[RoundRows, RoundRows]:
     """The rows of the last round, and of the one before."""
     last = rows[-1]["round"] if rows else 0
     recent = list(takewhile(lambda row: row["round"] >= last - 1, reversed(rows)))[::-1]

@@ -13,25 +13,25 @@ from torch import Tensor
 from shoal.attacks import Gap, LossThreshold, ReferenceAttack, UpdateAttack
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
-from shoal.audit.records import OUTSIDER
+from shoal.audit.record_table import OUTSIDER
 from shoal.audit.update_audit import all_attacks
-from shoal.control import Coordinator
-from shoal.core.errors import InputError, described, integer, require, require_instance
+from shoal.control import LimitController
+from shoal.core.errors import InputError, describe, integer, require, require_instance
 from shoal.core.machine import cores
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import comparable_hashes
-from shoal.data.paired_records import Duplicates
 from shoal.data.preferences import VIEWS, View
-from shoal.defenses import Defense, TrainingSetup, accounting, defended
+from shoal.data.swap_pairs import Duplicates
+from shoal.defenses import Defense, TrainingSetup, accounting, apply_defenses
 from shoal.engine import Algorithm, Engine, LocalSGD, MaliciousClients, State, Training, client_trainings
 from shoal.models import FeatureMap, Features, Model
 from shoal.preflight.preflight_report import Preflight, preflight
 from shoal.preflight.visible_moves import RecognisedRisks, VisibleMoves
 from shoal.simulation.checks import (
-    check_algorithm,
+    check_algorithm_fits,
     check_coordinator,
     check_references,
     require_algorithm,
@@ -40,12 +40,12 @@ from shoal.simulation.checks import (
 )
 from shoal.simulation.distillation import Distillation
 from shoal.simulation.round_attack import RoundAttack
-from shoal.simulation.round_metrics import Row
+from shoal.simulation.round_metrics import RoundRow
 
-GAP_AT_THE_END = RedTeam(every=0, attack=Gap())
+DEFAULT_RED_TEAM = RedTeam(every=0, attack=Gap())
 """The red team that needs no shadow set."""
 
-LOSS_AT_THE_END = RedTeam(every=0, attack=LossThreshold())
+LOSS_RED_TEAM = RedTeam(every=0, attack=LossThreshold())
 """The red team of a regression, in which no example is right or wrong."""
 
 _INTEGERS = {
@@ -60,7 +60,7 @@ _INTEGERS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class WarmStart:
     """Trained models that a simulation goes on from, and how they came about; `Result.start` gives one.
 
     Args:
@@ -77,11 +77,11 @@ class Start:
     models: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
     simulation: "Simulation | None" = None
     engine: Engine | None = None
-    rows: Sequence[Row] = ()
+    rows: Sequence[RoundRow] = ()
     public: bool = False
     __repr__ = one_line
 
-    def fitted(self, model: Model) -> "Start":
+    def fitted(self, model: Model) -> "WarmStart":
         """The start with its models as parameter vectors (K, P) of ``model``.
 
         Raises:
@@ -127,7 +127,7 @@ class Simulation:
             no shadow set; of a regression, where nothing is right or wrong, a loss threshold, which needs one.
         defenses: of `shoal.defenses` or your own, applied in order.
         coordinator: turns the red team's estimates into directives for each cluster's training, such as
-            ``Coordinator({"augmentation": Knob(Augmentation())})``. It needs ``RedTeam(every=5)`` or the like.
+            ``LimitController({"augmentation": Knob(Augmentation())})``. It needs ``RedTeam(every=5)`` or the like.
         canaries: of ``federation``, as `MislabelledCanaries.insert` gives both; measured at the end.
         start: trained models to train further, as `Result.start` gives them. Rounds are numbered on from their last:
             10 rounds, and 5 more with the same seed and settings, are 15 rounds, bit for bit, where the result is of
@@ -176,11 +176,11 @@ class Simulation:
     rounds: int
     seed: int = 0
     participation: float = 1.0
-    red_team: RedTeam = GAP_AT_THE_END
+    red_team: RedTeam = DEFAULT_RED_TEAM
     defenses: Sequence[Defense] = ()
-    coordinator: Coordinator | None = None
+    coordinator: LimitController | None = None
     canaries: Canaries | None = None
-    start: Start | None = None
+    start: WarmStart | None = None
     reference_federations: int = 0
     duplicates: Duplicates = "keep"
     view: View = OUTSIDER
@@ -209,17 +209,19 @@ class Simulation:
         self._set("participation", plain(self.participation))
         number = isinstance(self.participation, int | float) and not isnan(self.participation)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
-        if self.federation.classes is None and self.red_team is GAP_AT_THE_END:
-            self._set("red_team", LOSS_AT_THE_END)
+        if self.federation.classes is None and self.red_team is DEFAULT_RED_TEAM:
+            self._set("red_team", LOSS_RED_TEAM)
         choices = get_args(Duplicates)
-        require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {described(self.duplicates)}")
-        require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)}; got {described(self.view)}")
+        require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {describe(self.duplicates)}")
+        require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)}; got {describe(self.view)}")
         require_algorithm(self.algorithm)
         require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
         self._set("setup", self._setup())
         if self.start is not None:
-            require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
+            require_instance(
+                "start", self.start, WarmStart, "such as simulate(...).start() or load('runs/mine').start()"
+            )
             self._set("start", self.start.fitted(self.setup.model))
         self._check_canaries()
         if self.release is not None:
@@ -241,9 +243,9 @@ class Simulation:
         all_attacks(self.attacks)
         for metric in self.metrics:
             require_instance("metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
-        check_algorithm(self.algorithm, self.setup, self.red_team.every)
+        check_algorithm_fits(self.algorithm, self.setup, self.red_team.every)
         if self.coordinator is not None:
-            require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
+            require_instance("coordinator", self.coordinator, LimitController, "such as LimitController({...})")
             check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
@@ -259,7 +261,7 @@ class Simulation:
             how = "such as Features(('scattering', 'pca'), dimension=32)"
             require_instance("features", self.features, Features, how)
         kind = self.federation.kind if self.features is None else "features"
-        return defended(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
+        return apply_defenses(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
 
     def _check_canaries(self) -> None:
         if self.canaries is None:
@@ -290,7 +292,7 @@ class Simulation:
 
     def preflight(self) -> Preflight:
         """Which records each view could recognise, from shapes and gradients of an initial model; trains nothing."""
-        seen = with_features(self).visible_moves()
+        seen = apply_feature_map(self).visible_moves()
         return preflight(seen, first_round=self.first_round, steered=self.coordinator is not None)
 
     def visible_moves(self) -> VisibleMoves:
@@ -323,7 +325,7 @@ class Simulation:
         )
 
 
-def with_features(simulation: Simulation, threads: int | None = 1) -> Simulation:
+def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simulation:
     """The simulation with the features of all inputs in their place; itself without features, or with them already.
 
     ``threads`` compute them, None: one for each core, and change no bit.

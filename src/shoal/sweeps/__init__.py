@@ -2,7 +2,7 @@
 
 from shoal.core.processes import Workers
 from shoal.sweeps.plan import SweepProgress
-from shoal.sweeps.runner import Outcome, is_sweep, report_of_sweep, run_sweep
+from shoal.sweeps.runner import SweepResult, is_sweep, report_of_sweep, run_sweep
 from shoal.sweeps.sweep_file import Sweep, read_sweep
 
-__all__ = ["Outcome", "Sweep", "SweepProgress", "Workers", "is_sweep", "read_sweep", "report_of_sweep", "run_sweep"]
+__all__ = ["Sweep", "SweepProgress", "SweepResult", "Workers", "is_sweep", "read_sweep", "report_of_sweep", "run_sweep"]

@@ -18,7 +18,7 @@ from shoal.data import SourceData
 from shoal.data.content import fingerprint
 from shoal.runs.directory import is_finished
 from shoal.runs.files import decisive_settings
-from shoal.sweeps.sweep_file import Run, Sweep
+from shoal.sweeps.sweep_file import Sweep, SweepPoint
 
 LOADED_DATASETS = 2
 """Data sets that a process keeps in memory. Most sweeps have one, and the largest takes 640 MB."""
@@ -35,7 +35,7 @@ class PlannedRun:
         examples: training examples of all its clients together.
     """
 
-    run: Run
+    run: SweepPoint
     config: Config
     digest: str
     examples: int
@@ -50,7 +50,7 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
     return planned_runs(sweep.runs, sweep.name, data_dir)
 
 
-def planned_runs(runs: Sequence[Run], name: str, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
+def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
     """The ``runs`` of something with a ``name``, checked; errors are those of `plan_runs`."""
     # The files may have changed since another sweep of this process.
     forget_datasets()

@@ -21,7 +21,7 @@ from shoal.config.schema import Config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, ShoalError, file_errors, require
-from shoal.core.processes import IN_TURN, Workers, Workplace
+from shoal.core.processes import SEQUENTIAL, Workers, Workplace
 from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.directory import is_finished
@@ -38,7 +38,7 @@ UNFINISHED = "not finished"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepResult:
     """A sweep that ended.
 
     Args:
@@ -68,10 +68,10 @@ def run_sweep(
     sweep: Sweep,
     out: Path,
     *,
-    workers: Workers = IN_TURN,
+    workers: Workers = SEQUENTIAL,
     data_dir: Path | None = None,
     watch: SweepWatch | None = None,
-) -> Outcome:
+) -> SweepResult:
     """Do the unfinished runs of a sweep in the directory ``out``, then write its tables, figures and page.
 
     Args:
@@ -115,7 +115,7 @@ def run_sweep(
         _write_sweep(out, sweep)
         write_results(out, finished.rows)
         report = _write_outputs(out, sweep, finished.missing)
-    return Outcome(report, len(finished.rows), finished.failed)
+    return SweepResult(report, len(finished.rows), finished.failed)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class FinishedRuns:
     Args:
         rows: of results.csv, one for each that is finished.
         missing: the settings and seed of each other one, and the reason.
-        failed: as in `Outcome`.
+        failed: as in `SweepResult`.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -178,7 +178,7 @@ def run_all(
     workers, runs, data_dir = place.workers.at_most(len(planned)), place.out, place.data_dir
     items = [(job.config, job.digest) for job in planned]
     # All workers train the reference federations of a run that is alone.
-    references = place.workers if workers.here and len(planned) == 1 else IN_TURN
+    references = place.workers if workers.here and len(planned) == 1 else SEQUENTIAL
     if not workers.here:
         # The workers load their own.
         forget_datasets()

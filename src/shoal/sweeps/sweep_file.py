@@ -18,13 +18,13 @@ from shoal.config.kinds import require_data
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml
 from shoal.core.errors import InputError, require
-from shoal.core.settings import Count, settings, spelled
+from shoal.core.settings import Count, settings, spell_value
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 
 RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
 """Columns of results.csv and of tables that no axis can have for a name."""
 
-Changes = Mapping[str, Any]
+SettingChanges = Mapping[str, Any]
 """Values by dotted key."""
 
 
@@ -45,7 +45,7 @@ class SweepSection:
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepPoint:
     """One run of a sweep.
 
     Args:
@@ -82,7 +82,7 @@ class Sweep:
     title: str
     axes: Axes
     seeds: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[SweepPoint, ...]
     shown: ReportSpec
     base: Mapping[str, Any]
     asked: Mapping[str, Any]
@@ -146,8 +146,8 @@ def _with_shown(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _runs(
-    section: SweepSection, axes: Mapping[str, Mapping[Value, Changes]], base: Mapping[str, Any], where: str
-) -> Iterator[Run]:
+    section: SweepSection, axes: Mapping[str, Mapping[Value, SettingChanges]], base: Mapping[str, Any], where: str
+) -> Iterator[SweepPoint]:
     for combination in itertools.product(*(axis.items() for axis in axes.values())):
         place = {name: setting for name, (setting, _) in zip(axes, combination, strict=True)}
         changes = dict(section.changes)
@@ -156,17 +156,17 @@ def _runs(
         words = ", ".join(f"{axis} = {value}" for axis, value in place.items())
         for seed in section.seeds:
             config = _changed(base, changes | {"seed": seed}, f"{where} with {words}")
-            yield Run(place, seed, config)
+            yield SweepPoint(place, seed, config)
 
 
-def _read_axis(name: str, asked: object, where: str) -> dict[Value, Changes]:
+def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChanges]:
     """The changes that each setting of an axis makes."""
     hint = "list seeds in 'seeds'" if name == "seed" else "results have a column of that name; give it another"
     taken = name in RESERVED or name.startswith(("larger.", "seconds.", "smaller."))
     require(not taken, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
     if not isinstance(asked, list | dict):
         raise InputError(
-            f"{where}: 'grid.{name}' must be a list of values, or a table of settings; got {spelled(asked)}"
+            f"{where}: 'grid.{name}' must be a list of values, or a table of settings; got {spell_value(asked)}"
         )
     require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
     if isinstance(asked, dict):
@@ -193,7 +193,7 @@ def _read_axis(name: str, asked: object, where: str) -> dict[Value, Changes]:
     return settings
 
 
-def _check_apart(changes: Changes, axes: Mapping[str, Mapping[Value, Changes]], where: str) -> None:
+def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, SettingChanges]], where: str) -> None:
     """Raise where two axes, or an axis and [changes], would set the same key, or one a table that has the other's."""
     owners = {"changes": list(changes)}
     owners |= {
@@ -214,7 +214,7 @@ def _check_apart(changes: Changes, axes: Mapping[str, Mapping[Value, Changes]], 
             seen.append((owner, parts))
 
 
-def _changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
+def _changed(base: Mapping[str, Any], changes: SettingChanges, where: str) -> Config:
     """The configuration that ``changes`` make of the table ``base``; ``where`` names it in error sentences."""
     table = copy.deepcopy(dict(base))
     for key, value in changes.items():
@@ -226,7 +226,7 @@ def _changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
     return parse_config(table, where)
 
 
-def _fill_last_share(table: Mapping[str, Any], changes: Changes, where: str) -> None:
+def _fill_last_share(table: Mapping[str, Any], changes: SettingChanges, where: str) -> None:
     """Give the last group the rest where other shares are changed; groups without clients stay without."""
     named = [key_parts(key) for key in changes]
     changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}

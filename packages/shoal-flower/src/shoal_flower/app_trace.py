@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shoal.attacks import OwnedRecords
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.core.atomic_files import write_bytes
-from shoal.core.errors import described, path_of, require, require_instance
+from shoal.core.errors import describe, path_of, require, require_instance
 from shoal.data.user.arrays import require_finite, tensors_of
 from shoal.engine import LocalSGD, RoundUpdates
 from shoal.models import Model
@@ -112,7 +112,7 @@ def app_trace(
     require_instance("model", model, Model, "the app's network or a shoal.Model of it")
     mapped = isinstance(members, Mapping)
     listed = mapped or (isinstance(members, Sequence) and not isinstance(members, str))
-    require(listed, f"'members' must be a list of examples, or a dictionary by client; got {described(members)}")
+    require(listed, f"'members' must be a list of examples, or a dictionary by client; got {describe(members)}")
     by_client = dict(members.items() if mapped else enumerate(members))
     records = _records({**by_client, NOBODY: others}, model)
     files = round_files(folder, "")

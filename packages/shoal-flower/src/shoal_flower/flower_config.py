@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, require, suggest
 from shoal.core.settings import Count, FieldError, Fraction, Positive, settings
 from shoal.engine.engine import Threads
 from shoal_flower.messages import Limits
@@ -115,7 +115,7 @@ class NodeSettings:
         """
         keys = [field.name.replace("_", "-") for field in fields(NodeSettings)]
         for key in config:
-            require(key in keys, f"--node-config: unknown key '{key}'; {nearest(key, keys)}")
+            require(key in keys, f"--node-config: unknown key '{key}'; {suggest(key, keys)}")
         return _read(NodeSettings, config, "--node-config")
 
     @property

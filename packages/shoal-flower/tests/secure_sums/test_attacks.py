@@ -15,7 +15,6 @@ from shoal.core.errors import ShoalError
 from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.secure_client import secure_reply
 from shoal_flower.flower_config import NodeSettings
-from shoal_flower.flower_records import pack_offer
 from shoal_flower.messages import Offer
 from shoal_flower.secure_sums.contributions import (
     HISTOGRAMS,
@@ -39,6 +38,7 @@ from shoal_flower.secure_sums.protocol_messages import (
     pack_question,
     unpack_answer,
 )
+from shoal_flower.wire_codec import pack_offer
 from sums_in_process import TABLE, Nodes, People, rows_of, served
 
 ONE = {**TABLE, "algorithm": {"name": "fedavg", "rounds": 3}, "red_team": {"every": 0}}

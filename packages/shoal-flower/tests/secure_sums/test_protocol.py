@@ -15,7 +15,7 @@ from shoal_flower.secure_sums.protocol_messages import (
     Masked,
     Members,
     RefusedError,
-    Roster,
+    SumMembers,
     Transcript,
     counts_part,
     half_of,
@@ -140,10 +140,14 @@ def changed(people: People, stage: type, change):
 @pytest.mark.parametrize(
     ("stage", "change", "reason"),
     [
-        (Roster, lambda q: replace(q, cards=(*q.cards[:-1], replace(q.cards[-1], mask=b"9" * 32))), "not signed by"),
-        (Roster, lambda q: replace(q, cards=q.cards[1:]), "own card is missing"),
-        (Roster, lambda q: replace(q, cards=(*q.cards, q.cards[-1])), "there twice"),
-        (Roster, lambda q: replace(q, cards=q.cards[:2]), "a sum that 2 clients can open, and at least 3"),
+        (
+            SumMembers,
+            lambda q: replace(q, cards=(*q.cards[:-1], replace(q.cards[-1], mask=b"9" * 32))),
+            "not signed by",
+        ),
+        (SumMembers, lambda q: replace(q, cards=q.cards[1:]), "own card is missing"),
+        (SumMembers, lambda q: replace(q, cards=(*q.cards, q.cards[-1])), "there twice"),
+        (SumMembers, lambda q: replace(q, cards=q.cards[:2]), "a sum that 2 clients can open, and at least 3"),
         (Delivery, lambda q: replace(q, letters=dict(list(q.letters.items())[:2])), "letters of 3 clients; 6"),
         (Members, lambda q: replace(q, names=q.names[1:]), "not in, although it sent"),
         (Members, lambda q: replace(q, names=q.names[:4]), "4 members, not 6"),

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from shoal.algorithms.clusters.ifca import IFCA
-from shoal.algorithms.clusters.one_shot import first_plan, grouped, newcomers_plan, require_counted
+from shoal.algorithms.clusters.one_shot import first_plan, group_updates, newcomers_plan, require_counted
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
@@ -72,7 +72,7 @@ class FeSEM:
         if not int(state.server[_CENTERS]):
             (update,) = aggregate.kept
             assert update is not None
-            begun, cluster = grouped(state, cohort, update, weighting="equal")
+            begun, cluster = group_updates(state, cohort, update, weighting="equal")
             clusters[cohort.clients] = cluster
             server = {**state.server, _CENTERS: cluster.max()[None] + 1}
             return replace(begun, server=server, clients={**state.clients, _CLUSTER: clusters})

@@ -87,7 +87,7 @@ class OneShotClustering:
         if not len(state.server[_MEANS]):
             (update,) = aggregate.kept
             assert update is not None
-            begun, cluster = grouped(state, cohort, update)
+            begun, cluster = group_updates(state, cohort, update)
             means = begun.models[: int(cluster.max()) + 1].clone()
             after = replace(begun, server={**state.server, _MEANS: means})
             return _joined(after, cohort, cluster, torch.ones_like(cluster, dtype=torch.bool))
@@ -135,7 +135,7 @@ def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: Lo
     return RoundPlan(assignment, (replace(members, participates=~new), newcomers))
 
 
-def grouped(
+def group_updates(
     state: State, cohort: Cohort, update: Tensor, weighting: Literal["examples", "equal"] = "examples"
 ) -> tuple[State, Tensor]:
     """``state`` after `first_plan`, with the mean of what each cluster sent, ``update`` (n, P), as its model, and each

@@ -70,7 +70,7 @@ class ClusterSizeFloor(Wrapper):
         plan = super().plan(state, cohort)
         floors = (self.min_clients * state.strength("size_floor")).round().long()
         order = torch.randperm(len(cohort), generator=cohort.stream("cluster-size-floor").generator())
-        assignment = rebalanced(plan.assignment, floors, self.min_clients, order)
+        assignment = rebalance(plan.assignment, floors, self.min_clients, order)
         if torch.equal(assignment, plan.assignment):
             return plan
         return self._planner().plan_of(assignment, plan.losses, state, cohort)
@@ -85,7 +85,7 @@ class ClusterSizeFloor(Wrapper):
         )
 
 
-def rebalanced(assignment: Tensor, floors: Tensor, keep: int, order: Tensor) -> Tensor:
+def rebalance(assignment: Tensor, floors: Tensor, keep: int, order: Tensor) -> Tensor:
     """The assignment in which no model is below its floor while another has more than ``keep`` clients.
 
     Args:
@@ -96,7 +96,7 @@ def rebalanced(assignment: Tensor, floors: Tensor, keep: int, order: Tensor) -> 
             it can nor one that received ever has clients to give again, so who is passed over once need not be asked
             again, and each that moves is a uniform draw from those who could.
 
-    >>> rebalanced(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 2]), 2, torch.tensor([3, 1, 0, 2]))
+    >>> rebalance(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 2]), 2, torch.tensor([3, 1, 0, 2]))
     tensor([0, 1, 0, 1])
     """
     moved, wanted = assignment.tolist(), floors.tolist()

@@ -68,7 +68,7 @@ class GroupPrivacy(Derived):
         (update,) = aggregate.kept
         assert update is not None
         received = state.models[plan.assignment] + update.to(state.models)
-        models, cluster = k_means(received, state.models, self.iterations)
+        models, cluster = private_k_means(received, state.models, self.iterations)
         trained = state.clients[_TRAINED].clone()
         trained[cohort.clients, cluster] = cohort.round
         # Two tensors: a checkpoint does not store one twice.
@@ -78,14 +78,14 @@ class GroupPrivacy(Derived):
 _TRAINED = "group-privacy.trained"
 
 
-def k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+def private_k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Lloyd's algorithm on points (n, P), from centroids (K, P), of which one without points stays, for at most so many
     ``iterations``.
 
     Returns:
         The centroids (K, P), each the mean of its points; and the cluster (n,) int64 of each point.
 
-    >>> k_means(torch.tensor([[0.0], [1.0], [8.0]]), torch.tensor([[0.5], [2.0], [-9.0]]), 10)
+    >>> private_k_means(torch.tensor([[0.0], [1.0], [8.0]]), torch.tensor([[0.5], [2.0], [-9.0]]), 10)
     (tensor([[ 0.5000],
             [ 8.0000],
             [-9.0000]]), tensor([0, 0, 1]))

@@ -51,10 +51,10 @@ class Pooling(Wrapper):
         """The base's update; then each model moves towards the mean."""
         after = super().server_update(state, cohort, plan, aggregate)
         rho = self.share * after.strength("pooling")
-        return replace(after, models=pooled(after.models, rho[:, None], trainers_per_model(after, cohort, plan)))
+        return replace(after, models=pool_models(after.models, rho[:, None], trainers_per_model(after, cohort, plan)))
 
 
-def pooled(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
+def pool_models(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
     """``(1 - rho) * models + rho * mean``, in float64; where rho is 0 the models as they are, bit for bit.
 
     Args:
@@ -62,7 +62,8 @@ def pooled(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
         rho: (K, 1) or (K, P) float64 in [0, 1].
         weights: (K,) float64 of the models in the mean, at least 0; where all are 0, nothing changes.
 
-    >>> pooled(torch.tensor([[0.0], [4.0]]), torch.tensor([[0.0], [0.5]]).double(), torch.tensor([3.0, 1.0]).double())
+    >>> models, released = torch.tensor([[0.0], [4.0]]), torch.tensor([[0.0], [0.5]]).double()
+    >>> pool_models(models, released, torch.tensor([3.0, 1.0]).double())
     tensor([[0.0000],
             [2.5000]])
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.wrapper import Wrapper
-from shoal.algorithms.wrappers.pooling import pooled, trainers_per_model
+from shoal.algorithms.wrappers.pooling import pool_models, trainers_per_model
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import one_of, settings
@@ -58,7 +58,7 @@ class SharedBody(Wrapper):
         after = super().server_update(state, cohort, plan, aggregate)
         body = ~head_of(cohort.layout, self.head)
         rho = after.strength("shared_body")[:, None] * body
-        return replace(after, models=pooled(after.models, rho, trainers_per_model(after, cohort, plan)))
+        return replace(after, models=pool_models(after.models, rho, trainers_per_model(after, cohort, plan)))
 
 
 def head_of(layout: Layout, head: str) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
-from shoal.algorithms.clusters.one_shot import first_plan, grouped, require_counted
+from shoal.algorithms.clusters.one_shot import first_plan, group_updates, require_counted
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.algorithms.one_model.server_only import trained_by_server
 from shoal.algorithms.wrapper import Wrapper, require_no_first_round
@@ -25,7 +25,7 @@ from shoal.data import Federation
 from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, averaging_weights
 
 
-class Start(Wrapper):
+class InitialisationPhase(Wrapper):
     """A wrapper whose own rounds come first and make the models with which ``base`` goes on.
 
     Rounds without clients do not count. In the start's rounds the base's other models and tensors stay as they began.
@@ -118,7 +118,7 @@ class ServerStart(Wrapper):
 
 
 @settings
-class OneShotStart(Start):
+class OneShotStart(InitialisationPhase):
     """In one round each client trains the first model of ``base`` by itself; k-means of the results makes K clusters,
     and their means are the models with which ``base`` goes on.
 
@@ -160,11 +160,11 @@ class OneShotStart(Start):
         """The means of the clusters."""
         (update,) = aggregate.kept
         assert update is not None
-        return grouped(state, cohort, update)[0]
+        return group_updates(state, cohort, update)[0]
 
 
 @settings
-class FedAvgStart(Start):
+class FedAvgStart(InitialisationPhase):
     """FedAvg trains the first model of ``base`` for some rounds; then ``model_k = model + noise_k`` for all K.
 
     The noise of a parameter is Gaussian with standard deviation ``noise * rms``, the root mean square of the values in
@@ -235,7 +235,7 @@ def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream
 
 
 @dataclass(frozen=True)
-class FarthestFirstStart(Start):
+class FarthestFirstStart(InitialisationPhase):
     """In one round some clients train the first random model, each by itself; K of the results are the models.
 
     The first is taken at random, and each other from the client whose lowest loss under those taken is the highest

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.membership_attack import logit_confidence
-from shoal.attacks.queries.label_only import translated
+from shoal.attacks.queries.label_only import translate_images
 from shoal.core.errors import integer, require
 from shoal.data.memory_format import gather
 from shoal.engine import Engine
@@ -51,7 +51,7 @@ def image_copies(images: Tensor, number: int) -> list[Tensor]:
     """
     down, right = (max(1, round(side / 8)) for side in images.shape[-2:])
     shifts = [(0, 0), *((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0))][: (number + 1) // 2]
-    shifted = (translated(images, down=-i * down, right=j * right) for i, j in shifts)
+    shifted = (translate_images(images, down=-i * down, right=j * right) for i, j in shifts)
     return [copy for image in shifted for copy in (image, image.flip(-1))][:number]
 
 

@@ -43,7 +43,7 @@ class ImageChanges:
         """The changes of one image, among them none."""
         for down in range(-self.pixels, self.pixels + 1):
             for right in range(abs(down) - self.pixels, self.pixels - abs(down) + 1):
-                yield partial(translated, down=down, right=right)
+                yield partial(translate_images, down=down, right=right)
         if self.degrees > 0:
             yield from (partial(_rotated, degrees=angle) for angle in (self.degrees, -self.degrees))
 
@@ -132,7 +132,7 @@ def _identity(inputs: Tensor) -> Tensor:
     return inputs
 
 
-def translated(images: Tensor, down: int, right: int) -> Tensor:
+def translate_images(images: Tensor, down: int, right: int) -> Tensor:
     """Images moved by so many pixels, 0 where they came from outside."""
     height, width = images.shape[-2:]
     padded = pad(images, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))

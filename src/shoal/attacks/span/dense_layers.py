@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import quoted, require
+from shoal.core.errors import quote, require
 from shoal.engine import Engine
 from shoal.engine.backends.gradient_clipping import clip_factors
 from shoal.models.model import Model
@@ -72,7 +72,7 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
             layers.append(DenseLayer(name, len(weight), weight[0].numel(), bias=prefix + "bias" in trained))
     require(bool(layers), "the span attack needs a dense layer (torch.nn.Linear) that is trained; the network has none")
     named = [layer for layer in layers if only in (None, layer.name)]
-    names = quoted([layer.name for layer in layers])
+    names = quote([layer.name for layer in layers])
     require(bool(named), f"'layer' must be one of the network's dense layers, {names}; got '{only}'")
     return named
 

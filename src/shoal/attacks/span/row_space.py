@@ -122,7 +122,7 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
     return [space for space in spaces if space is not None]
 
 
-def joined(spaces: Sequence[RowSpace]) -> RowSpace:
+def join_row_spaces(spaces: Sequence[RowSpace]) -> RowSpace:
     """The space of all the rows of several, of one number of inputs: of their matrices on top of each other."""
     if len(spaces) == 1:
         return spaces[0]

@@ -27,7 +27,7 @@ from shoal.attacks.reference_scores import View
 from shoal.attacks.span.candidates import Candidates, SpanScores
 from shoal.attacks.span.knowledge import Knowledge
 from shoal.attacks.span.layer_moves import moves_of_models, moves_of_updates
-from shoal.attacks.span.record_scores import scores_of_moves
+from shoal.attacks.span.layer_scores import scores_of_moves
 from shoal.attacks.updates.update_scores import check_updates
 from shoal.core.errors import require
 from shoal.core.settings import settings

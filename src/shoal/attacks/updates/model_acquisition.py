@@ -32,7 +32,7 @@ from shoal.engine import MaliciousTraining, State, Tensors, Training
 
 
 @dataclass(frozen=True, eq=False)
-class Received:
+class ReceivedModels:
     """A model that a sybil was sent, and its reply.
 
     Args:
@@ -94,7 +94,7 @@ class Acquisition:
     harvest: tuple[HarvestedModel, ...]
     clusters: Tensor
     joined: tuple[int, ...]
-    received: tuple[Received, ...]
+    received: tuple[ReceivedModels, ...]
     state: State
     __repr__ = one_line
 
@@ -157,7 +157,7 @@ class ModelAcquisition:
     scale: PositiveFloat = 0.01
 
     def reply(
-        self, received: Sequence[Received], number: int, model: Tensor, honest: Tensor, stream: Stream
+        self, received: Sequence[ReceivedModels], number: int, model: Tensor, honest: Tensor, stream: Stream
     ) -> tuple[int, Tensor]:
         """Reply of a sybil in round ``number``: its position in ``replies``, and the update (P,).
 
@@ -206,7 +206,7 @@ class ModelAcquisition:
         require(rounds >= 1 and every >= 1, f"'rounds' and 'every' must be at least 1; got {rounds} and {every}")
         require(len(training.federation) > honest, f"needs sybils after the {honest} clients of the state; got none")
         require(len(examples) == 1, f"'examples' must be of one owner; got {len(examples)}")
-        received, harvest, joined = list[Received](), list[HarvestedModel](), list[int]()
+        received, harvest, joined = list[ReceivedModels](), list[HarvestedModel](), list[int]()
         for played in range(rounds):
             waiting = len(training.federation) - honest - len(joined)
             if waiting and played % every == 0 and not SybilPaths(received, len(self.replies)).finished:
@@ -221,7 +221,7 @@ class ModelAcquisition:
                 update = _honest_update(now, state.round + 1, model, examples, stream)
                 sybil = int(present.ids[client])
                 chosen, update = self.reply(received, state.round + 1, model, update, stream)
-                received.append(Received(state.round + 1, sybil, model, chosen, update))
+                received.append(ReceivedModels(state.round + 1, sybil, model, chosen, update))
                 updates[sybil] = model + update
                 of_honest = state.assignment[:honest].unique().tolist()
                 harvest += [
@@ -279,13 +279,13 @@ class SybilPaths:
         replies: number of replies to each model.
     """
 
-    def __init__(self, received: Sequence[Received], replies: int) -> None:
+    def __init__(self, received: Sequence[ReceivedModels], replies: int) -> None:
         self._replies = range(replies)
         self._rounds = defaultdict[bytes, set[int]](set)
         self._sent = dict[tuple[bytes, int], Tensor]()
         self._next = defaultdict[tuple[bytes, int], dict[bytes, Tensor]](dict)
         self._first = dict[int, bytes]()
-        last = dict[int, Received]()
+        last = dict[int, ReceivedModels]()
         for item in received:
             self._rounds[item.key].add(item.round)
             self._sent[item.key, item.reply] = item.update

@@ -12,7 +12,7 @@ import platformdirs
 import torch
 
 from shoal.core.entry_points import installed
-from shoal.core.errors import InputError, looked_in, nearest, path_of, printable, quoted, require
+from shoal.core.errors import InputError, escape_text, path_of, quote, require, searched_in, suggest
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
 from shoal.data.sources.idx import count_idx_images, idx_files, load_idx_folder
@@ -21,7 +21,7 @@ from shoal.data.sources.tasks import with_stroke_property
 from shoal.data.sources.yelp import count_yelp, find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-_IDX = f"{quoted(_FILES)} (plain or .gz)"
+_IDX = f"{quote(_FILES)} (plain or .gz)"
 _EMNIST_IDX = _IDX.replace("t10k", "test").replace("'t", "'emnist-byclass-t")
 _ANY_FOLDER = "into a folder that --data-dir or SHOAL_DATA names"
 
@@ -219,7 +219,7 @@ def load_dataset(
         1797
     """
     path = None if path is None else path_of("path", path).expanduser()
-    require(name in SOURCES, f"unknown data source '{name}'; {nearest(name, SOURCES)}")
+    require(name in SOURCES, f"unknown data source '{name}'; {suggest(name, SOURCES)}")
     source = SOURCES[name]
     if source.load is None:
         raise InputError(
@@ -231,21 +231,21 @@ def load_dataset(
     if path is not None:
         require(
             path.exists(),
-            f"data source '{name}' has the path '{printable(path)}', which does not exist{looked_in(path)}; "
+            f"data source '{name}' has the path '{escape_text(path)}', which does not exist{searched_in(path)}; "
             f"{source.instructions}",
         )
         return source.load(path, task)
     require(source.find is not None, f"data source '{name}' needs a path; {source.instructions}")
     path = _find(name, data_dir)
     if path is None:
-        tried = quoted(map(str, _folders(name, data_dir)))
+        tried = quote(map(str, _folders(name, data_dir)))
         raise InputError(
             f"data source '{name}' is not on this machine: looked in {tried}; to get it, {source.instructions}"
         )
     return source.load(path, task)
 
 
-def kind_of(name: str) -> str:
+def example_kind(name: str) -> str:
     """The kind of a source's examples, in the plural: images, texts, rows; "examples" of any other source."""
     return SOURCES[name].kind if name in SOURCES else "examples"
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from shoal.core import foreign_files
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.errors import InputError, quote, require
 from shoal.data.datasets import ImageDataset
-from shoal.data.sources.file_contents import opened
+from shoal.data.sources.file_contents import open_file
 
 BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _RECORD = np.dtype([("label", "u1"), ("pixels", "u1", (3, 32, 32))])
@@ -48,7 +48,7 @@ def load_cifar10(path: Path) -> ImageDataset:
         contents = _archived(path)
     missing = [name for name in BATCHES if name not in contents]
     require(
-        not missing, f"'{path}' lacks {quoted(missing)}; the binary version of CIFAR-10 has the files {quoted(BATCHES)}"
+        not missing, f"'{path}' lacks {quote(missing)}; the binary version of CIFAR-10 has the files {quote(BATCHES)}"
     )
     batches = [_batch(contents[name], f"'{name}' of '{path}'") for name in BATCHES]
     pixels, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -56,7 +56,7 @@ def load_cifar10(path: Path) -> ImageDataset:
 
 
 def _read(path: Path) -> bytes:
-    with opened(path) as file:
+    with open_file(path) as file:
         content = file.read(foreign_files.MAX_BYTES + 1)
     _require_small(len(content), path)
     return content

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.core import foreign_files
-from shoal.core.errors import InputError, looked_in
+from shoal.core.errors import InputError, searched_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[io.BufferedIOBase]:
+def open_file(path: Path) -> Iterator[io.BufferedIOBase]:
     """A file open for reading, decompressed if its first bytes are gzip's, whatever its name.
 
     Raises:
@@ -35,7 +35,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
             else:
                 yield file
     except FileNotFoundError as error:
-        raise InputError(f"'{path}' is missing{looked_in(path)}") from error
+        raise InputError(f"'{path}' is missing{searched_in(path)}") from error
     except EOFError as error:
         raise InputError(f"'{path}' is truncated: its gzip stream ends too early; fetch the file again") from error
     except (gzip.BadGzipFile, zlib.error) as error:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.atomic_files import write_bytes
-from shoal.core.errors import InputError, file_errors, nearest, require
+from shoal.core.errors import InputError, file_errors, require, suggest
 from shoal.data.sources.catalog import SOURCES
 from shoal.data.sources.cifar10 import BATCHES
 
@@ -28,7 +28,7 @@ def fetch(name: str, destination: Path) -> Path:
             kind, or the folder cannot be written.
     """
     sources = {key: source.hub for key, source in SOURCES.items() if source.hub is not None}
-    require(name in sources, f"'{name}' is not on the hub; {nearest(name, sources)}")
+    require(name in sources, f"'{name}' is not on the hub; {suggest(name, sources)}")
     source = sources[name]
     where = f"'{name}' ({source.repository}) from the Hugging Face hub"
     try:

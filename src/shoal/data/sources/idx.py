@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.core import foreign_files
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import ImageDataset
-from shoal.data.sources.file_contents import opened
+from shoal.data.sources.file_contents import open_file
 
 _Part = Literal["images", "labels"]
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
@@ -85,7 +85,7 @@ def count_idx_images(folder: Path, prefixed: bool = False) -> str:
     """
     shapes = []
     for path in (idx_files(folder, prefixed) or [])[::2]:
-        with opened(path) as file:
+        with open_file(path) as file:
             shapes.append(_shape(file, path, "images"))
     return f"{sum(shape[0] for shape in shapes):,} of {shapes[0][1]}x{shapes[0][2]}"
 
@@ -96,7 +96,7 @@ def read_idx(path: Path, what: _Part) -> Tensor:
     Raises:
         InputError: the file is missing, damaged, or not of that many dimensions of unsigned bytes.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         shape = _shape(file, path, what)
         size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
         most = foreign_files.MAX_BYTES

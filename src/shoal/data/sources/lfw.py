@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.errors import InputError, quote, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.file_contents import read_pictures
 from shoal.data.sources.tasks import read_task
@@ -67,7 +67,7 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
     attributes = [_MAIN[main]] if name is None else [_MAIN[main], _PROPERTIES[name][0]]
     folder = _image_folder(path)
     if folder is None:
-        raise InputError(f"'{path}' has no folder of images; LFW's are in one of {quoted(FOLDERS)}")
+        raise InputError(f"'{path}' has no folder of images; LFW's are in one of {quote(FOLDERS)}")
     files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute])
     labels, clear = _classes(scores[:, : len(attributes[0])])
     has_property = None
@@ -118,7 +118,7 @@ def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray
     table = [[cell.strip() for cell in line.removeprefix("#\t").split("\t")] for line in lines]
     start = next((i for i, cells in enumerate(table) if "person" in cells), 0)
     header, needed = table[start] if table else [], ["person", "imagenum", *columns]
-    missing = quoted(name for name in needed if name not in header)
+    missing = quote(name for name in needed if name not in header)
     require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
     rows = [(f"'{path}', line {start + i}", cells) for i, cells in enumerate(table[start + 1 :], 2) if any(cells)]
     require(len(rows) > 0, f"'{path}' has no rows; at least one face is needed")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, nearest, quoted, require
+from shoal.core.errors import InputError, quote, require, suggest
 from shoal.data.datasets import ImageDataset
 
 AUTHORS = 10
@@ -36,18 +36,18 @@ def read_task(task: str | None, source: str, choices: Mapping[str, Iterable[str]
     if task is None:
         main, properties = next(iter(choices.items()))
         example = f"'{main}/{next(iter(properties))}' or '{main}'"
-        raise InputError(f"data source '{source}' needs a 'task', such as {example}; main labels are {quoted(choices)}")
+        raise InputError(f"data source '{source}' needs a 'task', such as {example}; main labels are {quote(choices)}")
     main, slash, name = task.partition("/")
-    require(main in choices, f"'task' has the unknown main label '{main}' of '{source}'; {nearest(main, choices)}")
+    require(main in choices, f"'task' has the unknown main label '{main}' of '{source}'; {suggest(main, choices)}")
     if not slash:
         return main, None
     known = {name for properties in choices.values() for name in properties}
-    require(name in known, f"'task' has the unknown property '{name}' of '{source}'; {nearest(name, known)}")
+    require(name in known, f"'task' has the unknown property '{name}' of '{source}'; {suggest(name, known)}")
     allowed = list(choices[main])
     require(
         name in allowed,
         f"'task' is '{task}', whose main label and property are of the same attribute; with '{main}' go "
-        f"{quoted(allowed)}",
+        f"{quote(allowed)}",
     )
     return main, name
 
@@ -59,7 +59,7 @@ def read_author_task(task: str | None, source: str) -> int | None:
         InputError: the task is not in `AUTHOR_TASKS`.
     """
     task = "score" if task is None else task
-    require(task in AUTHOR_TASKS, f"'task' is '{task}', no task of '{source}'; {nearest(task, AUTHOR_TASKS)}")
+    require(task in AUTHOR_TASKS, f"'task' is '{task}', no task of '{source}'; {suggest(task, AUTHOR_TASKS)}")
     author = task.partition("/author-")[2]
     return int(author) - 1 if author else None
 

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import TextDataset
-from shoal.data.sources.file_contents import opened
+from shoal.data.sources.file_contents import open_file
 from shoal.data.sources.tasks import AUTHORS, read_author_task
 
 VOCABULARY = 3000
@@ -101,7 +101,7 @@ def count_yelp(path: Path) -> str:
         InputError: the file cannot be read, or begins with something else than a review.
     """
     count = 0
-    with opened(path) as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 if not count:
@@ -112,14 +112,14 @@ def count_yelp(path: Path) -> str:
 
 def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
     """Text, stars and author, from 0, of each review by one of the ten users with most of them."""
-    with opened(path) as file:
+    with open_file(path) as file:
         parsed = (_parsed(line, path, number) for number, line in enumerate(file, 1))
         # Interned: there are several times as many lines as users.
         users = [sys.intern(review.user_id) if review else None for review in parsed]
     counts = Counter(user for user in users if user is not None)
     require(len(counts) >= AUTHORS, f"'{path}' has reviews by {len(counts)} users; at least {AUTHORS} are needed")
     rank = {user: rank for rank, user in enumerate(_by_falling_count(counts)[:AUTHORS])}
-    with opened(path) as file:
+    with open_file(path) as file:
         for number, (line, user) in enumerate(zip(file, users, strict=True), 1):
             if user in rank and (review := _parsed(line, path, number)):
                 yield review.text, int(review.stars), rank[user]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from shoal.core.errors import InputError, described, quoted, require
-from shoal.core.representation import one_line, shortened
+from shoal.core.errors import InputError, describe, quote, require
+from shoal.core.representation import one_line, shorten
 from shoal.core.settings import Flag, settings
 from shoal.data.datasets import ImageDataset, Impute, LabelledDataset, TableDataset, TextDataset
 from shoal.data.names import require_group_names
@@ -26,7 +26,7 @@ Arrays = tuple[Any, Any]
 Task = Literal["classification", "regression"]
 """Labels as classes or as numbers to be predicted. Labels alone do not say which: prices may be integers."""
 
-Table = Any
+ArrayTable = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
 
 _LABELS = ("label", "labels")
@@ -58,7 +58,7 @@ class Examples:
     clients: Sequence[int] | Tensor | np.ndarray | None = None
 
     def __repr__(self) -> str:
-        return shortened(f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})")
+        return shorten(f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})")
 
 
 @settings
@@ -123,14 +123,14 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
         pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
         require(pairs, f"{name} is a data set whose items are not pairs (x, y); {_PACKED}")
         labels = [y.tolist() if isinstance(y, Tensor | np.ndarray | np.generic) else y for _, y in rows]
-        value = stacked(name, [x for x, _ in rows]), labels
+        value = stack_inputs(name, [x for x, _ in rows]), labels
     more = f"; {_PACKED}" if isinstance(value, tuple | list | dict) else ""
     if not isinstance(value, tuple | list) or len(value) != 2:
         kinds = "a pair (x, y), a torch.utils.data.Dataset of such pairs or a DataLoader"
-        raise InputError(f"{name} must be {kinds}; got {described(value)}{more}")
+        raise InputError(f"{name} must be {kinds}; got {describe(value)}{more}")
     given: Any = value[0]
     pictures = isinstance(given, list | tuple) and any(map(_is_picture, given))
-    x = _inputs(f"the inputs of {name}", stacked(name, given) if pictures else given)
+    x = _inputs(f"the inputs of {name}", stack_inputs(name, given) if pictures else given)
     y = (_targets if task == "regression" else _labels)(f"the labels of {name}", value[1])
     require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
     return x, y
@@ -182,7 +182,7 @@ def require_finite(name: str, x: Tensor, kind: str = "inputs") -> None:
 
 def integers_of(value: object, form: str) -> Tensor:
     """A copy of integers as int64, of any shape; others are an `InputError` that says what they must be, ``form``."""
-    wrong = f"{form}; got {described(value)}"
+    wrong = f"{form}; got {describe(value)}"
     try:
         numbers = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -201,7 +201,7 @@ def group_names(name: str, value: object, count: int) -> list[str]:
     if codes or isinstance(value, str) or not isinstance(value, Iterable):
         raise InputError(
             f"{name} must be a list of names, such as ['north', 'south', ...], since codes do not say which group they "
-            f"mean; got {described(value)}"
+            f"mean; got {describe(value)}"
         )
     names: list[Any] = [str(group) if isinstance(group, np.str_) else group for group in value]
     require(len(names) == count, f"{name} must be {count} names; got {len(names)}")
@@ -209,7 +209,7 @@ def group_names(name: str, value: object, count: int) -> list[str]:
     return names
 
 
-def stacked(name: str, values: Sequence[object]) -> Tensor:
+def stack_inputs(name: str, values: Sequence[object]) -> Tensor:
     """Single inputs of one shape as one tensor; pictures of PIL, by `grey_or_rgb`, as (C, H, W) in [0, 1]."""
     require(not any(map(_is_several, values)), f"{name} has inputs of several tensors; {_PACKED}")
     arrays = [value.numpy(force=True) if isinstance(value, Tensor) else _array(name, value) for value in values]
@@ -241,14 +241,14 @@ def _pair_of_loader(name: str, loader: DataLoader[Any]) -> tuple[Tensor, Tensor]
 
 
 def _pair(name: str, batch: object) -> tuple[Tensor, Tensor]:
-    allowed = f"give batches that are pairs (x, y) of tensors, or dictionaries of inputs and {quoted(_LABELS)}"
+    allowed = f"give batches that are pairs (x, y) of tensors, or dictionaries of inputs and {quote(_LABELS)}"
     if isinstance(batch, Mapping):
         labels = [key for key in batch if key in _LABELS]
-        found = f"{name} is a data loader of batches with {quoted(map(str, batch))}; {allowed}"
+        found = f"{name} is a data loader of batches with {quote(map(str, batch))}; {allowed}"
         require(len(batch) == 2 and len(labels) == 1, found)
         batch = [*(values for key, values in batch.items() if key not in _LABELS), batch[labels[0]]]
     pair = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
-    require(pair, f"{name} is a data loader of batches of {described(batch)}; {allowed}")
+    require(pair, f"{name} is a data loader of batches of {describe(batch)}; {allowed}")
     x, y = batch  # pyright: ignore[reportGeneralTypeIssues]
     return x, y
 
@@ -275,7 +275,7 @@ def _is_several(value: object) -> bool:
 
 def _inputs(name: str, value: object) -> Tensor:
     """Inputs (m, ...): floats, bytes and truth values as float32, integers as int64 (words of a text)."""
-    require(not _is_several(value), f"{name} are several: {described(value)}; {_PACKED}")
+    require(not _is_several(value), f"{name} are several: {describe(value)}; {_PACKED}")
     nested = isinstance(value, Tensor) and value.is_nested
     require(not nested, f"{name} must be of one shape; got a nested tensor; {_PADDED}")
     x = _tensor(name, value)
@@ -329,9 +329,9 @@ def _tensor(name: str, value: object) -> Tensor:
         array = np.asarray(value)
     except ValueError as error:
         raise InputError(
-            f"{name} must be numbers of one shape; got {described(value)} of different lengths; {_PADDED}"
+            f"{name} must be numbers of one shape; got {describe(value)} of different lengths; {_PADDED}"
         ) from error
     numbers = array.dtype.kind in "iufb"
     example = f" such as {array.flat[:1].tolist()[0]!r}" if array.size and not numbers else ""
-    require(numbers, f"{name} must be numbers; got {described(value)}{example}; number names from 0")
+    require(numbers, f"{name} must be numbers; got {describe(value)}{example}; number names from 0")
     return torch.as_tensor(array.copy() if not array.flags.writeable else array)

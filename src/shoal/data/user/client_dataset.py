@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.core.errors import quoted, require
+from shoal.core.errors import quote, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import Impute, LabelledDataset, Standardizer
@@ -171,9 +171,9 @@ class ClientDataset:
             yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
         else:
             words = self.x.select_dtypes(exclude="number").columns
-            yield f"inputs, standardised: {quoted(self.x.columns.difference(words, sort=False))}"
+            yield f"inputs, standardised: {quote(self.x.columns.difference(words, sort=False))}"
             if len(words):
-                yield f"inputs, one for each word: {quoted(words)}"
+                yield f"inputs, one for each word: {quote(words)}"
 
 
 SourceData = LabelledDataset | ClientDataset | Federation
@@ -238,7 +238,7 @@ class ClientSplit:
                 "out, give it more examples, or choose another 'seed'",
             )
         tested = _counts(data.group_names, data.group[data.client[torch.cat(test)]])
-        without = quoted(name for name, count in tested if not count)
+        without = quote(name for name, count in tested if not count)
         require(
             not without,
             f"{data.name} has no test example of the group {without}, whose clients have one example each; it needs a "
@@ -307,6 +307,6 @@ def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
     assert scale is not None
     require(
         data.inputs == scale.inputs,
-        f"{data.name} has the inputs {quoted(data.inputs)}, where others have {quoted(scale.inputs)}",
+        f"{data.name} has the inputs {quote(data.inputs)}, where others have {quote(scale.inputs)}",
     )
     return scale.transform(data.x)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.errors import InputError, described, integer, nearest, quoted, require, unread
-from shoal.core.representation import shortened
+from shoal.core.errors import InputError, describe, integer, quote, read_error, require, suggest
+from shoal.core.representation import shorten
 from shoal.core.settings import MAX_CLASSES, one_of
 from shoal.data.memory_format import to_channels_last
 from shoal.data.names import EVERYBODY, own_example
@@ -61,7 +61,7 @@ class ClientArrays:
 
     def __repr__(self) -> str:
         x, y, sizes = map(_shape, (self.x, self.y, self.sizes))
-        return shortened(f"ClientArrays({x}, {y}, sizes {sizes})")
+        return shorten(f"ClientArrays({x}, {y}, sizes {sizes})")
 
     def shards(self, name: str, task: Task) -> Shards:
         """The N clients' examples, not yet checked for numbers and labels that cannot be used; ``x`` is not copied.
@@ -110,7 +110,7 @@ def fields_from_tensors(
         tested = replace(tested, client=_test_clients(test.clients, tested, group))
     require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
     without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
-    require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
+    require(not without, f"the test set has no examples of the group {quote(without)}; each group needs some")
     shadows = GroupedExamples(first[0][:0], first[1][:0], torch.empty(0, dtype=torch.int64))
     if shadow is not None:
         shadows = _grouped("the shadow set", shadow, names, first, task)
@@ -159,7 +159,7 @@ def _trained(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> 
         shards = clients.shards("'clients'", task)
     else:
         sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
-        require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
+        require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {describe(clients)}")
         require(len(clients) > 0, "a federation needs at least one client")
         shards = _joined("client {}", clients, task, None)
     require(len(shards) > 0, "a federation needs at least one client")
@@ -212,7 +212,7 @@ def _grouped(
     for group in dict.fromkeys(names):
         require(
             group in groups,
-            f"{name} has examples of the group '{group}', which no client is of; {nearest(group, groups)}",
+            f"{name} has examples of the group '{group}', which no client is of; {suggest(group, groups)}",
         )
     index = {group: g for g, group in enumerate(groups)}
     return GroupedExamples(x, y, torch.tensor([index[group] for group in names], dtype=torch.int64))
@@ -222,7 +222,7 @@ def _test_clients(value: object, tested: GroupedExamples, group: Tensor) -> Tens
     """`Examples.clients` of the test set, for clients of these groups (N,)."""
     form = f"the 'clients' of the test set must be {len(tested)} integers from -1 to {len(group) - 1}"
     client = integers_of(value, form)
-    require(client.shape == (len(tested),), f"{form}; got {described(value)}")
+    require(client.shape == (len(tested),), f"{form}; got {describe(value)}")
     strangers = client[(client < -1) | (client >= len(group))]
     require(len(strangers) == 0, f"{form}; got {strangers[:1].sum()}")
     wrong = torch.nonzero((client >= 0) & (group[client] != tested.group)).flatten()
@@ -245,7 +245,7 @@ def _check(name: str, x: Tensor, y: Tensor, classes: int | None) -> None:
 
 def _shape(value: object) -> str:
     shape = getattr(value, "shape", None)
-    return described(str(value) if _is_path(value) else value) if shape is None else f"{tuple(shape)}"
+    return describe(str(value) if _is_path(value) else value) if shape is None else f"{tuple(shape)}"
 
 
 def _is_path(value: object) -> bool:
@@ -261,7 +261,7 @@ def _opened(value: Any) -> object:  # noqa: ANN401
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {unread(path, error)}") from error
+        raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
     except ValueError as error:
         raise InputError(
             f"{path}: must be a whole .npy file of numbers, as numpy.save writes it; it is of another form, or cut off "
@@ -308,7 +308,7 @@ def _sizes(name: str, value: object, examples: int) -> Tensor:
         return torch.full((examples // size,), size)
     form = f"'sizes' of {name} must be integers from 0, one for each client"
     sizes = integers_of(value, form)
-    require(sizes.dim() == 1 and not bool((sizes < 0).any()), f"{form}; got {described(value)}")
+    require(sizes.dim() == 1 and not bool((sizes < 0).any()), f"{form}; got {describe(value)}")
     total = int(sizes.sum())
     require(total == examples, f"'sizes' of {name} sum to {total}, but it has {examples} examples")
     return sizes

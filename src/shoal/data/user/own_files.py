@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from shoal.core import foreign_files
-from shoal.core.errors import InputError, described, looked_in, printable, require, unread
+from shoal.core.errors import InputError, describe, escape_text, read_error, require, searched_in
 from shoal.core.foreign_files import require_at_most, require_small_csv
 from shoal.core.settings import settings
 from shoal.data.names import NameOf, file_row
@@ -81,7 +81,8 @@ def load_client_data(source: str, path: Path | None, task: str | None, reading: 
         raise InputError(f"data source '{source}' needs 'path', that of a {what}")
     require(task is None, f"data source '{source}' has no tasks; got the task '{task}'")
     require(
-        path.exists(), f"data source '{source}' has the path '{printable(path)}', which does not exist{looked_in(path)}"
+        path.exists(),
+        f"data source '{source}' has the path '{escape_text(path)}', which does not exist{searched_in(path)}",
     )
     if isinstance(reading, PictureFormat):
         return load_folder(path, reading)
@@ -110,7 +111,7 @@ def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
         return labelled_arrays(f"'{source}'", *value)
     raise InputError(
         f"'{source}' must return a Federation, a pair (inputs, labels), a DataFrame, an ImageDataset, a TextDataset or "
-        f"a TableDataset; got {described(value)}"
+        f"a TableDataset; got {describe(value)}"
     )
 
 
@@ -193,7 +194,7 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
                 low_memory=False,
             )
     except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {unread(path, error)}; a readable file is needed") from error
+        raise InputError(f"'{path}' cannot be read: {read_error(path, error)}; a readable file is needed") from error
     # No UTF-8, no columns, or rows of more cells than the header.
     except (ValueError, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())

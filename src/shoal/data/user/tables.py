@@ -13,10 +13,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, described, nearest, quoted, require, require_instance
+from shoal.core.errors import InputError, describe, quote, require, require_instance, suggest
 from shoal.data.datasets import Standardizer
 from shoal.data.names import EVERYBODY, groups_of_clients, numbered, numbered_name, similar_names
-from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task, stacked, tensors_of
+from shoal.data.user.arrays import Arrays, ArrayTable, Columns, Examples, Task, stack_inputs, tensors_of
 from shoal.data.user.from_tensors import ClientArrays, Limits, fields_from_tensors
 
 LOG = logging.getLogger("shoal")
@@ -54,11 +54,11 @@ _Kind = Literal["numbers", "words", "numbers and others", "other"]
 
 
 def fields_from_table(
-    table: Table,
+    table: ArrayTable,
     columns: Columns,
     *,
-    test: Table,
-    shadow: Table | None,
+    test: ArrayTable,
+    shadow: ArrayTable | None,
     limits: tuple[Limits, Limits],
     classes: int | None,
     task: Task,
@@ -95,7 +95,7 @@ def fields_from_table(
 
     position = {key: i for i, key in enumerate(zip(clients, groups or [EVERYBODY] * len(clients), strict=True))}
 
-    def examples(name: str, table: Table) -> Examples:
+    def examples(name: str, table: ArrayTable) -> Examples:
         frame = frame_of(name, table)
         if partitioned and columns.client not in frame:
             frame = frame.assign(**{columns.client: None})
@@ -121,7 +121,7 @@ def fields_from_table(
     return fields | {"names": tuple(map(str, clients)), "origins": origins}
 
 
-def frame_of(name: str, table: Table, client: str = "") -> pd.DataFrame:
+def frame_of(name: str, table: ArrayTable, client: str = "") -> pd.DataFrame:
     """A pandas frame, a Hugging Face `datasets.Dataset` or a partitioner of flwr-datasets as a frame.
 
     ``client`` is the column for the numbers of partitions.
@@ -136,7 +136,7 @@ def frame_of(name: str, table: Table, client: str = "") -> pd.DataFrame:
     columns = getattr(table, "column_names", None)
     if not isinstance(columns, list):
         kinds = "a pandas DataFrame, a datasets.Dataset or a partitioner of flwr-datasets"
-        raise InputError(f"{name} must be {kinds}; got {described(table)}")
+        raise InputError(f"{name} must be {kinds}; got {describe(table)}")
     return pd.DataFrame({column: list(table[column]) for column in columns})
 
 
@@ -176,7 +176,7 @@ def read_rows(
         require_named(name, table[column])
     inputs, warnings = _inputs(name, table, columns)
     if len(inputs) == 1 and _kind(table[inputs[0]]) == "other":
-        x = stacked(name, table[inputs[0]].tolist())
+        x = stack_inputs(name, table[inputs[0]].tolist())
     else:
         x = pd.DataFrame({column: _cells(table[column]) for column in inputs})
         _require_values(name, x, empty=columns.impute is not None)
@@ -210,7 +210,7 @@ def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> N
     """Raise `InputError` unless the table has these columns."""
     for column in columns:
         if column not in table.columns:
-            raise InputError(f"{name} has no column '{column}'; {nearest(column, map(str, table.columns))}")
+            raise InputError(f"{name} has no column '{column}'; {suggest(column, map(str, table.columns))}")
 
 
 def require_named(name: str, column: pd.Series) -> None:
@@ -241,7 +241,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
             require(column in usable, f"{name} has not only numbers in the column '{column}'{fault}; {remedy}")
         return inputs, []
     require(
-        bool(inputs), f"{name} has no column of numbers besides {quoted(filter(None, used))}; the model needs inputs"
+        bool(inputs), f"{name} has no column of numbers besides {quote(filter(None, used))}; the model needs inputs"
     )
     return inputs, [*_left_out(name, table, columns, kinds), *_code_warnings(name, table, inputs)]
 
@@ -273,7 +273,7 @@ def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str,
     words = [column for column, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if words:
         how = "" if columns.one_hot else "; 'one_hot' makes columns of words inputs"
-        yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}{how}"
+        yield f"{name}: left out as inputs, since they hold no numbers: {quote(words)}{how}"
 
 
 def _code_warnings(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterator[str]:

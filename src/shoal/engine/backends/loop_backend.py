@@ -13,7 +13,7 @@ from shoal.data.memory_format import gather, to_channels_first, to_channels_last
 from shoal.data.shards import Shards
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
-from shoal.engine.steps import Augmentation, Forward, LinearTerm, StepRule, in_groups
+from shoal.engine.steps import Forward, InputAugmentation, LinearTerm, StepRule, in_groups
 
 AUGMENTED = 1024
 """Images augmented at a time, so that the memory needed stays in tens of megabytes."""
@@ -192,7 +192,7 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
         batches.bound.private_step(x, y, expected, rule, noise, batches.local.multiplicity)
 
 
-def augmented(augmentation: Augmentation, x: Tensor, draws: Tensor) -> Tensor:
+def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tensor:
     """The images of x (B, C, H, W) as their draws (B, d) say, in PyTorch's channels-last memory format."""
     require(
         x.dim() == 4 and x.is_floating_point(),

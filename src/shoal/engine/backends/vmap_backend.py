@@ -19,7 +19,7 @@ from shoal.engine.backends.dense_network import DenseNetwork, dense_network, fla
 from shoal.engine.backends.loop_backend import AUGMENTED, augmented
 from shoal.engine.backends.optimizers import LocalStep, trained_names
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.steps import Augmentation, LinearTerm, StepRule, in_groups
+from shoal.engine.steps import InputAugmentation, LinearTerm, StepRule, in_groups
 from shoal.models.model import Loss, Model
 
 _IN_CACHE = {"dense": 2**20, "vmap": 2**21, "span": 2**21}
@@ -29,7 +29,7 @@ their inputs, in the inputs and their moves."""
 _SHARED = 16
 """Owners, at most, that are trained together in the span of their inputs, so that threads have parts to share."""
 
-Tensors = dict[str, Tensor]
+BatchedTensors = dict[str, Tensor]
 """Tensors of n owners by name, (n, ...)."""
 
 _Step = tuple[Tensor, Tensor, Tensor]
@@ -117,8 +117,8 @@ class VmapBackend:
             optimizer.step([gradients[name] for name in weights], active=active)
 
     def _gradients(
-        self, network: nn.Module, weights: Tensors, rest: Tensors, x: Tensor, y: Tensor, weight: Tensor
-    ) -> Tensors:
+        self, network: nn.Module, weights: BatchedTensors, rest: BatchedTensors, x: Tensor, y: Tensor, weight: Tensor
+    ) -> BatchedTensors:
         """The gradients (n, ...) of `vmap_gradients`."""
         if self.dense is not None:
             return self.dense.gradients(weights, rest, x, y, weight)
@@ -172,7 +172,7 @@ class VmapBackend:
         shards: Shards,
         entries: Tensor,
         used: Tensor,
-        augmentation: Augmentation,
+        augmentation: InputAugmentation,
         generators: list[torch.Generator],
     ) -> Tensor:
         """The images (n, m, ...) of ``entries`` (n, m), of which those that are ``used`` (n, m) are transformed."""
@@ -213,15 +213,15 @@ class VmapBackend:
         width, steps = int(self._rows_of(shards, owners, local).max()), int(local.steps_each(sizes).max())
         return dense.cheaper_in_span(width, steps)
 
-    def _tensors(self, rows: Tensor, local: LocalSGD) -> tuple[Tensors, Tensors]:
+    def _tensors(self, rows: Tensor, local: LocalSGD) -> tuple[BatchedTensors, BatchedTensors]:
         """The views of rows (n, P) that ``local`` trains, and the others."""
         rest = self._layout.views(rows)
         return {name: rest.pop(name) for name in trained_names(local, self._layout)}, rest
 
 
 def vmap_gradients(
-    network: nn.Module, loss: Loss, dtype: torch.dtype, weights: Tensors, rest: Tensors, *batch: Tensor
-) -> Tensors:
+    network: nn.Module, loss: Loss, dtype: torch.dtype, weights: BatchedTensors, rest: BatchedTensors, *batch: Tensor
+) -> BatchedTensors:
     """By name, (n, ...): the gradient of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])``.
 
     Args:
@@ -233,7 +233,7 @@ def vmap_gradients(
         *batch: stored inputs x (n, B, ...), labels y (n, B) and each example's share (n, B) of its owner's mean loss.
     """
 
-    def of_owner(weights: Tensors, rest: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    def of_owner(weights: BatchedTensors, rest: BatchedTensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         tensors = {name: tensor.to(dtype) for name, tensor in (weights | rest).items()}
         outputs = functional_call(network, tensors, (to_channels_first(x),)).float()
         return (loss(outputs, y) * share).sum()

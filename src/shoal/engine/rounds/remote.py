@@ -92,7 +92,7 @@ class ClientUpdate:
 
 
 @dataclass(frozen=True, eq=False)
-class Received:
+class ReceivedUpdates:
     """The replies of the n clients of a round, in the order of their ids.
 
     Args:
@@ -127,14 +127,15 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
     Example:
         >>> import torch, shoal.toy
         >>> from dataclasses import replace
-        >>> from shoal.engine import Received, client_round, server_round
+        >>> from shoal.engine import ReceivedUpdates, client_round, server_round
         >>> federation, model, local = shoal.toy.one_group()
         >>> with shoal.Engine(model, backend="loop") as engine:
         ...     training = shoal.Training(federation, shoal.FedAvg(), local, engine, shoal.Stream(0))
         ...     state, clients = training.start(), torch.arange(3)
         ...     nodes = [replace(training, federation=federation.take(client[None])) for client in clients]
         ...     ends = torch.stack([client_round(node, state)[0].end for node in nodes])
-        ...     received = Received(clients, sizes=torch.tensor([2] * 3), best=torch.tensor([[2]] * 3), ends=ends)
+        ...     sizes, best = torch.tensor([2] * 3), torch.tensor([[2]] * 3)
+        ...     received = ReceivedUpdates(clients, sizes=sizes, best=best, ends=ends)
         ...     after, _ = server_round(training, state, received)
         ...     print(after.models.equal(training.round(state)[0].models))
         ...
@@ -163,11 +164,11 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
 
 
 def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
-    """The plan of ``clients`` (n,) in the round after ``state``, as far as the server knows; see `Received`."""
+    """The plan of ``clients`` (n,) in the round after ``state``, as far as the server knows; see `ReceivedUpdates`."""
     return replace(training.algorithm.plan(state, _cohort(training, state, clients, sizes, best)), losses=None)
 
 
-def server_round(training: Training, state: State, received: Received) -> tuple[State, RoundPlan]:
+def server_round(training: Training, state: State, received: ReceivedUpdates) -> tuple[State, RoundPlan]:
     """The server's part of the round after ``state``: it merges the replies, and returns the new state and the plan.
 
     Without clients only the round changes. Risks are not estimated yet (`Training.with_risks`).

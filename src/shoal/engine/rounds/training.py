@@ -22,14 +22,14 @@ from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.protocols import (
     Algorithm,
     ClusterRound,
-    Coordinator,
     LocalDefense,
     MaliciousClients,
     PlanRule,
     Release,
     RiskEstimator,
+    SteeringRule,
     UpdateFilter,
-    require_counted,
+    require_counted_trainings,
 )
 from shoal.engine.round_clock import RoundClock
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
@@ -87,7 +87,7 @@ class Training:
     client_filter: UpdateFilter | None = None
     defenses: tuple[LocalDefense, ...] = ()
     malicious_clients: MaliciousClients | None = None
-    coordinator: Coordinator | None = None
+    coordinator: SteeringRule | None = None
     release: Release | None = None
     record_every: int = 0
     __repr__ = one_line
@@ -256,7 +256,7 @@ class Training:
     def _fine_tuned(self, state: State, deployed: Deployed) -> Deployed:
         """``deployed`` with a personal model per client, after its `Deployed.fine_tuning`."""
         if any(local.private for local in self.local_of_clusters(state)):
-            require_counted(self.algorithm, self.local, [deployed.fine_tuning], final=True)
+            require_counted_trainings(self.algorithm, self.local, [deployed.fine_tuning], final=True)
         everyone = torch.arange(len(self.federation))
         for index, local in enumerate(deployed.fine_tuning):
             models = PersonalModels.from_rows(self._trained_once(state, deployed, local, index), everyone)
@@ -297,7 +297,7 @@ class Training:
         except DivergenceError as diverged:
             raise self._diverged_in_round(cohort.round, cohort.clients[diverged.owner]) from diverged
         if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):
-            require_counted(self.algorithm, self.local, plan.trainings_of_clients())
+            require_counted_trainings(self.algorithm, self.local, plan.trainings_of_clients())
         return aggregate, adversary
 
     def merged(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.audit.finding import Finding, exposure_summary, most_exposed
-from shoal.core.formats import capitalized, decimal, listed, percent
+from shoal.core.formats import capitalized, decimal, join_words, percent
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
 from shoal.reports.curves import evenly
@@ -57,7 +57,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure 
     height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
     decides = {name: groups[name][0].title for name in shown}
     where = {title: [name for name in shown if decides[name] == title] for title in dict.fromkeys(decides.values())}
-    title = "; ".join(f"{attack} decides on {listed(names, 2)}" for attack, names in where.items())
+    title = "; ".join(f"{attack} decides on {join_words(names, 2)}" for attack, names in where.items())
     return plot.draw_figure("attacks", capitalized(title), caption, alt, draw, height=height)
 
 

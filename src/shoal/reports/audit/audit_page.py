@@ -20,7 +20,7 @@ from shoal.reports.audit.audit_figures import (
     drawn_groups,
     exposure_of_records,
 )
-from shoal.reports.exposure import ATTACKERS, answers, exposure_lines, exposure_tile, not_asked
+from shoal.reports.exposure import ATTACKERS, exposure_headlines, exposure_lines, exposure_tile, not_asked
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 
@@ -90,10 +90,10 @@ def audit_page(
     who = by_view(found)
     sections = (
         None if who is None else Section("by-view", "Who can recognise records", figures=[who]),
-        section_of("by-group", audit_tables.by_group(groups, left_out)),
+        section_of("by-group", audit_tables.attacks_by_group(groups, left_out)),
         Section("figures", "Figures", figures=drawn) if drawn else None,
-        section_of("by-model", audit_tables.by_model(every_attack(audit.attacks, "model"))),
-        section_of("by-client", audit_tables.by_client(every_attack(audit.attacks, "client"), records)),
+        section_of("by-model", audit_tables.attacks_by_model(every_attack(audit.attacks, "model"))),
+        section_of("by-client", audit_tables.exposed_clients(every_attack(audit.attacks, "client"), records)),
         section_of("guesses", audit_tables.guesses_table(audit.guesses)),
         _exposed_records(audit, pictures, scored_by),
         Section(
@@ -106,7 +106,7 @@ def audit_page(
     attackers = {name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()}
     return render(
         "audit.html.j2", title, lead, _key_metrics(audit, found, groups, stated), sections, style="audit",
-        kind=kind_of_data, attackers=attackers, in_full=in_full, answers=answers(found, run=run is not None),
+        kind=kind_of_data, attackers=attackers, in_full=in_full, answers=exposure_headlines(found, run=run is not None),
     )  # fmt: skip
 
 
@@ -182,7 +182,9 @@ def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], sc
 
 def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]]) -> Picture:
     name, kind = str(record["record"]), "member" if record["member"] else "non-member"
-    remark = f"client {record['client']}, {record['group']}; {kind}; score {audit_tables.signed(record['score'])}"
+    remark = (
+        f"client {record['client']}, {record['group']}; {kind}; score {audit_tables.signed_number(record['score'])}"
+    )
     small = (*filter(None, [audit_tables.at_least(record["exposure.low"])]), remark)
     return Picture(
         png(pictures[name]), f"Picture of {name}", audit_tables.exposure_text(record["exposure"]), name, small

@@ -7,9 +7,9 @@ import pandas as pd
 
 from shoal.attacks import Stack
 from shoal.audit.finding import FALSE_POSITIVE_RATES, Estimate, Finding, attack_head, most_exposed
-from shoal.audit.records import AGAINST_CLIENTS, SERVER
+from shoal.audit.record_table import AGAINST_CLIENTS, SERVER
 from shoal.core.formats import DASH, count, decimal
-from shoal.reports.table import Cell, Column, Row, Table, heads, row
+from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, row
 
 MOST_ROWS = 20
 """The most groups, models, clients and records that are listed."""
@@ -30,14 +30,14 @@ _METRICS = (Column("AUC", "chance: 0.500"), _ACCURACY, _RATE, Column("TPR at 0.1
 _COUNTS = (Column("members"), Column("non-members"))
 
 
-def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Table:
+def attacks_by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> ReportTable:
     """Every attack on each group, the most exposed group first, the attack that decides of each first and in bold.
 
     ``left_out`` groups are without records of both kinds.
     """
     exposed = [finding.group for finding in most_exposed(attempts[0] for attempts in groups.values())]
     shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
-    rows = list[Row]()
+    rows = list[TableRow]()
     for name in shown:
         first, *weaker = groups[name]
         heading = f"{name}: {count(first.members)} members, {count(first.non_members)} non-members"
@@ -70,7 +70,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Tabl
     if len(shown) < len(groups):
         sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
     columns = (Column("attack", "by view", number=False), *_METRICS)
-    return Table(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
+    return ReportTable(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
 
 
 def is_stack(finding: Finding) -> bool:
@@ -78,7 +78,7 @@ def is_stack(finding: Finding) -> bool:
     return finding.attack.split("-")[0] == Stack.name
 
 
-def by_model(models: Mapping[str, Sequence[Finding]]) -> Table | None:
+def attacks_by_model(models: Mapping[str, Sequence[Finding]]) -> ReportTable | None:
     """The attack that decides on each attacked model, the most exposed first; None where there is only one model."""
     listed = most_exposed(attempts[0] for attempts in models.values())[:MOST_ROWS]
     if len(models) < 2 or not listed:
@@ -96,10 +96,10 @@ def by_model(models: Mapping[str, Sequence[Finding]]) -> Table | None:
     columns = (*heads(("model", "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
     note = "The members of a model are the attacked records whose clients trained it."
     left_out = f" Of {len(models):,} models these are the {len(listed)} most exposed; all are in audit.csv."
-    return Table(columns, tuple(rows), "By attacked model", note=note + left_out * (len(listed) < len(models)))
+    return ReportTable(columns, tuple(rows), "By attacked model", note=note + left_out * (len(listed) < len(models)))
 
 
-def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -> Table | None:
+def exposed_clients(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -> ReportTable | None:
     """The clients whose intervals begin highest; None where no client has records of both kinds.
 
     Args:
@@ -125,24 +125,24 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
     chance = "by chance alone it would for about 1 in 40"
     note = f"{selection}. It begins above 0.5 for {above:,} of all {len(certain):,}; {chance}."
     columns = (*heads(("client", "group", "attack that decides")), _ACCURACY, *_COUNTS)
-    return Table(columns, tuple(rows), "The most exposed clients", note=note)
+    return ReportTable(columns, tuple(rows), "The most exposed clients", note=note)
 
 
-def of_records(records: pd.DataFrame) -> Table:
+def of_records(records: pd.DataFrame) -> ReportTable:
     """A row for each of ``records``, which has the columns of `Audit.records`."""
     rows = (
         row(
             *(str(record[name]) for name in ("record", "client", "group")),
             "yes" if record["member"] else "no",
             Cell(exposure_text(record["exposure"]), at_least(record["exposure.low"])),
-            signed(record["score"]),
+            signed_number(record["score"]),
         )
         for record in records.to_dict("records")
     )
-    return Table(heads(("record", "client", "group", "member"), ("exposure", "score")), tuple(rows))
+    return ReportTable(heads(("record", "client", "group", "member"), ("exposure", "score")), tuple(rows))
 
 
-def guesses_table(guesses: Mapping[str, float]) -> Table | None:
+def guesses_table(guesses: Mapping[str, float]) -> ReportTable | None:
     """What the server guesses beside membership: ``guesses`` has the keys of `Audit.guesses`; None without any."""
     names = [name for name in GUESSED if f"{name}.accuracy" in guesses]
     if not names:
@@ -173,7 +173,7 @@ def guesses_table(guesses: Mapping[str, float]) -> Table | None:
             "group says nothing of its half."
         )
     columns = heads(("attack", "guesses"), ("accuracy", "chance"))
-    return Table(columns, tuple(rows), "What the server guesses beside membership", note=note)
+    return ReportTable(columns, tuple(rows), "What the server guesses beside membership", note=note)
 
 
 def exposure_text(exposure: float) -> str:
@@ -186,7 +186,7 @@ def at_least(low: float) -> str:
     return "" if isnan(low) else f"at least {decimal(low)}"
 
 
-def signed(value: float) -> str:
+def signed_number(value: float) -> str:
     """A number of either sign; a dash where it is unknown."""
     return _minus(exposure_text(value))
 
@@ -195,7 +195,7 @@ def _minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _attack(finding: Finding, style: str = "") -> Row:
+def _attack(finding: Finding, style: str = "") -> TableRow:
     rates = (_rate(rate) for rate in finding.tpr.values())
     return row(Cell(finding.head, finding.view), _value(finding.auc), _value(finding.accuracy), *rates, style=style)
 

@@ -6,19 +6,19 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
-from shoal.control import DIRECTIVE_COLUMN, Coordinator
+from shoal.control import DIRECTIVE_COLUMN, LimitController
 from shoal.core.formats import DASH, capitalized, decimal, percent
 from shoal.reports import plotting as plot
 from shoal.reports.curves import ends, fit_rounds, over_rounds
 from shoal.reports.page import Section
 from shoal.reports.run.run_curves import curves_by_cluster
-from shoal.reports.table import Table, heads, row
+from shoal.reports.table import ReportTable, heads, row
 
 TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 """The line of the share that a coordinator allows."""
 
 
-def coordinator_section(coordinator: Coordinator, rounds: pd.DataFrame) -> Section | None:
+def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> Section | None:
     """The section on a run's coordinator; None where rounds.csv says nothing of it.
 
     Args:
@@ -39,7 +39,7 @@ def coordinator_section(coordinator: Coordinator, rounds: pd.DataFrame) -> Secti
     return Section("coordinated", "Coordinator", paragraphs, table=table, figures=figures)
 
 
-def _method(coordinator: Coordinator) -> str:
+def _method(coordinator: LimitController) -> str:
     """How it steers, in one sentence or two."""
     sentence = (
         "After each estimate of risk every client says whether its model's risk is above what it tolerates; where more "
@@ -63,7 +63,7 @@ def directive_name(column: str) -> str:
     return column.removeprefix(DIRECTIVE_COLUMN).replace("_", " ")
 
 
-def _requests(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[str]) -> Table:
+def _requests(rounds: pd.DataFrame, coordinator: LimitController, columns: Sequence[str]) -> ReportTable:
     """A row per cluster and directive that was ever given to it."""
     rows = []
     for k, inside in rounds.groupby("cluster"):
@@ -78,7 +78,7 @@ def _requests(rounds: pd.DataFrame, coordinator: Coordinator, columns: Sequence[
         f"last estimate (target {percent(coordinator.target)}). Out of reach: the limits cannot be kept with "
         f"knobs at the most that a cost of {decimal(coordinator.max_cost)} of held-out accuracy allows."
     )
-    return Table(heads(["cluster", "asked for"], names), tuple(rows), note=note)
+    return ReportTable(heads(["cluster", "asked for"], names), tuple(rows), note=note)
 
 
 def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
@@ -93,7 +93,7 @@ def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[
             yield directive_name(column), begins, f"{most:.2f}", f"{strength.iloc[-1]:.2f}"
 
 
-def _nothing(rounds: pd.DataFrame, coordinator: Coordinator) -> str:
+def _nothing(rounds: pd.DataFrame, coordinator: LimitController) -> str:
     """Why no directive was ever given."""
     most, target = rounds["over_limit"].max(), percent(coordinator.target)
     sentence = "The coordinator never asked for anything, so training was that of the algorithm alone:"
@@ -120,7 +120,9 @@ def _spells(inside: pd.DataFrame) -> Iterator[tuple[int, int | None]]:
         yield begins, None
 
 
-def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str], never: Sequence[str]) -> plot.Figure:
+def _figure(
+    coordinator: LimitController, rounds: pd.DataFrame, asked: Sequence[str], never: Sequence[str]
+) -> plot.Figure:
     """Risk, shares over the limit, and each directive that was ever given, over rounds."""
     reported = rounds.assign(reported=coordinator.audit_level + coordinator.audit_factor * (rounds["risk"] - 0.5))
     # The title of each panel, the name of its axis, and one curve per cluster.
@@ -170,7 +172,7 @@ def _figure(coordinator: Coordinator, rounds: pd.DataFrame, asked: Sequence[str]
     return plot.draw_figure("coordinator", _title(coordinator, rounds), caption, alt, draw)
 
 
-def _title(coordinator: Coordinator, rounds: pd.DataFrame) -> str:
+def _title(coordinator: LimitController, rounds: pd.DataFrame) -> str:
     """How many members were over their limit at the first estimate and at the last; votes with noise are no counts."""
     known = rounds.dropna(subset=["over_limit"])
     share = (known["over_limit"] * known["clients"]).groupby(known["round"]).sum()

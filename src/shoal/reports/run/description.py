@@ -9,11 +9,11 @@ import pandas as pd
 from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import RoundAttackSection, name_of, title_of
 from shoal.config.schema import Config
-from shoal.control import Coordinator
+from shoal.control import LimitController
 from shoal.core.formats import ACCURACY
 from shoal.core.representation import one_line
 from shoal.data import Group
-from shoal.data.sources.catalog import kind_of
+from shoal.data.sources.catalog import example_kind
 from shoal.metrics.metric_table import Metric
 
 
@@ -55,7 +55,7 @@ class RunDescription:
     task: str | None = None
     kind: str = "images"
     reference_federations: int = 0
-    coordinator: Coordinator | None = None
+    coordinator: LimitController | None = None
     examples: str = ""
     data_name: str = ""
     metrics: tuple[Metric, ...] = ()
@@ -83,7 +83,7 @@ class RunDescription:
             property_attack=section,
             attack_table=None if section is None else (section.attack.name, section.attack.columns),
             task=config.data.task,
-            kind=kind_of(config.data.source),
+            kind=example_kind(config.data.source),
             data_name="" if partition is not None or config.data.path is None else Path(config.data.path).name,
             reference_federations=config.evaluation.reference_federations,
             metrics=declared_metrics(config.evaluation.own_metrics()),

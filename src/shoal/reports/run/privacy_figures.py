@@ -97,7 +97,7 @@ def _name(client: Mapping[Hashable, Any]) -> str:
     return f"client {client['client']} ({client['group']}): {exposure}"
 
 
-def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> plot.Figure | None:
+def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> plot.Figure | None:
     """The attack's ROC curves by group, both axes logarithmic; None if there is none.
 
     ``configured`` says that it is the configured attack, where a page is about others too.

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from shoal.core.formats import ACCURACY, capitalized, decimal, listed, metric_format, name_examples
+from shoal.core.formats import ACCURACY, capitalized, decimal, join_words, metric_format, name_examples
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
 from shoal.reports.curves import (
@@ -213,7 +213,7 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
         "Bars: clients that trained each cluster's model in a round, coloured by their group. Diamond: clients that "
         f"chose it after the last round, from the final models; the tables count these. {drained(at_end)}"
     )
-    sizes = listed([*map(str, at_end.values())])
+    sizes = join_words([*map(str, at_end.values())])
     if len(at_end) > MOST_CLUSTERS:
         sizes = f"{span([*at_end.values()], str)} of {sum(at_end.values())}"
     subject = "the clusters have" if len(at_end) > 1 else "the cluster has"
@@ -252,7 +252,7 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) 
     evaluated = rounds[rounds["round"].isin(rounds.loc[rounds["accuracy"].notna(), "round"])]
     estimated = rounds if bool((rounds["risk"].fillna(0.5) != 0.5).any()) else rounds.assign(risk=np.nan)
     last = int(rounds["round"].max())
-    with plot.styled():
+    with plot.use_figure_style():
         figure, axes = plt.subplots(3, 1, sharex=True, figsize=(plot.WIDTH, 6.6), layout="constrained")
         shown = ((evaluated, "accuracy"), (estimated, "risk"), (rounds, "clients"))
         for panel, (frame, column) in zip(axes, shown, strict=True):

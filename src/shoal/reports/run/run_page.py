@@ -18,17 +18,17 @@ from shoal.metrics import auc_interval, median_interval
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
 from shoal.reports import plotting as plot
-from shoal.reports.exposure import answers, exposure_tile
+from shoal.reports.exposure import exposure_headlines, exposure_tile
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.run import run_curves, run_tables
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
-from shoal.reports.run.privacy_figures import roc_curves, violations
+from shoal.reports.run.privacy_figures import roc_figure, violations
 from shoal.reports.run.run_tables import client_table
 from shoal.reports.run.run_verdict import verdict
 from shoal.reports.run.run_view import RunView, strongest_attacks
-from shoal.reports.table import Cell, Row, Table, metric_row, metric_table, row
+from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row
 
 ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "
@@ -68,7 +68,7 @@ def run_page(
         run_curves.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind),
         run_curves.cluster_sizes(rounds, groups, view.at_end),
         violations(view.clients, groups),
-        roc_curves(roc, groups, configured=bool(strongest_attacks(summary))),
+        roc_figure(roc, groups, configured=bool(strongest_attacks(summary))),
     )
     found = run_findings(summary) if audit is None else findings(audit.attacks)
     sentences = verdict(summary, run.kind, run.metric, () if audit is None else found, run.algorithm_title)
@@ -81,9 +81,9 @@ def run_page(
     listed = client_table(view)
     describe = getattr(run.property_attack, "page", None)
     sections = (
-        section_of("by-group", run_tables.by_group(view)),
+        section_of("by-group", run_tables.group_table(view)),
         section_of("by-attack", run_tables.by_attack(view)),
-        section_of("by-cluster", run_tables.by_cluster(view)),
+        section_of("by-cluster", run_tables.cluster_table(view)),
         Section("clients", "Clients", [listed.caption], table=replace(listed, caption="") if listed.rows else None),
         None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
         None if describe is None or updates is None else describe(run.task, summary, updates, view.clusters),
@@ -101,7 +101,7 @@ def run_page(
     return render(
         "run.html.j2", run.title, lead, _key_metrics(view, found, audit), sections, style="run", kind=run.kind,
         attack=_attack(view), viewer=BY.get(summary.view, summary.view),
-        answers=answers(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
+        answers=exposure_headlines(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
         in_full=[("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())],
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def time_section(metrics: Metrics) -> Section:
     return Section("time", "Where the time went", table=seconds(metrics), figures=figures)
 
 
-def seconds(metrics: Metrics) -> Table:
+def seconds(metrics: Metrics) -> ReportTable:
     """Wall time, in all and of its parts, with the part's share and the median of a round where there is one."""
     rows = []
     for key in ("seconds.total", *_parts(metrics)):
@@ -301,7 +301,7 @@ def _text(metrics: Metrics, key: str) -> str:
     return METRICS[key.removesuffix(".low").removesuffix(".high")].text(metrics.get(key))
 
 
-def _row(metrics: Metrics, key: str, interval: str, remark: str = "") -> Row:
+def _row(metrics: Metrics, key: str, interval: str, remark: str = "") -> TableRow:
     return metric_row(METRICS[key], _text(metrics, key), interval, remark=remark, family="canaries, ")
 
 
@@ -309,13 +309,13 @@ def _interval(low: float, high: float) -> str:
     return DASH if isnan(low + high) else f"{decimal(low)} to {decimal(high)}"
 
 
-def _rate(metrics: Metrics, key: str, least: int, non_members: float) -> Row:
+def _rate(metrics: Metrics, key: str, least: int, non_members: float) -> TableRow:
     dash = f" A dash: at least {count(least)} left-out canaries are needed, {count(non_members)} are there."
     ends = [_text(metrics, f"{key}.{end}") for end in ("low", "high")]
     return _row(metrics, key, DASH if DASH in ends else " to ".join(ends), dash * (non_members < least))
 
 
-def _exposure(canaries: pd.DataFrame) -> Row:
+def _exposure(canaries: pd.DataFrame) -> TableRow:
     """The median exposure of the canaries that were trained on."""
     meaning = (
         "Median, over the trained canaries, of the share of left-out ones that score at least as high, the canary "

@@ -12,7 +12,7 @@ from shoal.core.formats import (
     capitalized,
     count,
     decimal,
-    listed,
+    join_words,
     metric_format,
     name_examples,
     percent,
@@ -30,7 +30,7 @@ from shoal.reports.run.run_view import (
     accuracies_by_attack,
     strongest_attacks,
 )
-from shoal.reports.table import Cell, Column, Row, Table, metric_table, row
+from shoal.reports.table import Cell, Column, ReportTable, TableRow, metric_table, row
 
 BY_GROUP = (
     "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_population", "mia_auc", "tpr_at_fpr_0.01",
@@ -45,7 +45,7 @@ RATES: Mapping[str, float] = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001
 """False positive rates that a true positive rate is given at."""
 
 
-def by_group(view: RunView) -> Table:
+def group_table(view: RunView) -> ReportTable:
     """One column per group with clients; the other groups have only non-members."""
     groups, clients = view.groups, view.clients
     values = [view.summary.by_group.get(group, {}) for group in groups]
@@ -61,7 +61,7 @@ def by_group(view: RunView) -> Table:
     return metric_table("Metrics by group", groups, rows)
 
 
-def by_attack(view: RunView) -> Table | None:
+def by_attack(view: RunView) -> ReportTable | None:
     """One column per group, a row an attack; None without reference federations."""
     by_group = {group: accuracies_by_attack(view.summary.by_group.get(group, {})) for group in view.groups}
     titles = dict.fromkeys(title for accuracies in by_group.values() for title in accuracies)
@@ -87,7 +87,7 @@ def by_attack(view: RunView) -> Table | None:
     return metric_table("Balanced accuracy by attack", view.groups, rows, asked + largest * (len(rows) > 2) + note)
 
 
-def by_cluster(view: RunView) -> Table:
+def cluster_table(view: RunView) -> ReportTable:
     """One column per cluster, as chosen after the last round; the risk only where it was ever estimated."""
     clients, clusters = view.clients, range(view.clusters)
 
@@ -107,7 +107,7 @@ def by_cluster(view: RunView) -> Table:
     return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
 
 
-def overall(view: RunView) -> Table:
+def overall(view: RunView) -> ReportTable:
     """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees.
 
     A regression has no fairness between groups, which is of classes; a classification without it is shown dashes.
@@ -123,7 +123,7 @@ def overall(view: RunView) -> Table:
             meaning += " There is none: without noise, nothing is guaranteed."
         rows.append(_row(METRICS["epsilon"], meaning, [metrics], view))
     about = ["Fairness"] * fair + ["grouping"] + ["differential privacy"] * private
-    title = capitalized(listed(about))
+    title = capitalized(join_words(about))
     note = (
         "The three differences are between the groups, each served by the models its clients chose: 0 is fair, 1 is as "
         "unfair as possible."
@@ -140,7 +140,7 @@ def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> lis
 
 def _row(
     metric: Metric, meaning: str, values: Sequence[Metrics], view: RunView, non_members: Sequence[float] = ()
-) -> Row:
+) -> TableRow:
     """A metric's values; of a true positive rate ``non_members`` are those of each column, NaN where unknown."""
     name, texts = metric.name, [metric.text(metrics.get(metric.key)) for metrics in values]
     if is_declared(metric.key):
@@ -150,7 +150,7 @@ def _row(
     return row(Cell(name, meaning), *texts)
 
 
-def _at_fpr(rate: float, name: str, meaning: str, texts: Sequence[str], non_members: Sequence[float]) -> Row:
+def _at_fpr(rate: float, name: str, meaning: str, texts: Sequence[str], non_members: Sequence[float]) -> TableRow:
     """A true positive rate with that of chance; a dash, and why, where it would hang on one or two non-members."""
     needed = least_non_members(rate)
     too_few = [number < needed * (1 - 1e-9) for number in non_members]
@@ -216,7 +216,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
 """The columns of the frame that are shown, their heads, and how numbers are written; None: text."""
 
 
-def client_table(view: RunView) -> Table:
+def client_table(view: RunView) -> ReportTable:
     """The clients, the furthest over the limit first; its caption says what it leaves out and how to read it."""
     clients, metric = view.clients, view.run.metric
     clients = clients.sort_values(["over", "margin", "client"], ascending=[False, False, True], na_position="last")
@@ -227,10 +227,10 @@ def client_table(view: RunView) -> Table:
     rows = []
     for client in shown.to_dict("records"):
         cells = tuple(_cell(client[name], name, form) for name, (_, form) in columns.items())
-        rows.append(Row(cells, "over" if client["limit"] == EXCEEDED else ""))
+        rows.append(TableRow(cells, "over" if client["limit"] == EXCEEDED else ""))
     kind, caption = view.run.kind, _note(clients, over, shown)
     heads = tuple(Column(name_examples(head, kind), number=form is not None) for head, form in columns.values())
-    return Table(heads, tuple(rows), "Clients", caption, stubs=0, sorted_by=[*columns].index("margin"))
+    return ReportTable(heads, tuple(rows), "Clients", caption, stubs=0, sorted_by=[*columns].index("margin"))
 
 
 def _cell(value: str | float | None, name: str, form: Callable[[float], str] | None) -> Cell:

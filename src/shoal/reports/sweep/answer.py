@@ -7,12 +7,20 @@ from math import nan
 from typing import Any
 
 from shoal.audit.finding import BY, MOST_NAMES, VERDICTS, Estimate, Verdict
-from shoal.core.formats import capitalized, listed
-from shoal.reports.exposure import Answer
+from shoal.core.formats import capitalized, join_words
+from shoal.reports.exposure import Headline
 from shoal.reports.sweep.report_spec import ReportSpec, TableSpec, Value
-from shoal.reports.sweep.seed_statistics import Best, Difference, Floats, SeedStatistics, called, estimate, metrics_in
+from shoal.reports.sweep.seed_statistics import (
+    Best,
+    Difference,
+    SeedStatistics,
+    SeedValues,
+    called,
+    estimate,
+    metrics_in,
+)
 from shoal.reports.sweep.sweep_metrics import Labels, format_estimate, format_value, groups_in, metric_at
-from shoal.reports.table import Cell, Row, Table, heads, row
+from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
 
 MOST_METRICS = 8
 """Metrics of the table of settings: the usual ones, then those of the file's tables and figures in their order."""
@@ -69,7 +77,7 @@ class Settings:
         """The settings in words."""
         return [*map(self.labels.setting, self.statistics.axes[self.axis])] if self.axis else ["every run"]
 
-    def by_seed(self, keys: Sequence[str], where: Mapping[str, Value] | None = None) -> Floats:
+    def by_seed(self, keys: Sequence[str], where: Mapping[str, Value] | None = None) -> SeedValues:
         """(seeds, settings, metrics) the metrics at ``where`` on the further axes; None: averaged over these."""
         rows = [] if self.axis is None else [self.axis]
         average = self.further if where is None else []
@@ -78,7 +86,7 @@ class Settings:
         )
 
 
-def answers(settings: Settings) -> list[Answer]:
+def sweep_headlines(settings: Settings) -> list[Headline]:
     """Which setting is best and which exposes least, each against the next one, and who is exposed in which runs."""
     found = []
     for key, question in (
@@ -90,8 +98,8 @@ def answers(settings: Settings) -> list[Answer]:
         )  # fmt: skip
         if settings.axis and best:
             about = f"Which {settings.labels.axis(settings.axis)} {question}? ({settings.labels.key(key)})"
-            found.append(Answer(about, _said(best, key)))
-    return [*found, Answer("Who is exposed, to whom?", _exposed(settings))]
+            found.append(Headline(about, _said(best, key)))
+    return [*found, Headline("Who is exposed, to whom?", _exposed(settings))]
 
 
 def _said(best: Best, key: str) -> str:
@@ -113,7 +121,7 @@ def _said(best: Best, key: str) -> str:
     more = f"{capitalized(lead.more)}."
     if lead.n > 2:
         more = f"To show it, were it the true lead, takes {lead.more} (power 80 %)."
-    either = f" Also within the margin of error: {listed(untold, MOST_NAMES)}." if untold else ""
+    either = f" Also within the margin of error: {join_words(untold, MOST_NAMES)}." if untold else ""
     return f"Not decided: {leads}, but the interval covers 0 ({interval}). {more}{either}"
 
 
@@ -158,7 +166,7 @@ def _counts(certain: Sequence[int], runs: Sequence[int], settings: Settings) -> 
     return ", ".join(f"{many} of {of} runs with {called(name)}" for many, of, name in named)
 
 
-def settings_table(settings: Settings) -> Table:
+def settings_table(settings: Settings) -> ReportTable:
     """A row for each setting: means, and below them the difference to the first setting or what would settle it."""
     labels, rows = settings.labels, []
     conditions = [*product(*(settings.statistics.axes[axis] for axis in settings.further))]
@@ -173,10 +181,12 @@ def settings_table(settings: Settings) -> Table:
             rows.append(row(heading, style="of"))
             rows += _rows(settings, settings.by_seed(settings.keys, where=where))
     head = labels.axis(settings.axis) if settings.axis else "runs"
-    return Table(heads([head], map(labels.key, settings.keys)), tuple(rows), "Every setting", note=_note(settings))
+    return ReportTable(
+        heads([head], map(labels.key, settings.keys)), tuple(rows), "Every setting", note=_note(settings)
+    )
 
 
-def _rows(settings: Settings, by_seed: Floats) -> Iterator[Row]:
+def _rows(settings: Settings, by_seed: SeedValues) -> Iterator[TableRow]:
     result, seeds = estimate(by_seed, "ci"), len(settings.statistics.seeds)
     for i, name in enumerate(settings.names):
         cells = [Cell(name)]
@@ -189,7 +199,7 @@ def _rows(settings: Settings, by_seed: Floats) -> Iterator[Row]:
             difference = Difference.of(by_seed[:, i, m] - by_seed[:, 0, m], key)
             small = [*spread, difference.text] if i else spread
             cells.append(Cell(text, "; ".join(filter(None, small)), strong=bool(i) and difference.shown))
-        yield Row(tuple(cells))
+        yield TableRow(tuple(cells))
 
 
 def _note(settings: Settings) -> str:
@@ -220,7 +230,7 @@ def _references(settings: Settings) -> str:
 def about_views(statistics: SeedStatistics) -> str:
     """Whose exposure the runs measure; empty where they do not say."""
     views = [*statistics.results["view"].unique()] if "view" in statistics.results else []
-    whom = listed([BY[view] for view in views])
+    whom = join_words([BY[view] for view in views])
     if len(views) > 1:
         return f"Exposure and limits are about {whom}: between these, differences compare attackers, not settings."
     return f"Exposure and limits are about {whom}." if views else ""

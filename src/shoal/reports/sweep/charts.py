@@ -16,7 +16,7 @@ from shoal.core.formats import DASH
 from shoal.reports import plotting as plot
 from shoal.reports.curves import span
 from shoal.reports.plotting import name_points
-from shoal.reports.sweep.seed_statistics import Best, Floats, SeedMeans, estimate
+from shoal.reports.sweep.seed_statistics import Best, SeedMeans, SeedValues, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.sweep_metrics import SPREADS, format_value, metric_at
 
@@ -51,7 +51,7 @@ class Chart:
     """
 
     data: FigureData
-    values: Floats
+    values: SeedValues
     result: SeedMeans
     notes: np.ndarray
 
@@ -175,12 +175,12 @@ def _place(chart: Chart, b: int, i: int) -> str:
     return ", ".join(filter(None, [data.series()[b], data.settings(data.spec.x)[i]]))
 
 
-def _names(chart: Chart, p: int, b: int, means: Floats) -> list[str]:
+def _names(chart: Chart, p: int, b: int, means: SeedValues) -> list[str]:
     key = chart.data.spec.y[p]
     return [f"{_place(chart, b, i)}: {format_value(mean, key)}" for i, mean in enumerate(means)]
 
 
-def _name_settings(axes: Axes, chart: Chart, x: Floats, scale: str = "") -> None:
+def _name_settings(axes: Axes, chart: Chart, x: SeedValues, scale: str = "") -> None:
     """Name the settings at ``x`` and their axis; names that have no room beside each other are rotated."""
     names = chart.data.settings(chart.data.spec.x)
     room = int(11.5 * (chart.width - 0.75) / len(names))
@@ -192,7 +192,7 @@ def _name_settings(axes: Axes, chart: Chart, x: Floats, scale: str = "") -> None
     axes.set_xlabel(fill(chart.data.labels.axis(chart.data.spec.x or "") + scale, int(10 * chart.width)))
 
 
-def _write_notes(axes: Axes, x: Floats, notes: list[str]) -> None:
+def _write_notes(axes: Axes, x: SeedValues, notes: list[str]) -> None:
     for place, text in zip(x, notes, strict=True):
         if text:
             axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **NOTE)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from shoal.config.toml_files import parse
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, require, suggest
 from shoal.core.settings import Range, settings
 
 Value = str | int | float | bool
@@ -130,7 +130,7 @@ def _check_figure(spec: FigureSpec) -> None:
 def _check_axes(spec: Displayed, axes: Axes) -> None:
     used = [*spec.displayed, *spec.where, *spec.average]
     for axis in used:
-        hint = nearest(axis, axes) if axes else "it varies nothing"
+        hint = suggest(axis, axes) if axes else "it varies nothing"
         require(axis in axes, f"the sweep does not vary '{axis}'; {hint}")
         require(used.count(axis) == 1, f"'{axis}' is named twice; show it, hold it by 'where', or 'average' over it")
     for axis, value in spec.where.items():

@@ -18,14 +18,14 @@ from shoal.reports.exposure import MOST_SEEDS
 from shoal.reports.sweep.report_spec import Axes, Displayed, Spread
 from shoal.reports.sweep.sweep_metrics import format_value
 
-Floats = NDArray[np.float64]
+SeedValues = NDArray[np.float64]
 
 
 class SeedMeans(NamedTuple):
     """Means over seeds, their spread, and how many seeds have a value, as arrays of one shape."""
 
-    mean: Floats
-    spread: Floats
+    mean: SeedValues
+    spread: SeedValues
     n: NDArray[np.int64]
 
 
@@ -58,7 +58,7 @@ class SeedStatistics:
         places = int(np.prod([len(self.axes[axis]) for axis in by]))
         return rows.reshape(len(self.seeds), places, -1)
 
-    def by_seed(self, values: Floats, spec: Displayed) -> Floats:
+    def by_seed(self, values: SeedValues, spec: Displayed) -> SeedValues:
         """(seeds, displayed settings, ...) the mean of ``values`` (runs, ...) over the settings averaged over.
 
         It is NaN where one of these runs is missing: a mean over fewer settings would be another quantity.
@@ -66,7 +66,7 @@ class SeedStatistics:
         missing = np.full((1, *values.shape[1:]), np.nan)
         return np.concatenate([values, missing])[self.rows(spec)].mean(axis=2)
 
-    def metrics_by_seed(self, spec: Displayed) -> Floats:
+    def metrics_by_seed(self, spec: Displayed) -> SeedValues:
         """(seeds, displayed settings, metrics) the metrics of ``spec``, NaN where a run has none."""
         return self.by_seed(self._values(spec), spec)
 
@@ -75,12 +75,12 @@ class SeedStatistics:
         lacks = np.concatenate([np.isnan(self._values(spec)), np.zeros((1, len(spec.y)), dtype=bool)])
         return lacks[self.rows(spec)].sum(axis=(0, 2))
 
-    def _values(self, spec: Displayed) -> Floats:
+    def _values(self, spec: Displayed) -> SeedValues:
         """(runs, metrics) the metrics of ``spec``, NaN where a run has none."""
         return self.results.reindex(columns=spec.y).to_numpy(dtype=float)
 
 
-def estimate(values: Floats, spread: Spread) -> SeedMeans:
+def estimate(values: SeedValues, spread: Spread) -> SeedMeans:
     """The means of ``values`` (seeds, ...) over seeds, NaN left out, and their spread, which is NaN below two seeds.
 
     >>> result = estimate(np.array([1.0, 3.0, np.nan]), "sd")
@@ -120,7 +120,7 @@ class Difference(NamedTuple):
     tests: int
 
     @staticmethod
-    def of(by_seed: Floats, key: str, tests: int = 1) -> "Difference":
+    def of(by_seed: SeedValues, key: str, tests: int = 1) -> "Difference":
         """The difference of the metric ``key`` in values (seeds,), NaN where a setting has none."""
         known = by_seed[~np.isnan(by_seed)]
         n, mean = len(known), float(known.mean()) if len(known) else nan
@@ -161,7 +161,11 @@ class Difference(NamedTuple):
     @property
     def interval(self) -> str:
         """Its ends; empty where there are none."""
-        return "" if isnan(self.low) else f"{signed(self.low, self.key)} to {signed(self.high, self.key)}"
+        return (
+            ""
+            if isnan(self.low)
+            else f"{signed_difference(self.low, self.key)} to {signed_difference(self.high, self.key)}"
+        )
 
     @property
     def text(self) -> str:
@@ -171,9 +175,9 @@ class Difference(NamedTuple):
         if self.same:
             return f"the same in {self.n} seed{'s' * (self.n > 1)}"
         if self.shown:
-            return f"{signed(self.mean, self.key)} ({self.interval})"
+            return f"{signed_difference(self.mean, self.key)} ({self.interval})"
         few = "too few seeds" if self.n <= 2 else self.more.removeprefix("about ")
-        return f"{signed(self.mean, self.key)}, not decided: {few}"
+        return f"{signed_difference(self.mean, self.key)}, not decided: {few}"
 
 
 class Best(NamedTuple):
@@ -185,7 +189,7 @@ class Best(NamedTuple):
     means: dict[str, float]
 
     @staticmethod
-    def of(by_seed: Floats, names: Sequence[str], key: str, better: str | None) -> "Best | None":
+    def of(by_seed: SeedValues, names: Sequence[str], key: str, better: str | None) -> "Best | None":
         """The best of the settings called ``names`` by values (seeds, settings); None where fewer than two have any.
 
         Differences are on the side of the best, with intervals that hold for all of them at once, since the best is
@@ -211,7 +215,7 @@ class Best(NamedTuple):
         return all(difference.same for difference in self.others.values())
 
 
-def signed(value: float, key: str) -> str:
+def signed_difference(value: float, key: str) -> str:
     """A difference of the metric ``key`` with its sign."""
     text = format_value(value, key)
     return text if value <= 0 or float(text) == 0 else f"+{text}"

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from shoal.reports.curves import Curve, over_rounds, span
 from shoal.reports.plotting import cluster_style
-from shoal.reports.sweep.seed_statistics import Floats, SeedMeans, estimate
+from shoal.reports.sweep.seed_statistics import SeedMeans, SeedValues, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.sweep_metrics import SPREADS, format_value
 
@@ -35,8 +35,8 @@ class Curves:
 
     key: str
     setting: str
-    rounds: Floats
-    values: Floats
+    rounds: SeedValues
+    values: SeedValues
     result: SeedMeans
     missing: str
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as MplFigure
 from shoal.core.formats import capitalized
 from shoal.reports.plotting import CHANCE_LINE, Figure, chance_key, figure_files, legend
 from shoal.reports.sweep.report_spec import FigureSpec
-from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
+from shoal.reports.sweep.seed_statistics import SeedStatistics, SeedValues
 from shoal.reports.sweep.sweep_metrics import Labels, reason
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class FigureData:
         done = (self.statistics.rows(self.spec) >= 0).all(axis=2).any(axis=0)
         return np.array([np.where(done, reason(key), "no run") for key in self.spec.y])
 
-    def caption(self, reading: str, n: Iterable[int], values: Floats) -> str:
+    def caption(self, reading: str, n: Iterable[int], values: SeedValues) -> str:
         """The file's own caption, how to read the figure, and what is held, averaged over, missing or cut off.
 
         ``n`` are the seeds behind the figure's places, ``values`` the numbers that it shows.
@@ -124,7 +124,7 @@ def in_rows(panels: Sequence[T], most: int) -> list[Sequence[T]]:
     return [panels[i : i + columns] for i in range(0, len(panels), columns)]
 
 
-def draw_figure(name: str, data: FigureData, content: Content) -> Figure:
+def draw_sweep_figure(name: str, data: FigureData, content: Content) -> Figure:
     """The figure with this content."""
     title = f"{data.spec.title}: {content.finding}" if data.spec.title else capitalized(content.finding)
     size = (content.columns * content.width, len(content.rows) * HEIGHT)

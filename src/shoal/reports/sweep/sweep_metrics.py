@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.audit.finding import attack_title
 from shoal.config.kinds import algorithm_title
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, require, suggest
 from shoal.metrics import summary
 from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.reports.sweep.report_spec import Axes, FigureSpec, ReportSpec, Selection, Spread, Value, said_of
@@ -18,11 +18,13 @@ _KEY = re.compile(
 )
 
 
-def split_key(name: str) -> tuple[str, str]:
+def split_column(name: str) -> tuple[str, str]:
     """The key of a metric in the table, and whose it is, in words; empty for a metric of no family, or of nobody.
 
-    >>> split_key("mia.far.north"), split_key("clusters.3.mia"), split_key("model.far.north.mia"), split_key("migrated")
-    (('mia', 'far.north'), ('mia', 'model 3'), ('mia', 'model of far.north'), ('', ''))
+    >>> split_column("mia.far.north"), split_column("clusters.3.mia")
+    (('mia', 'far.north'), ('mia', 'model 3'))
+    >>> split_column("model.far.north.mia"), split_column("migrated")
+    (('mia', 'model of far.north'), ('', ''))
     """
     parts = _KEY.fullmatch(name)
     if parts is None:
@@ -40,7 +42,7 @@ def metric_at(key: str) -> Metric:
     >>> metric_at("mia_by_rmia_offline.few").name, metric_at("seconds.total").label
     ('MIA accuracy, offline RMIA', 'time (s)')
     """
-    return metric_of(split_key(key)[0] or key, attack_title=attack_title)
+    return metric_of(split_column(key)[0] or key, attack_title=attack_title)
 
 
 def format_value(value: float, key: str, decimals: int | None = None) -> str:
@@ -64,7 +66,7 @@ def reason(key: str) -> str:
     >>> reason("larger.tpr_at_fpr_0.01"), reason("mia.few")
     ('too few non-members', 'no value')
     """
-    return "too few non-members" if split_key(key)[0].startswith("tpr_at_fpr_") else "no value"
+    return "too few non-members" if split_column(key)[0].startswith("tpr_at_fpr_") else "no value"
 
 
 def groups_in(columns: Iterable[str]) -> set[str]:
@@ -73,7 +75,7 @@ def groups_in(columns: Iterable[str]) -> set[str]:
     >>> groups_in(["violations.far.north", "violations.total", "mia.few"])
     {'far.north'}
     """
-    return {split_key(name)[1] for name in columns if name.startswith("violations.")} - {"total"}
+    return {split_column(name)[1] for name in columns if name.startswith("violations.")} - {"total"}
 
 
 def require_shown(shown: ReportSpec, groups: Collection[str], further: Collection[str] = ()) -> None:
@@ -98,12 +100,12 @@ def _require_metric(key: str, groups: Collection[str], further: Collection[str],
     metric, group = (f"{metric}.{group}", None) if f"{metric}.{group}" in _OF_ALL else (metric, group)
     declared = [name for name in METRICS if not courses or "round" in METRICS[name].scopes]
     if metric not in (*declared, *_OF_ALL) and (metric in METRICS or not is_declared(metric)):
-        nearby = nearest(key, [*declared, *_OF_ALL]), nearest(metric, declared)
+        nearby = suggest(key, [*declared, *_OF_ALL]), suggest(metric, declared)
         hints = [hint for hint in nearby if hint.startswith("did")]
         raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/configuration.md has them')[0]}")
     require(
         group is None or group in groups,
-        f"no run has the metric '{key}', since none has the group '{group}'; {nearest(str(group), groups)}",
+        f"no run has the metric '{key}', since none has the group '{group}'; {suggest(str(group), groups)}",
     )
 
 
@@ -149,7 +151,7 @@ class Labels:
         """
         if name in self.labels:
             return self.labels[name]
-        owner = split_key(name)[1]
+        owner = split_column(name)[1]
         group = owner.removeprefix("model of ")
         owner_name = owner.removesuffix(group) + self.labels.get(group, group)
         owner_name = "all clients" if owner in ("overall", "total") else owner_name

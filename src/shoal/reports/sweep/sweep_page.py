@@ -12,15 +12,15 @@ from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.formats import DASH, capitalized
 from shoal.reports.page import Section, render, section_of
 from shoal.reports.plotting import Figure
-from shoal.reports.sweep.answer import Settings, answers, settings_table
+from shoal.reports.sweep.answer import Settings, settings_table, sweep_headlines
 from shoal.reports.sweep.charts import chart_content
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec, Value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
-from shoal.reports.sweep.sweep_figures import FigureData, draw_figure
+from shoal.reports.sweep.sweep_figures import FigureData, draw_sweep_figure
 from shoal.reports.sweep.sweep_metrics import SPREADS, Labels, format_value, groups_in, metric_at, require_shown
 from shoal.reports.sweep.sweep_tables import sweep_table
-from shoal.reports.table import Cell, Row, Table, heads, latex, markdown, row, table_csv
+from shoal.reports.table import Cell, ReportTable, TableRow, heads, latex, markdown, row, table_csv
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
 """Runs that are not finished: their settings and seed, and why."""
@@ -68,7 +68,7 @@ def write_sweep_report(
 def sweep_figure(name: str, data: FigureData, read_rounds: ReadRounds) -> Figure:
     """The figure that ``data`` describe."""
     courses = data.spec.kind == "courses"
-    return draw_figure(name, data, curves_content(data, read_rounds) if courses else chart_content(data))
+    return draw_sweep_figure(name, data, curves_content(data, read_rounds) if courses else chart_content(data))
 
 
 def _replace(folder: Path, files: Mapping[str, bytes], endings: Collection[str]) -> None:
@@ -88,7 +88,7 @@ def sweep_page(
     title: str,
     spec: ReportSpec,
     statistics: SeedStatistics,
-    tables: Sequence[Table],
+    tables: Sequence[ReportTable],
     figures: Sequence[Figure],
     *,
     missing: Missing,
@@ -118,7 +118,7 @@ def sweep_page(
         None if results.empty else _runs(spec, statistics, labels),
         Section("file", "Sweep", folded="The sweep's file", code=source),
     )
-    found = () if settings is None else answers(settings)
+    found = () if settings is None else sweep_headlines(settings)
     return render("page.html.j2", title or "Sweep", lead, (), sections, style="sweep", answers=found)
 
 
@@ -143,7 +143,7 @@ def _missing(missing: Missing, axes: Axes, labels: Labels) -> Section:
         "These runs are in none of the tables and figures; what is over fewer seeds than the sweep has says over how "
         "many, as n."
     )
-    table = Table(heads([*map(labels.axis, axes), "seed", "why"]), tuple(rows), stubs=0)
+    table = ReportTable(heads([*map(labels.axis, axes), "seed", "why"]), tuple(rows), stubs=0)
     return Section("missing", "Runs that are missing", [paragraph], table=table)
 
 
@@ -161,13 +161,13 @@ def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Secti
     keys = [key for key in dict.fromkeys(wanted) if key in measured]
     columns = [results[name].map(labels.setting) for name in named] + [_values(results[key], key) for key in keys]
     rows = (
-        Row((Cell(str(run), link=f"runs/{quote(str(run))}/report.html"), *map(Cell, cells)))
+        TableRow((Cell(str(run), link=f"runs/{quote(str(run))}/report.html"), *map(Cell, cells)))
         for run, *cells in zip(results["run"], *columns, strict=True)
     )
     words = ["run", *map(labels.axis, statistics.axes), "seed"]
     number = f"{len(results)} {'run' if len(results) == 1 else 'runs'}, each with a report of its own"
     all_metrics = Markup('Every metric of every run is in <a href="results.csv">results.csv</a>.')
-    table = Table(heads(words, map(labels.key, keys)), tuple(rows))
+    table = ReportTable(heads(words, map(labels.key, keys)), tuple(rows))
     return Section("runs", "All finished runs", [all_metrics], number, table=table)
 
 

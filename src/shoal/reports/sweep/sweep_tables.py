@@ -12,13 +12,13 @@ from shoal.reports.sweep.answer import about_views
 from shoal.reports.sweep.report_spec import TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.sweep_metrics import SPREADS, Labels, format_estimate, format_value, reason
-from shoal.reports.table import Cell, Row, Table, heads
+from shoal.reports.table import Cell, ReportTable, TableRow, heads
 
 OF_A_VIEW = re.compile(r"(.*\.)?(mia|tpr_at_fpr|exposure|exceeded|violations)")
 """Keys of metrics that are of a view."""
 
 
-def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> Table:
+def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> ReportTable:
     """The table that ``spec`` describes.
 
     Its stubs say what a row is about, and are faded where they and all to their left repeat the row above; the strong
@@ -49,9 +49,9 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
     ]
     named = all(isinstance(value, str) for axis in spec.columns for value in statistics.axes[axis])
     stub_heads = [*map(labels.axis, spec.rows), *["metric"] * key_in_rows]
-    return Table(
+    return ReportTable(
         columns=heads(stub_heads, (name or "value" for name in names)),
-        rows=tuple(Row((*stub, *row)) for stub, row in zip(stub_cells, cells.reshape(-1, width), strict=True)),
+        rows=tuple(TableRow((*stub, *row)) for stub, row in zip(stub_cells, cells.reshape(-1, width), strict=True)),
         title=spec.title or capitalized("; ".join(map(labels.key, spec.y))),
         caption=spec.caption,
         note=_note(spec, statistics, labels),
@@ -63,7 +63,7 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
 
 
 def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -> tuple[pd.DataFrame, int]:
-    """`Table.values`, and how many cells a row of the table has."""
+    """`ReportTable.values`, and how many cells a row of the table has."""
     axes, by = statistics.axes, spec.displayed
     result = estimate(statistics.metrics_by_seed(spec), spec.spread)
     values = pd.DataFrame([*product(*(axes[axis] for axis in by), spec.y)], columns=[*by, "key"], dtype=object)

@@ -13,16 +13,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shoal.attacks import Population, ReferenceAttack, ReferenceScores, UpdateAttack
+from shoal.audit.attacked_records import AuditRecords
 from shoal.audit.audit import Audit, Gate
 from shoal.audit.finding import findings
-from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, file_errors, located, require, unread
+from shoal.core.errors import InputError, file_errors, located, read_error, require
 from shoal.core.foreign_files import require_small_csv
 from shoal.core.formats import csv_text, from_cells
 from shoal.core.representation import one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
-from shoal.data.paired_records import Duplicates
+from shoal.data.swap_pairs import Duplicates
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 COLUMNS = ("record", "client", "group", "member", "score")
@@ -182,7 +182,7 @@ def read_scores(path: Path) -> AuditRecords:
         # Empty lines are kept until lines are counted, since sentences name them.
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {unread(path, error)}") from error
+        raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
     except (ValueError, pd.errors.ParserError) as error:
         raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
     missing = [name for name in COLUMNS if name not in frame]

@@ -8,22 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.attacks import UpdateAttack
+from shoal.audit.attacked_records import AuditRecords
 from shoal.audit.audit import Audit, audit_records, parse_gates
-from shoal.audit.reference_records import AuditRecords
 from shoal.audit.update_audit import WITHOUT_ROUNDS, ScoredUpdates, all_attacks, audit_server, with_server
 from shoal.core.errors import path_of, require
 from shoal.core.processes import Workplace
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
-from shoal.replay.run_records import records_of_run
 from shoal.replay.span_scores import spans_to_repeat
 from shoal.replay.trace_attacks import attacks_on_rounds
 from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditFiles, AuditRequest, read_scores, write_audit
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
-from shoal.simulation.distillation import released
+from shoal.simulation.distillation import apply_release
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
 
@@ -56,7 +56,7 @@ def audit_members(
     copies, queries = request.duplicates or simulation.duplicates, request.queries
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *request.attacks))
     simulation = move_to_engine(simulation, engine)
-    state = released(simulation.release, simulation.on(engine), progress.state)
+    state = apply_release(simulation.release, simulation.on(engine), progress.state)
     attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
     warn_of_records(attacked)
     require(

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.audit.audit import parse_gates
 from shoal.core.errors import InputError, integer, path_of
 from shoal.core.processes import Workers, Workplace
-from shoal.data.paired_records import Duplicates
+from shoal.data.swap_pairs import Duplicates
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.audits.audit_files import (
@@ -22,10 +22,10 @@ from shoal.runs.audits.audit_files import (
 from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.audits.trace import trace_of
 from shoal.runs.checkpoint import load_checkpoint
-from shoal.runs.directory import locked, logged
+from shoal.runs.directory import lock_folder, log_to_file
 from shoal.runs.files import read_summary
-from shoal.runs.record import rebuilt
 from shoal.runs.result import report_of
+from shoal.runs.run_description import rebuilt
 
 
 def audit_run(
@@ -99,7 +99,7 @@ def audit_run(
         )
     title = f"Audit of {RunDescription.of(config).title}"
     make_directory(out)
-    with locked(home), logged(home / "run.log"), config.engine.engine(model) as engine:
+    with lock_folder(home), log_to_file(home / "run.log"), config.engine.engine(model) as engine:
         recorded = None
         if simulation.record_updates:
             recorded = replace(trace_of(run, simulation.federation, model), simulation=simulation)

@@ -46,14 +46,14 @@ def write_card(run: Path, out: Path | None = None, *, allow_code: bool = False) 
         InputError: ``run`` is not the directory of a finished run, or ``out`` cannot be written.
     """
     result, folder = read_tables(run, allow_code=allow_code), run if out is None else out
-    document = card(run, result)
+    document = privacy_card(run, result)
     make_directory(folder)
     write_text(folder / "card.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
     write_text(folder / "card.html", card_page(document))
     return Card(document, folder / "card.json", folder / "card.html")
 
 
-def card(run: Path, result: Result) -> dict[str, Any]:
+def privacy_card(run: Path, result: Result) -> dict[str, Any]:
     """The document of a card: ``run``, ``exposure``, ``promise`` and ``questions`` (docs/audit.md has the keys)."""
     about, summary, settings = result.description, result.summary, read_toml(run / "config.toml")
     promise = _stated_epsilon(summary.overall, settings)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from shoal.attacks import Knowledge, OwnedRecords, UpdateScores, update_scores
 from shoal.attacks.updates.update_scores import NOBODY, check_updates
-from shoal.config.kinds import load, require_data
+from shoal.config.kinds import load_code, require_data
 from shoal.config.toml_files import parse, read_toml
 from shoal.core import foreign_files
-from shoal.core.errors import InputError, located, path_of, require, unread
+from shoal.core.errors import InputError, located, path_of, read_error, require
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
@@ -35,7 +35,7 @@ from shoal.engine import Engine, LocalSGD, RoundUpdates
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.models.validation import require_fits
 from shoal.replay.span_scores import knowledge_of
-from shoal.runs.record import rebuilt
+from shoal.runs.run_description import rebuilt
 from shoal.runs.updates import FOLDER, read_updates, round_files, round_of
 from shoal.simulation.simulation import Simulation
 
@@ -199,8 +199,8 @@ class TraceSettings:
             shape = VectorShape(self.shape[0], self.classes)
         named = self.model.sized(self.classes)
         imported = ":" in named.name
-        model = Model(partial(load(named.name, "model.name"), shape)) if imported else named.model(shape)
-        return model if self.loss == "cross-entropy" else Model(model.build, load(self.loss, "loss"))
+        model = Model(partial(load_code(named.name, "model.name"), shape)) if imported else named.model(shape)
+        return model if self.loss == "cross-entropy" else Model(model.build, load_code(self.loss, "loss"))
 
 
 def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords:
@@ -300,4 +300,4 @@ def _parsed(path: Path) -> dict[str, NDArray[Any]]:
     except (ValueError, MemoryError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path}: is damaged or no file of plain arrays: {' '.join(str(error).split())}") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {unread(path, error)}") from error
+        raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error

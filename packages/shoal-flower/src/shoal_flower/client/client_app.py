@@ -16,7 +16,8 @@ from shoal_flower.client.node_data import keep_features
 from shoal_flower.client.policy import Policy
 from shoal_flower.client.secure_client import require_plain, secure_reply
 from shoal_flower.flower_config import NodeSettings
-from shoal_flower.flower_records import (
+from shoal_flower.messages import REFUSED, NotAllowedError, Offer, Refusal
+from shoal_flower.wire_codec import (
     pack_histograms,
     pack_identity,
     pack_kept_features,
@@ -26,7 +27,6 @@ from shoal_flower.flower_records import (
     unpack_features,
     unpack_offer,
 )
-from shoal_flower.messages import REFUSED, NotAllowedError, Offer, Refusal
 
 LOG = logging.getLogger("shoal")
 app = ClientApp()

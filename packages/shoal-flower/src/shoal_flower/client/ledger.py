@@ -35,10 +35,10 @@ LEDGER = "ledger.json"
 Steps = tuple[NonNegativeFloat, Annotated[float, Field(gt=0, le=1, strict=True)], Count]
 """A noise multiplier (0: no differential privacy), a sampling rate, and the number of such steps."""
 
-Answer = Literal["choice", "histogram", "vote"]
+LedgerEntry = Literal["choice", "histogram", "vote"]
 """What leaves the node beside updates."""
 
-Answers = tuple[Answer, NonNegativeFloat, Count]
+Answers = tuple[LedgerEntry, NonNegativeFloat, Count]
 """A kind, the epsilon of each (0: without noise, and so infinite), and the number of them."""
 
 
@@ -85,7 +85,7 @@ class Ledger:
         """What the server keeps of this ledger."""
         return (len(self.chain), self.chain[-1]) if self.chain else (0, "")
 
-    def number_of(self, kind: Answer) -> int:
+    def number_of(self, kind: LedgerEntry) -> int:
         """How many answers of this kind were given."""
         return sum(count for other, _, count in self.answers if other == kind)
 
@@ -115,7 +115,7 @@ class Ledger:
         steps = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
         return self._linked(replace(self, steps=steps, rounds=self.rounds + 1))
 
-    def answered(self, kind: Answer, epsilon: float | None) -> Self:
+    def answered(self, kind: LedgerEntry, epsilon: float | None) -> Self:
         """The ledger with one answer more, of pure ``epsilon``; None: without noise."""
         total = Counter({(other, cost): count for other, cost, count in self.answers})
         total[kind, epsilon or 0.0] += 1

@@ -18,13 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse, load_file
 from torch import Tensor
 
-from shoal.config.build import build, checked_setup, fitted, load_source
+from shoal.config.build import build, checked_setup, fit_features, load_source
 from shoal.config.client_files import draw_split, reading_of
 from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import parse_toml
 from shoal.core.atomic_files import PRIVATE, private_folder, write_bytes
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.errors import InputError, quote, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
@@ -91,7 +91,7 @@ def run_config(text: str, allow_code: str = "") -> Config:
     code = sorted(own_code(table) - allowed)
     require(
         not code,
-        f"the server's configuration names Python code of its own, {quoted(code)}; a node runs what its own "
+        f"the server's configuration names Python code of its own, {quote(code)}; a node runs what its own "
         "'allow-code' names, and nothing else",
     )
     return parse_config(table, "the server's configuration")
@@ -207,7 +207,7 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
     assert network.classes is not None
     require(
         network.classes >= len(set(classes)) == len(classes),
-        f"the server's network has {network.classes} classes for {quoted(classes)}; each needs one",
+        f"the server's network has {network.classes} classes for {quote(classes)}; each needs one",
     )
     if columns is not None:
         _require_usable(scale, columns)
@@ -225,7 +225,7 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
         shape = Shape(channels, size[0], size[1], network.classes)
     if network.features is not None:
         shape = VectorShape(network.features.width(inputs), network.classes)
-    model = fitted(network, shape)
+    model = fit_features(network, shape)
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
     setup = checked_setup(config, model, "images" if columns is None else "rows")
     stream = Stream(config.seed, ("client", settings.name))
@@ -259,9 +259,9 @@ def _own_data(run: AskedRun, columns: Columns | None, own_classes: Sequence[str]
     assert isinstance(data, ClientDataset)
     require(
         len(data.client_names) == 1,
-        f"{data.name} has the clients {quoted(data.client_names)}; a node's data are of one client",
+        f"{data.name} has the clients {quote(data.client_names)}; a node's data are of one client",
     )
-    unknown = quoted(sorted({*data.class_names} - {*(run.classes if own_classes is None else own_classes)}))
+    unknown = quote(sorted({*data.class_names} - {*(run.classes if own_classes is None else own_classes)}))
     whose = "the server's data have not" if own_classes is None else "the policy's 'classes' do not name"
     require(not unknown, f"{data.name} has the classes {unknown}, which {whose}")
     return data

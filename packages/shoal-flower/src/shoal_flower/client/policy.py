@@ -14,7 +14,7 @@ from pydantic import Field
 
 from shoal.config.schema import Config
 from shoal.config.toml_files import parse, read_toml
-from shoal.core.errors import quoted, require
+from shoal.core.errors import quote, require
 from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data import Columns
 from shoal.defenses import accounting
@@ -128,7 +128,7 @@ class Policy:
             "a node with 'epsilon-budget' and its own data needs 'classes' of its labels in its policy, and [columns] "
             "of a table: otherwise what it refuses tells the server values, and nothing is charged",
         )
-        missing = quoted(sorted({*(self.classes or ())} - {*classes}))
+        missing = quote(sorted({*(self.classes or ())} - {*classes}))
         _allow(not missing, f"the policy's 'classes' have {missing}, which the server's classes have not")
         if own is None:
             return
@@ -138,8 +138,8 @@ class Policy:
             named, given = getattr(own, role), getattr(asked, role)
             fits = given == named or (role == "group" and given is None)
             _allow(fits, f"the policy's 'columns.{role}' is '{named or ''}'; the server names '{given}'")
-        more = quoted(sorted({*asked.inputs} - {*(own.inputs or ())}))
-        _allow(not more, f"the policy's 'columns.inputs' are {quoted(own.inputs or ())}; the server also names {more}")
+        more = quote(sorted({*asked.inputs} - {*(own.inputs or ())}))
+        _allow(not more, f"the policy's 'columns.inputs' are {quote(own.inputs or ())}; the server also names {more}")
 
     def check_training(
         self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
@@ -205,9 +205,7 @@ class Policy:
 
     def check_question(self, kind: _Question, words: str) -> None:
         """Raise `NotAllowedError` unless a kind of question is answered; ``words`` say what the server asks."""
-        _allow(
-            kind in self.questions, f"the policy's 'questions' are {quoted(self.questions)}; the server asks {words}"
-        )
+        _allow(kind in self.questions, f"the policy's 'questions' are {quote(self.questions)}; the server asks {words}")
 
 
 def _allow(condition: bool, sentence: str) -> None:

@@ -21,7 +21,6 @@ from shoal_flower.client.client_round import histograms_reply, training_reply
 from shoal_flower.client.node_data import run_config
 from shoal_flower.client.policy import Policy
 from shoal_flower.flower_config import NodeSettings
-from shoal_flower.flower_records import unpack_offer
 from shoal_flower.messages import Offer
 from shoal_flower.secure_sums.contributions import (
     check_summable,
@@ -38,12 +37,13 @@ from shoal_flower.secure_sums.protocol_messages import (
     Members,
     Opening,
     RefusedError,
-    Roster,
     Session,
+    SumMembers,
     Transcript,
     pack_answer,
     unpack_question,
 )
+from shoal_flower.wire_codec import unpack_offer
 
 _REMEMBERED = 1000
 """Configurations, and models, whose sums a node remembers; a sum that was forgotten could be repeated to it."""
@@ -70,7 +70,7 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
         config = run_config(client.config, settings.allow_code)
         least = check_summable(config).min_clients
         match question:
-            case Roster():
+            case SumMembers():
                 client, answer = client.letters(question, node.known, least)
             case Members():
                 client, answer = client.count_shares(question, node.earlier(client.subjects), least)

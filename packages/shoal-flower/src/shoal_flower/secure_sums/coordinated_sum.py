@@ -24,8 +24,8 @@ from shoal_flower.secure_sums.protocol_messages import (
     Opening,
     Question,
     RefusedError,
-    Roster,
     Session,
+    SumMembers,
     Transcript,
     binding_of,
     counts_part,
@@ -153,7 +153,7 @@ class CoordinatedSum:
     def _letters(self, cards: Mapping[str, Card]) -> dict[str, dict[str, bytes]]:
         """The letters of each client that has sent one to each other."""
         letters = dict[str, dict[str, bytes]]()
-        roster = Roster(self.session, tuple(cards.values()))
+        roster = SumMembers(self.session, tuple(cards.values()))
         for name, answer, _ in self._answers(dict.fromkeys(cards, roster), Letters):
             if answer.letters.keys() == cards.keys() - {name}:
                 letters[name] = answer.letters

@@ -20,8 +20,8 @@ from shoal_flower.secure_sums.protocol_messages import (
     Letters,
     Masked,
     Members,
-    Roster,
     Session,
+    SumMembers,
     Transcript,
     binding_of,
     counts_part,
@@ -85,7 +85,7 @@ class Participant:
         card = replace(card, signature=key.sign(card.signed_part(session, config)))
         return Participant(session, config, card, letters_key, mask_key, tuple(seeds), share)
 
-    def letters(self, roster: Roster, known: KnownKeys, least: int) -> tuple["Participant", Letters]:
+    def letters(self, roster: SumMembers, known: KnownKeys, least: int) -> tuple["Participant", Letters]:
         """Shares of its secrets for each other client of ``roster``, sealed.
 
         Raises:

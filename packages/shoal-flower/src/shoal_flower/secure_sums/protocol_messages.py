@@ -1,7 +1,7 @@
 """The messages of one secure sum: five questions of the server, and a client's five answers.
 
 1. `Opening` -> `Card`: a client's public keys for this sum, signed.
-2. `Roster` -> `Letters`: shares of its secrets, for each other client, sealed.
+2. `SumMembers` -> `Letters`: shares of its secrets, for each other client, sealed.
 3. `Delivery`, with the offer of models -> `Masked`: its counts and blocks, masked.
 4. `Members`, of the sum -> `CountShares`: of the seeds of those who are in it, and of the mask keys of the others.
 5. `Transcript`, from which a client opens the counts itself -> `BlockShares`: of the seeds of large enough clusters.
@@ -31,7 +31,7 @@ _BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", extra="fo
 
 Name = Annotated[str, Field(pattern=rf"^{CLIENT_NAME}$")]
 Key = Annotated[bytes, Field(min_length=32, max_length=32)]
-Kind = Literal["train", "histograms"]
+SumKind = Literal["train", "histograms"]
 """What is summed: updates of a round, or histograms of losses after it."""
 
 COUNTS = np.dtype("<u4")
@@ -54,7 +54,7 @@ class Session:
 
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     number: Annotated[int, Field(ge=1)]
-    kind: Kind
+    kind: SumKind
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Roster:
+class SumMembers:
     """The cards of all clients."""
 
     session: Session
@@ -178,7 +178,7 @@ class BlockShares:
     __pydantic_config__ = _BASE64
 
 
-Question = Opening | Roster | Delivery | Members | Transcript
+Question = Opening | SumMembers | Delivery | Members | Transcript
 Answer = Card | Letters | Masked | CountShares | BlockShares
 _Message = TypeVar("_Message", bound=Question | Answer)
 _QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="stage")])

@@ -13,10 +13,10 @@ from safetensors.torch import save as serialize
 from shoal.core.errors import InputError, require
 from shoal.models import FeatureMap, Model
 from shoal_flower.flower_config import RunSettings
-from shoal_flower.flower_records import pack_features, unpack_identity, unpack_kept_features
 from shoal_flower.messages import FROZEN, RejectedReplyError
-from shoal_flower.server.exchange import Answer, Exchange, Question, Registration
+from shoal_flower.server.exchange import Exchange, NodeReply, NodeRequest, Registration
 from shoal_flower.server.roster import LOG, Events, LedgerStamps, Member, Roster
+from shoal_flower.wire_codec import pack_features, unpack_identity, unpack_kept_features
 
 _MAX_IDLE_ROUNDS = 3
 """Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
@@ -83,7 +83,9 @@ class Attendance:
             self._silent.clear()
             self.exchange.pause()
 
-    def ask(self, question: Question, messages: Mapping[int, RecordDict], number: int) -> Iterator[tuple[int, Answer]]:
+    def ask(
+        self, question: NodeRequest, messages: Mapping[int, RecordDict], number: int
+    ) -> Iterator[tuple[int, NodeReply]]:
         """The answers to ``messages``, both by the client's position, within the time of a round."""
         members = self.roster.members
         positions = {node: i for i in messages if (node := members[i].node) is not None}
@@ -104,7 +106,7 @@ class Attendance:
         member.rejected += 1
         self.events.add(number, kind, member.name, member.node, reason)
 
-    def reject_unread(self, number: int, member: Member, answer: Answer) -> None:
+    def reject_unread(self, number: int, member: Member, answer: NodeReply) -> None:
         """Count an answer without content to a question of round ``number``."""
         self.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
 
@@ -139,8 +141,8 @@ class Attendance:
         self.events.add(number, "refused", member.name, member.node, reason)
 
     def _answers(
-        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
-    ) -> Iterator[Answer]:
+        self, question: NodeRequest, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
+    ) -> Iterator[NodeReply]:
         """The answers that come in time; a node that answers, if late, is waited for again."""
         for answer in self.exchange.ask(question, messages, awaited, seconds, str(number)):
             if answer.gone:

@@ -153,12 +153,12 @@ def _collected(pull: Callable[[str], bytes], message: str, largest: int) -> tupl
     return parts[0], contents
 
 
-Question = Literal["identify", "features", "train", "histograms", "votes", "secure"]
+NodeRequest = Literal["identify", "features", "train", "histograms", "votes", "secure"]
 """The question of a message to a client."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class NodeReply:
     """The outcome of a message.
 
     Args:
@@ -225,8 +225,8 @@ class Exchange:
         return {node.node_id: Registration.of(node.public_key, node.name) for node in nodes}
 
     def ask(
-        self, question: Question, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
-    ) -> Iterator[Answer]:
+        self, question: NodeRequest, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
+    ) -> Iterator[NodeReply]:
         """Send each node its message and hand out answers as they come, one in memory at a time.
 
         An answer's content is emptied when the next one is asked for.
@@ -277,7 +277,7 @@ class Exchange:
         # Flower's own simulation does not say which of several it could not take.
         return 64 if isinstance(self.grid, HttpGrid) else 1
 
-    def _answers(self, current: dict[str, int], largest: Mapping[int, int]) -> Iterator[Answer]:
+    def _answers(self, current: dict[str, int], largest: Mapping[int, int]) -> Iterator[NodeReply]:
         """The answers that have come to some of the messages that are unanswered, and will not come again."""
         # Whose reply is known is asked for no more: the SuperLink has forgotten the message, and would call it lost.
         known = {reply.answers for reply in (*self._arrived, *self._uploading)}
@@ -301,7 +301,7 @@ class Exchange:
             del messages[reply.answers]
             yield answer
 
-    def _answer(self, reply: Reply, node: int, *, late: bool, largest: int) -> Answer:
+    def _answer(self, reply: Reply, node: int, *, late: bool, largest: int) -> NodeReply:
         """What a reply says.
 
         Raises:
@@ -309,7 +309,7 @@ class Exchange:
         """
         if reply.error is not None:
             gone = reply.error.code in _UNAVAILABLE
-            return Answer(node, None, plain(reply.error.reason), late, gone, failed=not gone)
+            return NodeReply(node, None, plain(reply.error.reason), late, gone, failed=not gone)
         content, error = None, ""
         try:
             if not late:
@@ -317,7 +317,7 @@ class Exchange:
         except RejectedReplyError as rejected:
             error = str(rejected)
         confirm(self.grid, reply)
-        return Answer(node, content, error, late)
+        return NodeReply(node, content, error, late)
 
 
 def _in_batches(nodes: Iterable[int], size: int) -> Iterator[list[int]]:

@@ -12,14 +12,14 @@ from torch import Tensor
 from shoal.attacks.queries.loss_histograms import EDGES, accuracies_of
 from shoal.audit import RedTeam
 from shoal.audit.red_team import of_known
-from shoal.control import Coordinator
+from shoal.control import LimitController
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
-from shoal_flower.flower_records import pack_models, pack_offer, unpack_histograms, unpack_refusal, unpack_vote
 from shoal_flower.messages import RejectedReplyError, check_histograms, with_bounded_shares
 from shoal_flower.server.server_rounds import Server
+from shoal_flower.wire_codec import pack_models, pack_offer, unpack_histograms, unpack_refusal, unpack_vote
 
 _Reply = TypeVar("_Reply")
 
@@ -59,14 +59,14 @@ class RemoteHistograms:
 
 @dataclass(frozen=True, eq=False)
 class RemoteCoordinator:
-    """Implements the engine's `Coordinator`: each client answers one bit, and thresholds stay where they are.
+    """Implements the engine's `LimitController`: each client answers one bit, and thresholds stay where they are.
 
     How good a model is, is measured on the server's shadow set. A prediction before the first round knows of nobody
     who is over a limit.
     """
 
     server: Server
-    law: Coordinator
+    law: LimitController
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """The state before the first round; nobody is asked, so there are no answers to be randomised."""

@@ -9,11 +9,11 @@ import torch
 from shoal.core.formats import DASH, decimal
 from shoal.engine import RoundPlan, State, Training
 from shoal.reports.page import Section, render
-from shoal.reports.table import Table, heads, row
-from shoal.simulation.round_metrics import Row, directive_columns, group_means, metric_values, risk_columns
+from shoal.reports.table import ReportTable, heads, row
+from shoal.simulation.round_metrics import RoundRow, directive_columns, group_means, metric_values, risk_columns
 
 
-def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: bool) -> tuple[Row, ...]:
+def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: bool) -> tuple[RoundRow, ...]:
     """One row per cluster: its clients in this round, and its model's risk and accuracy on the server's test set.
 
     The server does not know the clients' groups: ``accuracy.<group>`` is of the model, on each group's test examples,
@@ -38,7 +38,9 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
     return tuple(rows)
 
 
-def summary_of(training: Training, state: State, rows: tuple[Row, ...], counts: dict[str, int]) -> dict[str, float]:
+def summary_of(
+    training: Training, state: State, rows: tuple[RoundRow, ...], counts: dict[str, int]
+) -> dict[str, float]:
     """The keys of ``summary.json`` that are measured after the last round: of clusters, and ``counts`` of events."""
     summary: dict[str, float] = {}
     last = {row["cluster"]: row for row in rows if row["round"] == state.round}
@@ -92,7 +94,7 @@ def _section(name: str, title: str, frame: pd.DataFrame) -> Section:
     whole = [pd.api.types.is_integer_dtype(frame[column]) for column in frame]
     rows = (row(*map(_text, values, whole)) for values in frame.itertuples(index=False))
     first, *further = map(str, frame)
-    return Section(name, title, table=Table(heads([first], further), tuple(rows)))
+    return Section(name, title, table=ReportTable(heads([first], further), tuple(rows)))
 
 
 def _text(value: object, whole: bool) -> str:

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from shoal.core.atomic_files import open_to_append, write_text
 from shoal.core.errors import InputError
 from shoal.data import Federation, Preferences, Shards
-from shoal_flower.flower_records import unpack_stamp
 from shoal_flower.messages import Stamp, plain
+from shoal_flower.wire_codec import unpack_stamp
 
 
 @dataclass
@@ -207,7 +207,7 @@ def _read(path: Path) -> dict[str, Stamp]:
 
 LOG = logging.getLogger("shoal")
 
-Kind = Literal["joined", "returned", "left", "missed", "rejected", "refused", "failed"]
+EventKind = Literal["joined", "returned", "left", "missed", "rejected", "refused", "failed"]
 COLUMNS = ("time", "round", "kind", "client", "node", "reason")
 
 
@@ -237,7 +237,7 @@ class Events:
             write_text(path, ",".join(COLUMNS) + "\n")
         return Events(path, counts)
 
-    def add(self, number: int, kind: Kind, client: str, node: int | None, reason: str = "") -> None:
+    def add(self, number: int, kind: EventKind, client: str, node: int | None, reason: str = "") -> None:
         """Say that something happened in round ``number``; names and reasons may be a stranger's."""
         where, client, reason = "" if node is None else str(node), plain(client), plain(reason)
         LOG.warning(

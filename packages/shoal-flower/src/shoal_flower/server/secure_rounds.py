@@ -22,7 +22,6 @@ from shoal.data import Federation, Shards
 from shoal.defenses import accounting
 from shoal.engine import Engine, LocalSGD, RiskEstimate, RoundPlan, State, Training, summed_round
 from shoal.metrics.intervals import Floats, RateEstimate
-from shoal_flower.flower_records import pack_models, pack_offer, unpack_refusal
 from shoal_flower.messages import Offer
 from shoal_flower.secure_sums.contributions import (
     HISTOGRAMS,
@@ -38,15 +37,16 @@ from shoal_flower.secure_sums.node_keys import KnownKeys
 from shoal_flower.secure_sums.protocol_messages import (
     Answer,
     Delivery,
-    Kind,
     Question,
     RefusedError,
     Session,
+    SumKind,
     may_be_compared,
     pack_question,
     unpack_answer,
 )
 from shoal_flower.server.server_rounds import NAMES, Progress, Server
+from shoal_flower.wire_codec import pack_models, pack_offer, unpack_refusal
 
 LOG = logging.getLogger("shoal")
 
@@ -166,7 +166,9 @@ class SecureRounds:
         values = {"epsilon": values["epsilon.client"], **values, "delta": rule.delta}
         return {name: value for name, value in values.items() if isfinite(value)}
 
-    def _summed(self, kind: Kind, number: int, cohort: list[int], state: State, length: int) -> tuple[int, ClusterSums]:
+    def _summed(
+        self, kind: SumKind, number: int, cohort: list[int], state: State, length: int
+    ) -> tuple[int, ClusterSums]:
         """The sums over the clients at ``cohort``, and how many of them began; raises `RefusedError`."""
         server, section, began = self.server, check_summable(self.config), 0
         names = {server.members[i].name: i for i in cohort if not server.members[i].culprit}
@@ -204,7 +206,9 @@ class SecureRounds:
                 self.last = digest, summing.members
         return began, sums
 
-    def _write(self, number: int, kind: Kind, counts: Sequence[int], opened: Mapping[int, tuple[float, float]]) -> None:
+    def _write(
+        self, number: int, kind: SumKind, counts: Sequence[int], opened: Mapping[int, tuple[float, float]]
+    ) -> None:
         with open_to_append(self.log) as file:
             for k, clients in enumerate(counts):
                 examples, norm = opened.get(k, (0.0, 0.0))

@@ -17,18 +17,18 @@ from shoal.config.kinds import own_code, title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
-from shoal.core.errors import ShoalError, quoted, require
+from shoal.core.errors import ShoalError, quote, require
 from shoal.core.formats import csv_text
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
 from shoal.engine import Engine, State, Training
 from shoal.models import FeatureMap
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
-from shoal.runs.directory import is_begun, is_finished, logged, opened
+from shoal.runs.directory import is_begun, is_finished, log_to_file, open_run_dir
 from shoal.runs.files import differences
 from shoal.runs.result import FEATURES, named_models, write_models
 from shoal.simulation.play import SimulationState
-from shoal.simulation.simulation import Simulation, with_features
+from shoal.simulation.simulation import Simulation, apply_feature_map
 from shoal_flower.flower_config import RunSettings
 from shoal_flower.messages import parts_of
 from shoal_flower.secure_sums.contributions import check_summable
@@ -85,7 +85,7 @@ def _serve(grid: Grid, settings: RunSettings) -> None:
         serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
         # Before the first progress the directory may be another run's, or nobody's. On a full disk this fails too.
-        with contextlib.suppress(OSError), logged(settings.out / "run.log") if held else contextlib.nullcontext():
+        with contextlib.suppress(OSError), log_to_file(settings.out / "run.log") if held else contextlib.nullcontext():
             LOG.error("%s", _reason(error))
             if held:
                 show({"error": _reason(error)})
@@ -102,7 +102,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     choice = parts_of(config.algorithm.value).choice
     _require_supported(config)
     resolved = resolve(config, load_data(config.data, settings.data_dir))
-    decided, simulation = resolved.config, with_features(resolved.simulation())
+    decided, simulation = resolved.config, apply_feature_map(resolved.simulation())
     features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None
     classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
     # Paths are the server's own.
@@ -112,10 +112,14 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
         LOG.info("%s is finished", out)
         return
     if code := own_code(sent.table()):
-        LOG.warning("a node refuses this run unless its 'allow-code' names %s", quoted(sorted(code)))
+        LOG.warning("a node refuses this run unless its 'allow-code' names %s", quote(sorted(code)))
     engine = decided.engine.engine(simulation.setup.model)
     same = lambda: _require_same(settings, decided)  # noqa: E731
-    with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(out / "run.log"):
+    with (
+        engine,
+        open_run_dir(out, decided.toml(), same, resume=out.exists()) as checkpoints,
+        log_to_file(out / "run.log"),
+    ):
         watch(Progress(0))
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
         attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
@@ -275,7 +279,7 @@ def _require_supported(config: Config) -> None:
     own = [name for name in (config.model.features.maps if config.model.features else ()) if ":" in name]
     require(
         not own,
-        f"'model.features.maps' has {quoted(own)}, whose code no message has; on several machines it takes "
+        f"'model.features.maps' has {quote(own)}, whose code no message has; on several machines it takes "
         "'scattering' and 'pca'",
     )
     for name in ("property_attack", "canaries", "record", "release"):

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.data import Standardizer
-from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
+from shoal.engine import ClientUpdate, ReceivedUpdates, RoundPlan, State, Training, server_plan, server_round
 from shoal.engine.worker_pool import returned_memory
-from shoal_flower.flower_records import pack_models, pack_offer, unpack_reply
 from shoal_flower.messages import NO_FEATURES, NO_FROZEN, Offer, Refusal, RejectedReplyError, too_long
 from shoal_flower.server.attendance import Attendance, SentFile
-from shoal_flower.server.exchange import Answer
+from shoal_flower.server.exchange import NodeReply
 from shoal_flower.server.roster import Member
+from shoal_flower.wire_codec import pack_models, pack_offer, unpack_reply
 
 
 @dataclass(eq=False)
@@ -233,7 +233,7 @@ class Server:
             del updates[order[at]]
 
     def _accepted(
-        self, number: int, member: Member, answer: Answer, models: Tensor
+        self, number: int, member: Member, answer: NodeReply, models: Tensor
     ) -> tuple[ClientUpdate, float] | None:
         """The update in an answer to an offer of ``models``, and its norm; None, as the events say, for no update."""
         attendance = self.attendance
@@ -269,13 +269,13 @@ class Server:
             for i, start, cluster in zip(cohort, sent.init_index.tolist(), plan.assignment, strict=True)
         }
 
-    def _received(self, updates: Mapping[int, _Update], ends: UpdateFile, clusters: int) -> Received:
+    def _received(self, updates: Mapping[int, _Update], ends: UpdateFile, clusters: int) -> ReceivedUpdates:
         """The updates as a cohort's, in the order of the clients' ids."""
         order = sorted(updates, key=lambda i: self.members[i].id)
         replies, counts = [updates[i].update for i in order], torch.eye(clusters, dtype=torch.int64)
         best = [counts[update.cluster] * update.examples if update.best is None else update.best for update in replies]
         ends.order = [updates[i].row for i in order]
-        return Received(
+        return ReceivedUpdates(
             clients=torch.tensor(order, dtype=torch.int64),
             sizes=torch.tensor([update.examples for update in replies], dtype=torch.int64),
             best=torch.stack(best) if best else counts[:0],

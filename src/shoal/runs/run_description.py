@@ -19,7 +19,7 @@ from shoal.config.kinds import RoundAttackSection, algorithm_title, name_of, req
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml
-from shoal.control import Coordinator
+from shoal.control import LimitController
 from shoal.core.errors import InputError
 from shoal.core.formats import ACCURACY
 from shoal.data import Group
@@ -29,7 +29,7 @@ from shoal.models import metric_name
 from shoal.reports.run.description import RunDescription
 from shoal.runs.files import require_same_examples, require_unchanged, stored_examples
 from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.simulation import Simulation, with_features
+from shoal.simulation.simulation import Simulation, apply_feature_map
 
 _HEAD = "# A simulation in Python. This file is for reading: it cannot be run, since the examples are in no file.\n"
 
@@ -121,7 +121,7 @@ def rebuilt(out: Path, data_dir: Path | None = None, *, allow_code: bool = False
         require_unchanged(out)
     config, simulation = build(config, data_dir)
     require_same_examples(out, fingerprint(simulation.federation))
-    return config, with_features(simulation, config.engine.threads)
+    return config, apply_feature_map(simulation, config.engine.threads)
 
 
 def _described(table: Mapping[str, Any], text: str) -> RunDescription:
@@ -142,7 +142,7 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         property_attack=None if section is None else read(described_by(RoundAttackSection), section, "property_attack"),
         attack_table=None if attack is None else (attack["table"], attack["columns"]),
         metrics=tuple(Metric(**entry) for entry in table.get("metrics", ())),
-        coordinator=None if coordinator is None else read(Coordinator, coordinator, "coordinator"),
+        coordinator=None if coordinator is None else read(LimitController, coordinator, "coordinator"),
     )
 
 

@@ -24,10 +24,10 @@ from shoal.attacks import (
 )
 from shoal.attacks.scores.stack import FOLDS, Regression, Stack
 from shoal.audit import AuditRecords, reference_thresholds
+from shoal.audit.attacked_records import AttackScores, threshold_cells
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
-from shoal.audit.records import CLIENT, OUTSIDER
-from shoal.audit.reference_records import AttackScores, threshold_cells
+from shoal.audit.record_table import CLIENT, OUTSIDER
 from shoal.data import Federation
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores

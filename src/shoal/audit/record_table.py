@@ -185,7 +185,7 @@ def views_within(view: View) -> tuple[View, ...]:
     return VIEWS[: VIEWS.index(view) + 1]
 
 
-def attacks_of_view(
+def rank_attacks_for_view(
     view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, MembershipMetrics]
 ) -> list[str]:
     """The attacks that a view can carry out, the one that is chosen beforehand first.
@@ -204,14 +204,14 @@ def attacks_of_view(
 
     Example:
         >>> import numpy as np
-        >>> from shoal.audit.records import RecordTable, attacks_of_view, measure
+        >>> from shoal.audit.record_table import RecordTable, rank_attacks_for_view, measure
         >>> member = np.arange(400) < 200
         >>> blind = measure(RecordTable.from_columns(1.0 * (np.arange(400) % 2), member))
         >>> exact = measure(RecordTable.from_columns(1.0 * member, member, exact=True))
         >>> needed, order = {"loss": "outsider", "rmia": "outsider", "span-models": "client"}, ["rmia", "loss"]
-        >>> attacks_of_view("client", needed, order, {"loss": blind, "rmia": blind, "span-models": exact})
+        >>> rank_attacks_for_view("client", needed, order, {"loss": blind, "rmia": blind, "span-models": exact})
         ['span-models', 'loss', 'rmia']
-        >>> attacks_of_view("client", needed, order, {"loss": blind, "rmia": blind, "span-models": blind})
+        >>> rank_attacks_for_view("client", needed, order, {"loss": blind, "rmia": blind, "span-models": blind})
         ['rmia', 'loss', 'span-models']
     """
     names, first = list[str](), list[str]()
@@ -260,7 +260,7 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
 
     Example:
         >>> import numpy as np
-        >>> from shoal.audit.records import RecordTable, measure, strongest
+        >>> from shoal.audit.record_table import RecordTable, measure, strongest
         >>> member = np.arange(400) < 200
         >>> calls = [member, np.where(np.arange(400) % 20 == 0, ~member, member), np.arange(400) % 2 == 0]
         >>> perfect, good, blind = (measure(RecordTable.from_columns(1.0 * call, member)) for call in calls)

@@ -22,8 +22,8 @@ from shoal.attacks import (
     Stack,
 )
 from shoal.attacks.reference_scores import View
-from shoal.attacks.scores.record_levels import MIN_FOR_LEVELS, record_levels
-from shoal.audit.records import OUTSIDER, RecordTable, attacks_of_view, measure, views_within
+from shoal.attacks.scores.score_levels import MIN_FOR_LEVELS, record_levels
+from shoal.audit.record_table import OUTSIDER, RecordTable, measure, rank_attacks_for_view, views_within
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
@@ -165,7 +165,7 @@ class AttackedRecords:
 
     def chosen(self, view: View = OUTSIDER) -> str:
         """The attack that is chosen beforehand for a view."""
-        return next(iter(attacks_of_view(view, self.views, self.order, self.on_all)), self.order[0])
+        return next(iter(rank_attacks_for_view(view, self.views, self.order, self.on_all)), self.order[0])
 
     def measured(self, by: str, view: View | None = None) -> dict[Any, dict[str, MembershipMetrics]]:
         """Metrics of each attack on the records of each value of a column, the attack that is chosen for them first.
@@ -180,7 +180,7 @@ class AttackedRecords:
             return metrics
         views, order = self.views, (self.chosen(view), *self.order)
         return {
-            value: {name: found[name] for name in attacks_of_view(view, views, order, found)}
+            value: {name: found[name] for name in rank_attacks_for_view(view, views, order, found)}
             for value, found in metrics.items()
         }
 
@@ -221,7 +221,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     else:
         omitted[OtherClusters.name] = "there is only one model"
     answers |= records.further
-    stacks, without = stacked(answers, trained, *cells)
+    stacks, without = stack_scores(answers, trained, *cells)
     answers, omitted = answers | stacks, omitted | without
     order = [*sorted(strength, key=lambda name: -strength[name]), *CHOSEN_WITHOUT_REFERENCES, *answers]
     return AttackedRecords(
@@ -232,7 +232,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     )
 
 
-def stacked(
+def stack_scores(
     answers: Mapping[str, AttackScores], trained: Bools, *cells: Ints
 ) -> tuple[dict[str, AttackScores], dict[str, str]]:
     """The `Stack` of each view's attacks, where the view has some of its own, and why there is none.

@@ -13,7 +13,7 @@ from shoal.attacks.span.dense_layers import DenseLayer, clipped_factors, dense_l
 from shoal.attacks.span.knowledge import Knowledge
 from shoal.attacks.span.layer_moves import LayerMove, Move, layer_information, layer_moves
 from shoal.attacks.span.matched_filter import Clutter
-from shoal.attacks.span.row_space import joined
+from shoal.attacks.span.row_space import join_row_spaces
 from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
 from shoal.engine import Engine
 from shoal.metrics.intervals import Floats, Ints
@@ -93,7 +93,7 @@ def scores_of_moves(
     return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
 
 
-def calibrated(others: Floats, of_others: Ints, of_asked: Ints, rate: float) -> Floats:
+def calibrate_scores(others: Floats, of_others: Ints, of_asked: Ints, rate: float) -> Floats:
     """Thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
 
     A further non-member exceeds the k-th of n known ones, in order, with probability ``(n + 1 - k) / (n + 1)``, so the
@@ -111,9 +111,9 @@ def calibrated(others: Floats, of_others: Ints, of_asked: Ints, rate: float) -> 
 
     Example:
         >>> import numpy as np
-        >>> from shoal.attacks.span.record_scores import calibrated
+        >>> from shoal.attacks.span.layer_scores import calibrate_scores
         >>> even, scores = np.arange(38)[:, None] % 2, np.arange(38.0)
-        >>> calibrated(scores, even, np.array([[0], [1], [2]]), 0.05).round(1)
+        >>> calibrate_scores(scores, even, np.array([[0], [1], [2]]), 0.05).round(1)
         array([36. , 37. , 36.1])
     """
     order, cuts = np.argsort(others), np.empty(len(of_asked))
@@ -296,7 +296,7 @@ class _RowView:
             # Every pass has other transforms, so more rounds have more inputs, not more of the same.
             self.used = [min(own, key=lambda part: part.space.rank)]
         elif seen.direct and own[0].space.rank:
-            self.used = [replace(own[0], space=joined([part.space for part in own]))]
+            self.used = [replace(own[0], space=join_row_spaces([part.space for part in own]))]
 
     def weighted(self) -> Floats:
         """Soft residuals, or under noise leverages, of the records and of the known non-members."""
@@ -313,7 +313,7 @@ class _RowView:
         others, (strata, of_known) = values[len(self.asked) :], self.seen.candidates.strata
         if not len(others):
             return np.full(len(self.asked), np.quantile(values, 1 - rate))
-        return calibrated(others, of_known[self.judged.numpy()], strata[self.asked.numpy()], rate)
+        return calibrate_scores(others, of_known[self.judged.numpy()], strata[self.asked.numpy()], rate)
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
 
     Example:
         >>> import numpy as np
-        >>> from shoal.attacks.scores.record_levels import record_levels
+        >>> from shoal.attacks.scores.score_levels import record_levels
         >>> draw, none = np.random.default_rng(0), np.zeros((2000, 32), dtype=bool)
         >>> deviation = np.where(np.arange(2000) < 1000, 1.0, 0.4)  # records differ in how much their scores vary
         >>> score, reference = draw.normal(0.0, deviation), draw.normal(0.0, deviation[:, None], (2000, 32))
