@@ -367,7 +367,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("made", "settings", "words"), WRONG, ids=str)
+@pytest.mark.parametrize(("made", "settings", "words"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_wrong_settings_are_refused_in_one_sentence(made, settings, words):
     with pytest.raises(InputError) as error:
         made(**settings)
