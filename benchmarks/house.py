@@ -84,6 +84,17 @@ def repeated_names(folder: Path) -> list[str]:
     return sorted(name for name, count in names.items() if count > 1)
 
 
+def repeated_classes(folder: Path) -> list[str]:
+    """Names of classes and type aliases that files below a folder define twice or more."""
+    names: Counter[str] = Counter()
+    for path in python_files(folder):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            match node:
+                case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                    names[name] += name[0].isupper() and not name.isupper()
+    return sorted(name for name, count in names.items() if count > 1)
+
+
 def folder_sizes(folder: Path) -> dict[str, int]:
     """The number of Python files directly in each folder."""
     return dict(Counter(str(path.parent.relative_to(folder)) for path in python_files(folder)))

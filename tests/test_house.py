@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from house import ROOM_SIZE, folder_sizes, repeated_names, room_imports  # noqa: E402 (a script, not a package)
+from house import ROOM_SIZE, folder_sizes, repeated_classes, repeated_names, room_imports  # noqa: E402 (a script, not a package)
 
 PACKAGE = ROOT / "src" / "shoal"
 
@@ -20,6 +20,10 @@ def test_no_folder_has_more_than_twelve_files():
 
 def test_no_two_files_have_one_name():
     assert repeated_names(PACKAGE) == []
+
+
+def test_no_two_classes_have_one_name():
+    assert repeated_classes(PACKAGE) == []
 
 
 def test_the_import_graph_of_the_documentation_shows_the_imports_of_the_code():

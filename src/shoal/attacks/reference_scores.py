@@ -13,12 +13,8 @@ from numpy.typing import NDArray
 
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.data import preferences
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Bools, Floats, Ints
-
-View = preferences.View
-"""The view that an attack needs: that of an outsider, a client or the server, each of which sees what those before it
-see."""
 
 _REAL, _INTEGER, _TRUTH = "fiu", "iu", "b"
 """Kinds of number, in numpy's letters."""
