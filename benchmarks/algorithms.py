@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 from machine import commit, processor
 
-from shoal import Engine, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
+from shoal import Engine, FedAvg, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
 from shoal.algorithms import ALGORITHMS as NAMED_ALGORITHMS
 from shoal.engine import Algorithm
 
-ALGORITHMS: tuple[Algorithm, ...] = tuple(kind() for kind in NAMED_ALGORITHMS.values())
-"""Every algorithm of the house with its defaults."""
+ALGORITHMS: tuple[Algorithm, ...] = (FedAvg(), *(kind() for name, kind in NAMED_ALGORITHMS.items() if name != "fedavg"))
+"""Every algorithm of the house with its defaults, FedAvg first."""
 
 LOCAL = LocalSGD(epochs=2, batch_size=20, learning_rate=0.01)
 """Two epochs, since FedRep needs one for the head and one for the body."""

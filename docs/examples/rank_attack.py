@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import ReferenceScores
-from shoal.attacks import View
 from shoal.core.settings import settings
+from shoal.data import View
 
 
 @settings

@@ -5,8 +5,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.attacks import UpdateScores, View
+from shoal.attacks import UpdateScores
 from shoal.core.settings import settings
+from shoal.data import View
 
 
 @settings
@@ -20,7 +21,8 @@ class StepAttack:
 
     def score(self, scores: UpdateScores) -> NDArray[np.float64]:
         """(N, M) in [0, 1]; NaN for a client in no recorded round."""
-        cosine = np.where(scores.present[:, :, None], scores.cosine, -np.inf)  # (T, N, M)
-        nearest = (cosine == cosine.max(axis=1, keepdims=True)).sum(axis=0, where=scores.present[:, :, None])
-        rounds = scores.present.sum(axis=0)[:, None]
+        present = scores.assignment >= 0  # (T, N)
+        cosine = np.where(present[:, :, None], scores.cosine, -np.inf)  # (T, N, M)
+        nearest = (cosine == cosine.max(axis=1, keepdims=True)).sum(axis=0, where=present[:, :, None])
+        rounds = present.sum(axis=0)[:, None]
         return np.where(rounds > 0, nearest / np.maximum(rounds, 1), np.nan)

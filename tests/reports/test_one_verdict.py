@@ -21,7 +21,7 @@ from shoal.reports.sweep.answer import Settings, sweep_headlines as sweep_answer
 from shoal.reports.sweep.report_spec import ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.reports.sweep.sweep_metrics import Labels
-from shoal.runs.audits.audit_files import AboutAudited, write_audit
+from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audit
 from shoal.runs.audits.card import write_card
 from shoal.runs.comparison import compare
 
@@ -52,7 +52,7 @@ def made(request, tmp_path) -> tuple[Path, Audit, list[Finding]]:
     """A finished run with a made-up audit, and its findings."""
     out, audit = tmp_path, made_up_audit(request.param)
     finished(out, ["a", "b"])
-    write_audit(out, audit, AboutAudited("title", run=out, rounds=ROUNDS))
+    write_audit(out, audit, AboutAudited("title", run=out, rounds=ROUNDS), AuditRequest())
     return out, audit, findings(audit.attacks)
 
 

@@ -137,6 +137,7 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     assert seen == [(3, 5), (4, 5), (5, 5)], "those that are there are counted before the first is trained"
 
 
+@pytest.mark.processes
 def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of_one(
     finished, audited, tmp_path, monkeypatch, capsys
 ):
@@ -161,6 +162,7 @@ def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of
         assert all(torch.equal(here[name].nan_to_num(7), there[name].nan_to_num(7)) for name in here), path.name
 
 
+@pytest.mark.processes
 def test_a_result_of_a_network_of_ones_own_is_audited_by_processes_too():
     federation = Federation.from_tensors(
         [(torch.randn(4, 3), [0, 1, 0, 1])] * 3, test=(torch.randn(20, 3), [0, 1] * 10)

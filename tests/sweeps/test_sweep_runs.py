@@ -242,6 +242,7 @@ def workers_of(out: Path) -> set[int]:
 
 
 @pytest.mark.usefixtures("_no_run_pages")
+@pytest.mark.processes
 def test_a_sweep_of_which_a_worker_is_killed_says_so_and_goes_on_when_started_again(written, finished, tmp_path):
     def kill(_):
         os.kill(active_children()[0].pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ from shoal.attacks.queries.loss_histograms import LossHistograms
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.attacks.queries.yeom import Gap, LossThreshold
-from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores, View
+from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.scores.bavaria import BaVarIA
 from shoal.attacks.scores.calibration import DifficultyCalibration, LossScore, OtherClusters
 from shoal.attacks.scores.lira import LiRA, OfflineLiRA
@@ -49,6 +49,6 @@ __all__ = [
     "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
     "Query", "Records", "ReferenceAttack", "ReferenceModels",
     "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
-    "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "View", "augmentation_votes", "boundary_distance",
+    "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "augmentation_votes", "boundary_distance",
     "client_scores", "logit_confidence", "needs_classes", "update_scores",
 ]  # fmt: skip

@@ -21,13 +21,12 @@ from shoal.attacks import (
     ReferenceScores,
     Stack,
 )
-from shoal.attacks.reference_scores import View
 from shoal.attacks.scores.score_levels import MIN_FOR_LEVELS, record_levels
 from shoal.audit.record_table import OUTSIDER, RecordTable, measure, rank_attacks_for_view, views_within
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.names import require_unambiguous
-from shoal.data.preferences import VIEWS
+from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, roc_auc
 from shoal.metrics.intervals import Bools, Floats, Ints
 

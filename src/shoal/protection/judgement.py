@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from scipy.special import stdtrit
 
-from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
+from shoal.data.preferences import View
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
 
 LOOKS = 2

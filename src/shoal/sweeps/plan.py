@@ -127,6 +127,11 @@ class SweepProgress:
         failed: how many failed now.
         done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
             checkpoint, and those of its reference federations), each weighted by its training examples.
+
+    Example:
+        >>> from shoal.sweeps import SweepProgress
+        >>> SweepProgress(runs=4, finished=1, failed=0, done=0.4)
+        SweepProgress(runs=4, finished=1, failed=0, done=0.4)
     """
 
     runs: int

@@ -15,9 +15,9 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from shoal.attacks.membership_attack import Needs, Query, Records
-from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, settings
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Bools, Floats
 
 if TYPE_CHECKING:

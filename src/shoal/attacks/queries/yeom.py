@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from shoal.attacks.membership_attack import Needs, Query, Records, losses
-from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats
 
 

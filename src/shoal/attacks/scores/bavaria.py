@@ -10,9 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import ReferenceScores, View
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.attacks.scores.in_and_out import Side, in_and_out, log_ratio
 from shoal.core.settings import settings
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats
 
 LARGEST = 1e3

@@ -10,9 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import ReferenceScores, View
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.attacks.scores.in_and_out import in_and_out
 from shoal.core.settings import settings
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats
 
 

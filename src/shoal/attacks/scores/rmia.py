@@ -8,9 +8,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from shoal.attacks.reference_scores import ReferenceScores, View
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.attacks.scores.in_and_out import Side, in_and_out
 from shoal.core.settings import Fraction, settings
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats
 
 Gamma = Annotated[float, Field(ge=1, strict=True, allow_inf_nan=False)]

@@ -7,9 +7,9 @@ server or a client has, and a logistic regression reads them.
 
 from typing import ClassVar
 
-from shoal.attacks.reference_scores import View
 from shoal.attacks.scores.stack import Regression
 from shoal.core.settings import PositiveFloat, settings
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Bools, Floats
 
 

@@ -28,13 +28,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.attacks.reference_scores import View
 from shoal.attacks.span.candidates import Candidates
 from shoal.attacks.span.dense_layers import DenseLayer, all_clipped_factors, dense_layers, scaled_rows
 from shoal.attacks.span.knowledge import Knowledge
 from shoal.attacks.span.layer_moves import Move, moves_of_models, moves_of_updates
 from shoal.core.errors import require
 from shoal.core.settings import settings
+from shoal.data.preferences import View
 from shoal.engine import Engine, LocalSGD, RoundUpdates
 from shoal.metrics.intervals import Floats
 

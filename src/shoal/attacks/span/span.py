@@ -23,7 +23,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.attacks.reference_scores import View
 from shoal.attacks.span.candidates import Candidates, SpanScores
 from shoal.attacks.span.knowledge import Knowledge
 from shoal.attacks.span.layer_moves import moves_of_models, moves_of_updates
@@ -31,6 +30,7 @@ from shoal.attacks.span.layer_scores import scores_of_moves
 from shoal.attacks.updates.update_scores import check_updates
 from shoal.core.errors import require
 from shoal.core.settings import settings
+from shoal.data.preferences import View
 from shoal.engine import Engine, RoundUpdates
 
 

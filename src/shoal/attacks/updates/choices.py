@@ -14,12 +14,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, PositiveFloat, settings
-from shoal.data.preferences import Preferences
+from shoal.data.preferences import Preferences, View
 from shoal.metrics import mean_rate_interval
 from shoal.metrics.intervals import Bools, Floats, Ints
 

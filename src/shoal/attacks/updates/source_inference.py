@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import settings
+from shoal.data.preferences import View
 from shoal.metrics import clopper_pearson
 from shoal.metrics.intervals import Bools, Floats, Ints
 

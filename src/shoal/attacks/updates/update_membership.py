@@ -27,9 +27,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import settings
+from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats, Ints
 
 MIN_OTHERS = 2

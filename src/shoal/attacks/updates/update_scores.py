@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks.reference_scores import View
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.federation import Federation
+from shoal.data.preferences import View
 from shoal.engine import Engine, RoundUpdates
 from shoal.metrics.intervals import Floats, Ints
 
