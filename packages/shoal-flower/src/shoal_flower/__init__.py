@@ -4,7 +4,7 @@ Nothing here learns: clients and server call `client_round`, `server_plan` and `
 `shoal.config.build` makes of the run's file. The server's directory is opened and saved by `shoal.runs.directory` and
 `shoal.runs.checkpoint`.
 
-Flower itself is imported by `flower_records.py`, `client_app.py` and the server's files alone.
+Flower itself is imported by `wire_codec.py`, `client_app.py` and the server's files alone.
 """
 
 from shoal_flower.app_trace import AppRecorder, app_trace
