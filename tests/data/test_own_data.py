@@ -378,7 +378,7 @@ def test_columns_without_a_name_of_their_own_are_refused(titles, words):
 
 def test_a_wide_table_looks_for_similar_names_only_where_a_column_is_missing(monkeypatch):
     asked = []
-    monkeypatch.setattr(tables, "nearest", lambda *given: asked.append(1) or "")
+    monkeypatch.setattr(tables, "suggest", lambda *given: asked.append(1) or "")
     table = pd.DataFrame({"who": ["a", "b"], "x": [0.0, 1.0], "label": [0, 1]})
     Federation.from_table(table, Columns("who", "label", inputs=("x",)), test=table)
     assert not asked

@@ -311,7 +311,7 @@ class UncountedDitto(Ditto):
 )
 def test_the_law_finds_known_faults(algorithm, setting, build, monkeypatch):
     monkeypatch.setattr(accounting, "check_sums", lambda *_: None)
-    monkeypatch.setattr(training_module, "require_counted", lambda *_, **__: None)
+    monkeypatch.setattr(training_module, "require_counted_trainings", lambda *_, **__: None)
     federation = build(SIZES)
     found = mus(algorithm, setting, federation, without(federation)).values()
     assert all(measured > 1.2 * stated for measured, stated in found)

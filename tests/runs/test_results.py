@@ -390,7 +390,7 @@ def test_a_start_serves_other_clients(result):
         ),
         ({"algorithm": shoal.IFCA(clusters=3)}, "'start' has 2 models, but the algorithm begins with 3"),
         ({"algorithm": shoal.FedAvg()}, "'start' has 2 models, but the algorithm begins with 1"),
-        ({"start": 3}, "'start' must be a Start, such as simulate"),
+        ({"start": 3}, "'start' must be a WarmStart, such as simulate"),
     ],
     ids=str,
 )

@@ -63,7 +63,7 @@ def test_clients_are_sent_students_where_every_round_is_distilled():
         first, _ = training.round(training.start())
         plain, _ = replace(training, release=None).round(training.start())
         stream = training.stream("round", 1, "release")
-        assert first.models.equal(settings.released(plain.models, training.federation, engine, stream))
+        assert first.models.equal(settings.release_models(plain.models, training.federation, engine, stream))
         assert not first.models.equal(plain.models)
 
 
