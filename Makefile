@@ -32,8 +32,8 @@ check: install  ## Run ruff and the laws and references of training, attacks, de
 		$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes" $(CHECKED:%=tests/%)
 
 PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile
-# Scripts, the code of the documentation, the package for Flower: they stand on the package, and are slow.
-OUTER := tests/examples tests/experiments tests/benchmarks packages
+# Flower, the code of the documentation, scripts: they stand on the package, and are slow, the longest file first.
+OUTER := packages tests/examples tests/experiments tests/benchmarks
 
 test: lint  ## Run the linters, the type checker, the import rules, and the package's tests and doctests
 	$(PYTEST) -m "not processes" $(OUTER:%=--ignore=%)
