@@ -61,7 +61,7 @@ def test_columns_are_standardised_by_the_training_examples_alone():
     assert float(trained.std(correction=0)) == pytest.approx(1, abs=1e-6)
     # What test and shadow set hold changes nothing of the training examples.
     drawn = split.draw(data, STREAM)
-    data.x.loc[torch.cat([drawn.test, drawn.shadow]).numpy(), "count"] *= 1000
+    data.examples.loc[torch.cat([drawn.test, drawn.shadow]).numpy(), "count"] *= 1000
     again = federation(data, split)
     assert torch.equal(again.clients.x, made.clients.x)
     assert not torch.equal(again.test.x, made.test.x)
@@ -76,7 +76,7 @@ def test_a_scale_of_other_examples_is_taken_and_of_other_columns_refused():
     data, scale = dataset(), Standardizer(("count", "constant"), (10.0, 5.0), (2.0, 4.0))
     drawn, preferences = ClientSplit().draw(data, STREAM), draw_preferences(3, (0.5, 0.8), 0.5, STREAM)
     made = federation_of_clients(data, drawn, preferences, scale)
-    counts = torch.tensor(data.x["count"])[drawn.clients.indices]
+    counts = torch.tensor(data.examples["count"])[drawn.clients.indices]
     expected = torch.stack([(counts - 10) / 2, torch.full((len(counts),), 0.5).double()], dim=1)
     assert torch.equal(made.clients.x[made.clients.indices], expected.float())
     sentence = refused(lambda: federation_of_clients(data, drawn, preferences, replace(scale, inputs=("count", "b"))))
@@ -140,7 +140,7 @@ def test_clients_below_the_minimum_are_left_out_with_a_warning():
     assert data.with_at_least(1) is data
     left = data.with_at_least(4)
     assert (left.client_names, left.group.tolist(), len(left.labels)) == (("c0", "c2"), [0, 1], 10)
-    assert left.x["count"].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
+    assert left.examples["count"].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
     assert left.warnings == ("'rows': left out 1 client with fewer than 4 examples: 'c1' (1)",)
     assert "'min_examples' is 7, which leaves out all clients; the largest has 6" in refused(
         lambda: data.with_at_least(7)

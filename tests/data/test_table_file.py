@@ -25,7 +25,7 @@ def table(tmp_path, text=CSV, columns=COLUMNS, name="t.csv"):
 
 def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
     data = table(tmp_path)
-    assert data.x.to_numpy().tolist() == [[50, 20.5], [51, 21.5], [52, 22.5], [53, 23.5]]
+    assert data.x.tolist() == [[50, 20.5], [51, 21.5], [52, 22.5], [53, 23.5]]
     assert data.inputs == ("age", "bmi")
     # "NA" is a name where names stand.
     assert (data.client_names, data.group_names, data.class_names) == (("NA", "b"), ("north", "south"), ("no", "yes"))
@@ -38,13 +38,21 @@ def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
 
 def test_inputs_are_taken_as_named_in_their_order(tmp_path):
     data = table(tmp_path, columns=Columns(client="who", label="ill", inputs=["bmi"]))
-    assert (data.x.to_numpy().tolist(), data.inputs, data.group_names) == (
+    assert (data.x.tolist(), data.inputs, data.group_names) == (
         [[20.5], [21.5], [22.5], [23.5]],
         ("bmi",),
         ("all",),
     )
     both = table(tmp_path, columns=Columns(client="who", label="ill", inputs=["bmi", "age"]))
-    assert both.x.iloc[0].tolist() == [20.5, 50]
+    assert both.x[0].tolist() == [20.5, 50]
+
+
+def test_inputs_are_numbers_also_where_cells_are_words_or_empty(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("who,ill,size,colour\na,no,1,red\na,yes,,blue\nb,no,3,\nb,yes,4,red\n")
+    columns = Columns(client="who", label="ill", inputs=["size", "colour"], one_hot=True, impute="mean")
+    data = load_table(path, columns)
+    assert data.x.nan_to_num(-7).tolist() == [[1, 1], [-7, 0], [3, -7], [4, 1]]
 
 
 @pytest.mark.parametrize(("labels", "names"), [(("10", "9"), ("9", "10")), (("1.0", "0"), ("0", "1"))])
@@ -59,7 +67,7 @@ def test_parquet_is_the_same_table(tmp_path):
     frame = pd.read_csv(pd.io.common.StringIO(CSV), keep_default_na=False)
     frame.to_parquet(tmp_path / "t.parquet")
     data, expected = load_table(tmp_path / "t.parquet", COLUMNS), table(tmp_path)
-    assert data.x.equals(expected.x)
+    assert data.examples.equals(expected.examples)
     for name in ("class_names", "client_names", "group_names", "inputs"):
         assert getattr(data, name) == getattr(expected, name)
     frame.assign(who=[1.0, 1.0, 2.0, 2.0], ill=[True, False, True, False]).to_parquet(tmp_path / "n.parquet")

@@ -349,10 +349,10 @@ def _inputs(data: SourceData, scale: Standardizer | None) -> Tensor:
         case Federation():
             return data.clients.x
         case ClientDataset():
-            if isinstance(data.x, Tensor):
-                return data.x
+            if isinstance(data.examples, Tensor):
+                return data.examples
             assert scale is not None
-            return scale.transform(data.x.head(2))
+            return scale.transform(data.examples.head(2))
         case TextDataset():
             return data.words
         case TableDataset():

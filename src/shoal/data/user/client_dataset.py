@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
+import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
@@ -38,8 +39,8 @@ class ClientDataset:
 
     Args:
         name: of the file or folder, in sentences.
-        x: pictures (M, C, H, W) uint8, or a frame of M rows, not standardised, whose F columns are of float64 or of
-            words, NaN where a cell is empty.
+        examples: pictures (M, C, H, W) uint8, or a frame of M rows, not standardised, whose F columns are of float64
+            or of words, NaN where a cell is empty.
         labels: (M,) int64, the classes by their numbers.
         client: (M,) int64, the client of each example.
         group: (N,) int64, the group of each client.
@@ -50,7 +51,7 @@ class ClientDataset:
     """
 
     name: str
-    x: Tensor | pd.DataFrame
+    examples: Tensor | pd.DataFrame
     labels: Tensor
     client: Tensor
     group: Tensor
@@ -64,12 +65,21 @@ class ClientDataset:
     @property
     def kind(self) -> str:
         """The kind of the examples, in the plural."""
-        return "images" if isinstance(self.x, Tensor) else "rows"
+        return "images" if isinstance(self.examples, Tensor) else "rows"
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs as numbers: pictures, or (M, F) float64, a word by its place in its column, an empty cell NaN."""
+        if isinstance(self.examples, Tensor):
+            return self.examples
+        words = self.examples.select_dtypes(exclude="number").columns
+        places = {name: pd.Categorical(self.examples[name]).codes for name in words}
+        return torch.tensor(self.examples.assign(**places).where(self.examples.notna()).to_numpy(np.float64))
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the F columns; none of pictures."""
-        return () if isinstance(self.x, Tensor) else tuple(map(str, self.x))
+        return () if isinstance(self.examples, Tensor) else tuple(map(str, self.examples))
 
     @property
     def classes(self) -> int:
@@ -109,7 +119,7 @@ class ClientDataset:
         named = (("clients", client_names), ("classes", class_names), ("groups", group_names))
         return ClientDataset(
             name=name,
-            x=x,
+            examples=x,
             labels=y,
             client=client,
             group=groups_of_clients(name, (client, client_names), (example_group, group_names)),
@@ -141,7 +151,7 @@ class ClientDataset:
         clients = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"
         others = ClientDataset.from_names(
             self.name,
-            self.x[kept] if isinstance(self.x, Tensor) else self.x.iloc[kept.numpy()],
+            self.examples[kept] if isinstance(self.examples, Tensor) else self.examples.iloc[kept.numpy()],
             clients=[self.client_names[i] for i in self.client[kept].tolist()],
             labels=[self.class_names[i] for i in self.labels[kept].tolist()],
             groups=[self.group_names[i] for i in self.group[self.client[kept]].tolist()],
@@ -152,9 +162,9 @@ class ClientDataset:
 
     def standardizer(self, indices: PartitionIndices) -> Standardizer | None:
         """The standardizer of all clients' training rows; None for pictures."""
-        if isinstance(self.x, Tensor):
+        if isinstance(self.examples, Tensor):
             return None
-        return Standardizer.fit(self.x.iloc[indices.clients.indices.numpy()], self.impute)
+        return Standardizer.fit(self.examples.iloc[indices.clients.indices.numpy()], self.impute)
 
     def description(self) -> Iterator[str]:
         """The meaning of the numbers in results, in lines."""
@@ -166,12 +176,12 @@ class ClientDataset:
             counted = enumerate(_counts(names, numbers))
             by_number = "by number" in title
             yield f"{title}: " + ", ".join(f"{f'{i} ' * by_number}'{name}' ({count:,})" for i, (name, count) in counted)
-        if isinstance(self.x, Tensor):
-            _, channels, height, width = self.x.shape
+        if isinstance(self.examples, Tensor):
+            _, channels, height, width = self.examples.shape
             yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
         else:
-            words = self.x.select_dtypes(exclude="number").columns
-            yield f"inputs, standardised: {quote(self.x.columns.difference(words, sort=False))}"
+            words = self.examples.select_dtypes(exclude="number").columns
+            yield f"inputs, standardised: {quote(self.examples.columns.difference(words, sort=False))}"
             if len(words):
                 yield f"inputs, one for each word: {quote(words)}"
 
@@ -302,11 +312,11 @@ def federation_of_clients(
 
 def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
     """The inputs as float32."""
-    if isinstance(data.x, Tensor):
-        return to_channels_first(data.x.permute(0, 2, 3, 1).contiguous().float() / 255)
+    if isinstance(data.examples, Tensor):
+        return to_channels_first(data.examples.permute(0, 2, 3, 1).contiguous().float() / 255)
     assert scale is not None
     require(
         data.inputs == scale.inputs,
         f"{data.name} has the inputs {quote(data.inputs)}, where others have {quote(scale.inputs)}",
     )
-    return scale.transform(data.x)
+    return scale.transform(data.examples)

@@ -272,9 +272,9 @@ def _copies(data: ClientDataset, path: Path | None) -> int:
 
     It is the same whatever the server asks, which reads off the budget's refusal how much one record was charged.
     """
-    if isinstance(data.x, pd.DataFrame):
+    if isinstance(data.examples, pd.DataFrame):
         # Also what is held out; 0.0 and -0.0 are one number.
-        return int(data.x.groupby([*data.x, data.labels.numpy()], dropna=False).size().max())
+        return int(data.examples.groupby([*data.examples, data.labels.numpy()], dropna=False).size().max())
     assert path is not None
     folder = path if path.is_dir() else path.parent
     files = [hashlib.sha256((folder / data.origin(i)).read_bytes()).digest() for i in range(len(data.labels))]
@@ -287,8 +287,8 @@ def _seen_as(data: ClientDataset, scale: Standardizer) -> ClientDataset:
     An empty cell that it does not fill has the mean of numbers, and no word. So has each cell of a column that holds
     numbers where the scale has words, or the other way round.
     """
-    assert isinstance(data.x, pd.DataFrame)
-    rows = data.x[[*scale.inputs]].copy()
+    assert isinstance(data.examples, pd.DataFrame)
+    rows = data.examples[[*scale.inputs]].copy()
     for name, mean, words in zip(scale.inputs, scale.mean, scale.words or ((),) * len(scale.inputs), strict=True):
         kind = np.dtype(object if words else np.float64)
         if pd.api.types.is_numeric_dtype(rows[name]) == bool(words):
@@ -296,7 +296,7 @@ def _seen_as(data: ClientDataset, scale: Standardizer) -> ClientDataset:
             rows[name] = pd.Series(np.nan, rows.index, kind)
         if not scale.fill:
             rows[name] = rows[name].fillna("" if words else mean)
-    return replace(data, x=rows)
+    return replace(data, examples=rows)
 
 
 def _federation(run: AskedRun, data: ClientDataset) -> Federation:
