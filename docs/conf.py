@@ -47,11 +47,12 @@ nitpick_ignore_regex = [
     ("py:class", r"tuple\[str"),
     (r"py:class", r"(torch|numpy|pandas|matplotlib|pydantic|collections|typing|pathlib)\..*|NDArray|Axes"),
     # What users are handed and pass on, and seldom look into: described in the source of its module.
-    (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.sweeps\.\w+\.(SweepPoint|SweepWatch|PlannedRun)"),
+    (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch"),
+    (r"py:class", r"shoal\.[\w.]+\.(PlannedRun|SweepPoint|SweepWatch|UpdateCollector)"),
     (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|AttackScores|Auxiliary|Availability|CohortTrainer|_Result)"),
     (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|RateEstimate)"),
     (r"py:class", r"shoal\.[\w.]+\.(AttackBound|RoundClock|SpanEnds|Regression|VisibleMoves|Workplace|_Item|_Shared)"),
-    (r"py:class", r"shoal\.[\w.]+\.(ReceivedModels|RoundAttack|Schedule|SimulationState|VectorRows|WarmStart|UpdateCollector)"),
+    (r"py:class", r"shoal\.[\w.]+\.(ReceivedModels|RoundAttack|Schedule|SimulationState|VectorRows|WarmStart)"),
 ]
 
 # The reference. Every public object has one page, under the shortest name that imports it.
