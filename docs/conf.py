@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|AttackScores|Auxiliary|Availability|CohortTrainer|_Result)"),
     (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|RateEstimate)"),
     (r"py:class", r"shoal\.[\w.]+\.(AttackBound|RoundClock|SpanEnds|Regression|VisibleMoves|Workplace|_Item|_Shared)"),
-    (r"py:class", r"shoal\.[\w.]+\.(ReceivedModels|RoundAttack|Schedule|SimulationState|VectorRows|WarmStart)"),
+    (r"py:class", r"shoal\.[\w.]+\.(ReceivedModels|RoundAttack|Schedule|SimulationState|Rows|WarmStart)"),
 ]
 
 # The reference. Every public object has one page, under the shortest name that imports it.

@@ -69,7 +69,7 @@ class ClientDataset:
 
     @property
     def x(self) -> Tensor:
-        """The inputs as numbers: pictures, or (M, F) float64, a word by its place in its column, an empty cell NaN."""
+        """The pictures, or (M, F) float64 with a word as its place in its column and NaN for an empty cell."""
         if isinstance(self.examples, Tensor):
             return self.examples
         words = self.examples.select_dtypes(exclude="number").columns
