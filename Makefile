@@ -40,7 +40,7 @@ test: lint  ## Run the linters, the type checker, the import rules, and the pack
 
 integration: install  ## Run the tests that `make test` leaves out: processes, scripts, documentation's code, Flower
 	$(PYTEST) $(OUTER)
-	$(PYTEST) -m processes $(OUTER:%=--ignore=%)
+	$(PYTEST) -m processes $$(grep -rl mark.processes tests --include='test_*.py') $(OUTER:%=--ignore=%)
 
 coverage: install  ## Run the tests and require that they run at least 95 % of the lines and branches (a third slower)
 	$(BIN)/python -m pytest --cov --cov-fail-under=95 tests src packages
