@@ -4,6 +4,7 @@ One attack decides about a `View` and a group, chosen beforehand (`headline`). I
 inside [0, 1] that the figures of all groups and views keep at once.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot, inf, isnan, nan
@@ -17,7 +18,7 @@ from shoal.attacks import ShadowModelAttack, SourceInference, Stack
 from shoal.audit.audit import headline, rows_of
 from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, at_once
 from shoal.core.formats import DASH, capitalized, count, decimal, join_words, percent
-from shoal.data.preferences import VIEWS
+from shoal.data.preferences import VIEWS, View
 from shoal.metrics import clopper_pearson, least_non_members
 from shoal.metrics.summary import Summary, accuracy_key
 
@@ -274,8 +275,9 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
     Args:
         attacks: `Audit.attacks`.
     """
-    pairs = _headlines(attacks)
-    return [Finding.of(row, _looked(attacks, row, len(pairs)), view) for view, row in pairs]
+    pairs, tried = _pairs(attacks), _tried(attacks)
+    rows = ((view, headline(attacks, view, scope, name)) for view, scope, name in pairs)
+    return [Finding.of(row, _looked(row, len(pairs), tried), view) for view, row in rows if row is not None]
 
 
 def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
@@ -289,31 +291,39 @@ def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
         scope: "all", "group", "model" or "client".
     """
     rows = attacks[attacks["scope"] == scope]
-    pairs = {"model": rows["name"].nunique(), "client": 1}.get(scope) or len(_headlines(attacks))
+    alone = {"model": rows["name"].nunique(), "client": 1}.get(scope)
+    pairs, tried = len(_pairs(attacks)), _tried(attacks)
     by_name: dict[str, list[Finding]] = {}
     for row in rows_of(rows):
-        looked = pairs if scope in ("model", "client") else _looked(attacks, row, pairs)
+        looked = alone or _looked(row, pairs, tried)
         by_name.setdefault(str(row["name"]), []).append(Finding.of(row, looked))
     return {name: sorted(found, key=lambda one: (not one.decides, _weakness(one))) for name, found in by_name.items()}
 
 
-def _headlines(attacks: pd.DataFrame) -> list[tuple[str, Mapping[Any, Any]]]:
-    """The views, each with the row that decides on a group; on all records, where no group was measured."""
-    names = [("group", str(name)) for name in attacks.loc[attacks["scope"] == "group", "name"].unique()]
-    pairs = []
+def _pairs(attacks: pd.DataFrame) -> list[tuple[View, str, str]]:
+    """The views, each with the scope and name of the records that have a `headline`: groups, or else all records."""
+    own = attacks[attacks["accuracy"].notna() & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)]
+    measured = {*zip(own["view"], own["scope"], own["name"].astype(str), strict=True)}
+    names = attacks.loc[attacks["scope"] == "group", "name"].astype(str).unique().tolist()
+    pairs = list[tuple[View, str, str]]()
     for view in VIEWS:
-        of_groups = [row for scope in names if (row := headline(attacks, view, *scope)) is not None]
-        everything = headline(attacks, view)
-        pairs += [(view, row) for row in of_groups or ([] if everything is None else [everything])]
+        asked = [name for name in names if (view, "group", name) in measured]
+        if asked:
+            pairs += ((view, "group", name) for name in asked)
+        elif (view, "all", "all") in measured:
+            pairs.append((view, "all", "all"))
     return pairs
 
 
-def _looked(attacks: pd.DataFrame, row: Mapping[Any, Any], pairs: int) -> int:
+def _tried(attacks: pd.DataFrame) -> Counter[tuple[str, str]]:
+    """How many attacks were measured, by scope and name."""
+    measured = attacks[attacks["accuracy"].notna()]
+    return Counter(zip(measured["scope"], measured["name"].astype(str), strict=True))
+
+
+def _looked(row: Mapping[Any, Any], pairs: int, tried: Mapping[tuple[str, str], int]) -> int:
     """How many figures share an interval: one per view and group, times the attacks if one was chosen afterwards."""
-    if row["chosen"]:
-        return pairs
-    same = (attacks["scope"] == row["scope"]) & (attacks["name"] == row["name"])
-    return pairs * max(1, int(attacks.loc[same, "accuracy"].notna().sum()))
+    return pairs * (1 if row["chosen"] else max(1, tried[row["scope"], str(row["name"])]))
 
 
 def run_findings(summary: Summary) -> list[Finding]:
