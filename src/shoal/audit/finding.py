@@ -308,9 +308,9 @@ def _pairs(attacks: pd.DataFrame) -> list[tuple[View, str, str]]:
     pairs = list[tuple[View, str, str]]()
     for view in VIEWS:
         asked = [name for name in names if (view, "group", name) in measured]
-        if asked:
-            pairs += ((view, "group", name) for name in asked)
-        elif (view, "all", "all") in measured:
+        for name in asked:
+            pairs.append((view, "group", name))
+        if not asked and (view, "all", "all") in measured:
             pairs.append((view, "all", "all"))
     return pairs
 
