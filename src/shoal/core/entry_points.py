@@ -12,7 +12,7 @@ The groups are ``shoal.algorithms``, ``shoal.attacks``, ``shoal.defenses`` and `
 import sys
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoints, entry_points
 
 from shoal.core.errors import InputError
 
@@ -28,7 +28,7 @@ def installed(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
         InputError: two packages, or Shoal and another one, have the same name.
     """
     owners, names = dict.fromkeys(shipped, "shoal"), {}
-    for point in _points(group, tuple(sys.path)):
+    for point in sorted(_points(tuple(sys.path)).select(group=group), key=lambda point: point.name):
         owner = point.dist.name if point.dist else point.value
         if point.name in owners:
             raise InputError(
@@ -40,6 +40,6 @@ def installed(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
 
 
 @cache
-def _points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, in the order of their names."""
-    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+def _points(_path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of all groups: to read every package's metadata takes 10 ms, also for one group."""
+    return entry_points()
