@@ -6,29 +6,31 @@ again. A package adds one in its pyproject.toml::
     [project.entry-points."shoal.algorithms"]
     sticky-ifca = "sticky_ifca:StickyIFCA"
 
-The groups are ``shoal.algorithms``, ``shoal.attacks``, ``shoal.defenses`` and ``shoal.sources``.
+The groups are those of `GROUPS`.
 """
 
 import sys
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from shoal.core.errors import InputError
+
+GROUPS = ("shoal.algorithms", "shoal.attacks", "shoal.defenses", "shoal.sources")
 
 
 def installed(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
     """The names that installed packages add to a group, each with its ``module:Name``.
 
     Args:
-        group: of the entry points.
+        group: one of `GROUPS`; another has no names.
         shipped: Shoal's own names.
 
     Raises:
         InputError: two packages, or Shoal and another one, have the same name.
     """
     owners, names = dict.fromkeys(shipped, "shoal"), {}
-    for point in sorted(_points(tuple(sys.path)).select(group=group), key=lambda point: point.name):
+    for point in _points(tuple(sys.path)).get(group, ()):
         owner = point.dist.name if point.dist else point.value
         if point.name in owners:
             raise InputError(
@@ -40,6 +42,7 @@ def installed(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
 
 
 @cache
-def _points(_path: tuple[str, ...]) -> EntryPoints:
-    """The entry points of all groups: to read every package's metadata takes 10 ms, also for one group."""
-    return entry_points()
+def _points(_path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    """The entry points of each group by name. All groups at once: reading every package's metadata takes 10 ms."""
+    everything = entry_points()
+    return {group: sorted(everything.select(group=group), key=lambda point: point.name) for group in GROUPS}
