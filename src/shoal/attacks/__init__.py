@@ -1,7 +1,7 @@
 """Attacks on the models of a federation, one file per paper, each a frozen dataclass.
 
 May import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
-`MembershipAttack`, an active property attacker the engine's `MaliciousClient`, an attack on the scores of reference
+`MembershipAttack`, an active property attacker the engine's `MaliciousClients`, an attack on the scores of reference
 models `ReferenceAttack`. To add a membership-inference attack: a new file, and its name in `MEMBERSHIP_ATTACKS`.
 """
 

@@ -52,14 +52,14 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
 
 
 class SweepDisplay(LiveBar):
-    """Shows a sweep while it is open: live on a terminal, elsewhere a line for each run that ends."""
+    """Shows a sweep while it is open: live on a terminal, elsewhere a line per run that ends; a `SweepWatch`."""
 
     def __init__(self, console: Console) -> None:
         self._progress: Callable[[], SweepProgress] | None = None
         super().__init__(console, "run", refresh_per_second=1, current=self._updated_bar)
 
     def started(self, progress: Callable[[], SweepProgress]) -> None:
-        """Keep how far the sweep is before its first run; the signature is `shoal.sweeps.runner.OnStart`."""
+        """Show the sweep before its first run, and keep how far it is."""
         now = progress()
         self._began, self._before = time.perf_counter(), now.done
         self._progress = progress

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from shoal.algorithms import ALGORITHMS
 from shoal.attacks import MEMBERSHIP_ATTACKS, MembershipAttack
-from shoal.core.entry_points import installed
+from shoal.core.entry_points import installed_names
 from shoal.core.errors import InputError, quote, require, suggest
 from shoal.core.randomness import Stream
 from shoal.core.settings import one_of, spell_value
@@ -76,7 +76,7 @@ class Kind:
     @property
     def added(self) -> dict[str, str]:
         """The names that installed packages add, each with its ``module:Name``."""
-        return installed(self.group, self.shipped)
+        return installed_names(self.group, self.shipped)
 
     def unnamed(self, where: str) -> type:
         """The class of a table without a name."""
@@ -144,7 +144,7 @@ def name_of(cls: type) -> str:
 
 def own_source(source: str) -> str | None:
     """The ``module:Name`` of a data source of a user's own, or of an installed package; None: it is one of Shoal's."""
-    return source if ":" in source else installed("shoal.sources", SOURCES).get(source)
+    return source if ":" in source else installed_names("shoal.sources", SOURCES).get(source)
 
 
 def title_of(algorithm: Algorithm) -> str:

@@ -15,7 +15,7 @@ from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, create_from_table, name_of, own_source, require_data
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
-from shoal.core.entry_points import installed
+from shoal.core.entry_points import installed_names
 from shoal.core.errors import located, require, require_instance, suggest
 from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
@@ -86,7 +86,7 @@ class DataSection:
         source = table.get("source")
         if not isinstance(source, str):
             return
-        names = [*SOURCES, *installed("shoal.sources", SOURCES)]
+        names = [*SOURCES, *installed_names("shoal.sources", SOURCES)]
         require(source in names or ":" in source, f"unknown data source '{source}'; {suggest(source, names)}")
         kinds = _kinds_of(source)
         allowed = {name for cls in kinds for name in names_of(cls)}

@@ -19,7 +19,7 @@ from shoal.core.errors import InputError
 GROUPS = ("shoal.algorithms", "shoal.attacks", "shoal.defenses", "shoal.sources")
 
 
-def installed(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
+def installed_names(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
     """The names that installed packages add to a group, each with its ``module:Name``.
 
     Args:

@@ -39,7 +39,7 @@ from shoal.runs.files import read_warnings
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.result import Result, load, named_models, samples_of, write_files
 from shoal.runs.run_description import description_of
-from shoal.runs.run_training import measured, train
+from shoal.runs.run_training import measure_trained, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
 from shoal.simulation.engine_settings import EngineSettings
@@ -209,7 +209,7 @@ class Run:
                 progress, seen = train(
                     simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch
                 )
-                outcome = measured(
+                outcome = measure_trained(
                     simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
                 )
                 about = {"algorithm": description.algorithm, "dataset": description.dataset}

@@ -18,7 +18,7 @@ from shoal.runs.result import named_models, write_models
 from shoal.runs.updates import FOLDER, megabytes, write_updates
 from shoal.simulation.distillation import apply_release
 from shoal.simulation.measure import FinalMeasurement, measure_final
-from shoal.simulation.play import SimulationState, Watch, added, run_rounds
+from shoal.simulation.play import SimulationState, Watch, add_seconds, run_rounds
 from shoal.simulation.round_metrics import changed_directives
 from shoal.simulation.simulation import Simulation
 
@@ -116,7 +116,7 @@ class MeasurementError(InputError):
         self.models = models
 
 
-def measured(
+def measure_trained(
     simulation: Simulation,
     engine: Engine,
     progress: SimulationState,
@@ -144,7 +144,7 @@ def measured(
     progress = replace(progress, state=apply_release(simulation.release, simulation.on(engine), progress.state))
     elapsed = time.perf_counter() - began
     spent = {"defenses": elapsed, "train": elapsed, "total": elapsed}
-    progress = replace(progress, seconds=added(progress.seconds, spent))
+    progress = replace(progress, seconds=add_seconds(progress.seconds, spent))
     models = named_models(simulation.setup.model, progress.state)
     written = None if out is None else write_models(out, models, simulation.setup.model.frozen_names)
     try:

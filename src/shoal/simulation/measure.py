@@ -27,7 +27,7 @@ from shoal.core.errors import require_instance
 from shoal.core.representation import one_line
 from shoal.engine import Engine, State, Tensors, Training
 from shoal.metrics.summary import Summary
-from shoal.simulation.play import SimulationState, added
+from shoal.simulation.play import SimulationState, add_seconds
 from shoal.simulation.privacy_budget import PrivacyBudget
 from shoal.simulation.round_metrics import coordination, main_task
 from shoal.simulation.simulation import Simulation
@@ -141,7 +141,7 @@ def measure_final(
         figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
     measuring = time.perf_counter() - began
-    spent = added(now.seconds, {"measurement": measuring, "total": measuring})
+    spent = add_seconds(now.seconds, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
     run = Summary(run=identity, overall=seconds)

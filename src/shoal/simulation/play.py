@@ -56,7 +56,7 @@ class SimulationState:
         """This state with the ``seconds`` of what is done after a round; of the ``last``, the total has them too."""
         *earlier, this = self.by_round
         spent = {"files": seconds} | ({"total": seconds} if last else {})
-        return replace(self, seconds=added(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
+        return replace(self, seconds=add_seconds(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
@@ -115,7 +115,7 @@ def run_rounds(
             observation, memory = attack.observe(now.state, state, report, now.memory, training)
             now = replace(now, memory=memory, observation=observation)
             spent = spent | {f"{attack.name}_attack": time.perf_counter() - watching}
-        seconds = added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
+        seconds = add_seconds(now.seconds, spent) | {"total": before + time.perf_counter() - began}
         now = replace(now, state=state, rows=now.rows + rows, seconds=seconds, by_round=(*now.by_round, spent))
         left = time.perf_counter()
         yield now, report
@@ -132,7 +132,7 @@ def _warn_of_copies(federation: Federation) -> None:
         )
 
 
-def added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
+def add_seconds(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
     """``seconds`` with those ``spent`` since."""
     return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
 

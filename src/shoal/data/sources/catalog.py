@@ -11,7 +11,7 @@ import numpy as np
 import platformdirs
 import torch
 
-from shoal.core.entry_points import installed
+from shoal.core.entry_points import installed_names
 from shoal.core.errors import InputError, escape_text, path_of, quote, require, searched_in, suggest
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
@@ -260,7 +260,7 @@ def availability(data_dir: Path | None) -> list[Availability]:
     require(here, f"'--data-dir' (or SHOAL_DATA) must be a folder; '{data_dir}' is none")
     added = [
         Availability(name, None, "an installed package's own", f"'{code}'; may need a 'path'")
-        for name, code in installed("shoal.sources", SOURCES).items()
+        for name, code in installed_names("shoal.sources", SOURCES).items()
     ]
     return [_availability(name, source, data_dir) for name, source in SOURCES.items()] + added
 
