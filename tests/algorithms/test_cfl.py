@@ -11,8 +11,7 @@ from torch import nn
 
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedProx, Pooling
-from shoal.algorithms.clusters.cfl import ParameterTree, bipartition
-from shoal.algorithms.clusters.update_sketch import UpdateSketch
+from shoal.algorithms.clusters.cfl import ParameterTree, UpdateSketch, bipartition
 from shoal.control import Knob, LimitController, RiskPrediction
 from shoal.core.randomness import Stream
 from shoal.defenses import L2
