@@ -51,6 +51,7 @@ class RecordTable:
         exact: whether the attack says that its verdict on the record is exact, not one of statistics.
         level: the score's level on its record (`record_levels`), by which a true positive rate has a threshold for each
             record. None: unknown.
+        reference: (M, R) scores of the same attack on each of R reference models; None: unknown.
 
     Example:
         >>> import numpy as np
@@ -74,12 +75,13 @@ class RecordTable:
     exact: Bools
     pair: Ints | None = None
     level: Floats | None = None
+    reference: Floats | None = None
     __repr__ = one_line
 
     @staticmethod
     def from_columns(
         score: ArrayLike,
-        member: ArrayLike,
+        member: ArrayLike = False,
         *,
         threshold: ArrayLike = 0.0,
         weight: ArrayLike = 1.0,
@@ -92,11 +94,15 @@ class RecordTable:
         exact: ArrayLike = False,
         pair: Ints | None = None,
         level: Floats | None = None,
+        reference: Floats | None = None,
     ) -> "RecordTable":
-        """The table of columns (M,); a single value is that of all rows, and takes no memory."""
+        """The table of columns (M,); a single value is that of all rows, and takes no memory.
+
+        Without ``member`` nothing can be measured before `AuditRecords.rows_of` fills the column.
+        """
         columns = [score, member, threshold, weight, record, client, group, model, attack, view, exact]
         rows = (np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns)
-        return RecordTable(*rows, pair=pair, level=level)
+        return RecordTable(*rows, pair=pair, level=level, reference=reference)
 
     def __len__(self) -> int:
         return len(self.score)
@@ -113,9 +119,9 @@ class RecordTable:
 
     @staticmethod
     def join(tables: "Sequence[RecordTable]") -> "RecordTable":
-        """The rows of several tables, one after another; without pairs and levels."""
+        """The rows of several tables, one after another; without pairs, levels and reference models."""
         tables = tables or [RecordTable.from_columns(np.empty(0), np.empty(0, dtype=bool))]
-        names = [name for name in tables[0].columns() if name not in {"pair", "level"}]
+        names = [name for name in tables[0].columns() if name not in {"pair", "level", "reference"}]
         return RecordTable(**{name: _joined([getattr(table, name) for table in tables]) for name in names})
 
 
