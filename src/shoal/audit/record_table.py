@@ -6,7 +6,6 @@ audits of clients' updates, canaries, and property inference, whose "members" ar
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import NormalDist
 from typing import Any, overload
 
 import numpy as np
@@ -17,7 +16,7 @@ from shoal.attacks.updates.update_scores import NOBODY
 from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, membership_metrics
-from shoal.metrics.intervals import Bools, Floats, Ints
+from shoal.metrics.intervals import Bools, Floats, Ints, at_once
 
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
@@ -241,16 +240,6 @@ def _exact(metrics: MembershipMetrics) -> bool:
 
 def _above_chance(metrics: MembershipMetrics) -> bool:
     return metrics.auc - at_once(2) * (metrics.auc - metrics.auc_low) > 0.5
-
-
-def at_once(count: int) -> float:
-    """How much wider a 95 % interval is that ``count`` figures keep at once (Bonferroni), as of a normal distribution.
-
-    >>> round(at_once(1), 2), round(at_once(8), 2)
-    (1.0, 1.4)
-    """
-    quantile = NormalDist().inv_cdf
-    return quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
 
 
 def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:

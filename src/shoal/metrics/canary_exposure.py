@@ -5,10 +5,10 @@
 
 import numpy as np
 
-from shoal.metrics.intervals import Bools, Floats, RateEstimate, clopper_pearson
+from shoal.metrics.intervals import Bools, Estimate, Floats, clopper_pearson
 
 
-def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> RateEstimate:
+def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate:
     """The share of the trained canaries above the lowest threshold that at most ``max_fpr`` of the others exceed.
 
     A canary counts as found above the threshold, not at it; with ``max_fpr`` = 0 those above all left-out ones do. The
@@ -25,10 +25,10 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> RateEsti
     members, left_out = int(member.sum()), np.sort(scores[~member])[::-1]
     allowed = int(max_fpr * len(left_out) + 1e-9)
     if members == 0 or len(left_out) == 0 or (max_fpr > 0 and allowed == 0):
-        return RateEstimate.unknown()
+        return Estimate()
     hits = int((scores[member] > left_out[allowed]).sum())
     low, high = clopper_pearson(hits, members)
-    return RateEstimate(hits / members, float(low), float(high))
+    return Estimate(hits / members, float(low), float(high))
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
