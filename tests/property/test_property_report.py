@@ -51,8 +51,8 @@ from shoal.property.property_page import (
 from shoal.property.update_table import property_summary
 from shoal.reports.page import Section
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.run_page import run_page, seconds
-from shoal.reports.run.run_tables import overall
+from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_tables import overall, time_table
 from shoal.reports.run.run_verdict import verdict
 from shoal.runs.result import report_of
 from unrendered import figures_without_pdf
@@ -378,8 +378,8 @@ def test_epsilon_is_shown_with_its_delta_and_what_it_is_of() -> None:
 
 
 def test_time_of_the_attack_is_shown_where_there_is_one() -> None:
-    assert "Property attack" not in texts_of(seconds({}))
-    assert texts_of(seconds({"seconds.property_attack": 2.0}))["Property attack"][0] == "2.0 s"
+    assert "Property attack" not in texts_of(time_table({}))
+    assert texts_of(time_table({"seconds.property_attack": 2.0}))["Property attack"][0] == "2.0 s"
 
 
 @pytest.fixture
