@@ -242,7 +242,7 @@ class Result:
         Returns:
             Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
         """
-        from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
+        from shoal.reports.run.run_charts import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 
