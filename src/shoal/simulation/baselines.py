@@ -16,7 +16,7 @@ from shoal.core.errors import InputError
 from shoal.data import Federation
 from shoal.engine import Algorithm, Deployed, Engine
 from shoal.metrics.intervals import Floats
-from shoal.metrics.summary import Metrics, Summary
+from shoal.metrics.summary import Summary
 from shoal.simulation.distillation import apply_release
 from shoal.simulation.round_metrics import metric_values
 from shoal.simulation.simulation import DEFAULT_RED_TEAM, LOSS_RED_TEAM, Simulation
@@ -117,7 +117,7 @@ def compare_with_baselines(simulation: Simulation, engine: Engine, deployed: Dep
     """
     began, federation = time.perf_counter(), simulation.federation
     ours = group_values(deployed, federation, engine)
-    overall, by_group = Metrics(), {name: Metrics() for name in ours}
+    overall, by_group = dict[str, float](), {name: dict[str, float]() for name in ours}
     for name, theirs in _trained_baselines(simulation, engine):
         overall |= _metrics(name, ours, theirs)
         for group in ours if len(ours) > 1 else ():
@@ -153,7 +153,7 @@ def _trained_baselines(simulation: Simulation, engine: Engine) -> Iterator[tuple
         yield name, group_values(final, other.federation, engine)
 
 
-def _metrics(name: str, ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> Metrics:
+def _metrics(name: str, ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> dict[str, float]:
     total = sum(group.share for group in theirs.values())
     accuracy = sum(group.share * float(group.values.mean()) for group in theirs.values()) / total
     mean, low, high = difference(ours, theirs)
