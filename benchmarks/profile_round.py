@@ -34,7 +34,7 @@ from shoal.models.layers import seeded_dropouts
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.play import SimulationState, initial_state, move_to_engine, run_rounds
 from shoal.simulation.round_metrics import round_metrics
-from shoal.simulation.simulation import Simulation, apply_feature_map, first_examples
+from shoal.simulation.simulation import Simulation, apply_feature_map
 
 _MIN_SHARE, _MAX_HINTS = 0.2, 2
 """The share of a round from which a part is worth a hint, and how many hints there are."""
@@ -48,8 +48,7 @@ def profile(simulation: Simulation, settings: EngineSettings, *, rounds: int = 5
     """
     integer("rounds", rounds, "such as 5", 1)
     simulation = apply_feature_map(simulation)
-    examples = first_examples(simulation.federation)
-    decided = settings.decided(simulation.setup, simulation.algorithm, examples, simulation.federation.classes)
+    decided = settings.decided(simulation)
     with decided.engine(simulation.setup.model) as engine:
         ready = move_to_engine(simulation, engine)
         measured = list(islice(run_rounds(ready, engine, initial_state(ready, engine)), rounds + 1))

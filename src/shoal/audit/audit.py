@@ -18,7 +18,6 @@ from shoal.audit.record_table import (
     CHOSEN_OF_VIEW,
     CLIENT,
     RecordTable,
-    at_once,
     measure,
     rank_attacks_for_view,
     strongest,
@@ -29,6 +28,7 @@ from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, empirical_epsilon
+from shoal.metrics.intervals import at_once
 
 METRICS = {
     "auc": ("auc", "auc_low", "auc_high"),

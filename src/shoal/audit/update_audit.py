@@ -67,7 +67,7 @@ class ScoredUpdates:
     Args:
         name, title, view: as of an `UpdateAttack`.
         values: (N, M) scores of the clients of `UpdateScores` and its records; NaN as there.
-        threshold, exact: (N, M); see `AttackScores`.
+        threshold, exact: (N, M); see `RecordTable`.
     """
 
     name: str

@@ -26,7 +26,7 @@ from scipy.special import ndtr
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.metrics.intervals import Bools, Floats, Ints, RateEstimate, clopper_pearson
+from shoal.metrics.intervals import Bools, Estimate, Floats, Ints, clopper_pearson
 
 History = tuple[tuple[float, float, int], ...]
 """The noise multiplier and the sampling rate of a step, and a number of such steps."""
@@ -195,7 +195,7 @@ def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: f
         return np.log(np.fmax(ratios, 1.0))
 
 
-def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> RateEstimate:
+def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate:
     """The share of the trained canaries above the lowest threshold that at most ``max_fpr`` of the others exceed.
 
     A canary counts as found above the threshold, not at it; with ``max_fpr`` = 0 those above all left-out ones do. The
@@ -212,10 +212,10 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> RateEsti
     members, left_out = int(member.sum()), np.sort(scores[~member])[::-1]
     allowed = int(max_fpr * len(left_out) + 1e-9)
     if members == 0 or len(left_out) == 0 or (max_fpr > 0 and allowed == 0):
-        return RateEstimate.unknown()
+        return Estimate()
     hits = int((scores[member] > left_out[allowed]).sum())
     low, high = clopper_pearson(hits, members)
-    return RateEstimate(hits / members, float(low), float(high))
+    return Estimate(hits / members, float(low), float(high))
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:

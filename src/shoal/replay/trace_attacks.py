@@ -94,7 +94,6 @@ class _RecordedRounds:
         moves = self._moving[: None if self.knowledge.noisy else ROUNDS + 1]
         scores = ModelSpan().score(torch.stack([*moves]), asked, self.engine, self.knowledge, self.first)
         found, columns = largest(scores, asked), (slice(None), self._asked.numpy())
-        assert found.exact is not None
         return self._table(columns, found.score, found.threshold, found.exact)
 
     def span(self) -> _Scores:

@@ -106,7 +106,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     choice = parts_of(config.algorithm.value).choice
     _require_supported(config)
     resolved = resolve(config, load_data(config.data, settings.data_dir))
-    decided, simulation = resolved.config, apply_feature_map(resolved.simulation())
+    decided, simulation = resolved.config, apply_feature_map(resolved.simulation)
     features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None
     classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
     # Paths are the server's own.
