@@ -9,8 +9,7 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.engine.backends.gradient_clipping import PerExampleClipper
-from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
-from shoal.engine.steps import Forward
+from shoal.engine.local_sgd import Forward, GradientPrivacy, LocalSGD
 from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Model
 

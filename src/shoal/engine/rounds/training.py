@@ -30,8 +30,16 @@ from shoal.engine.protocols import (
     require_counted_trainings,
 )
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, PersonalModels, RoundReport, RoundUpdates
-from shoal.engine.rounds.round_plan import Cohort, LocalTraining, RoundPlan
+from shoal.engine.rounds.round_plan import (
+    Aggregate,
+    Cohort,
+    Deployed,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    RoundReport,
+    RoundUpdates,
+)
 from shoal.engine.state import ClientVectors, State, Tensors
 from shoal.engine.worker_pool import RoundClock
 
