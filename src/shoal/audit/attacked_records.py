@@ -24,7 +24,7 @@ from shoal.attacks import (
 from shoal.attacks.scores.score_levels import MIN_FOR_LEVELS, record_levels
 from shoal.audit.record_table import OUTSIDER, RecordTable, measure, rank_attacks_for_view, views_within
 from shoal.core.errors import InputError, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.names import require_unambiguous
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, roc_auc

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.attacks.updates.update_scores import NOBODY
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.intervals import Bools, Floats, Ints, at_once

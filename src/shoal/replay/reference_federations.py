@@ -28,7 +28,7 @@ from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.data.swap_pairs import OTHER_CLIENTS, PairedRecords, decoys, pair_records
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Deployed, Engine, RoundReport, State, Training

@@ -13,7 +13,7 @@ from shoal.attacks import Candidates, Knowledge, ModelJoint, ModelSpan, OwnedRec
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.update_audit import ScoredUpdates
 from shoal.core.errors import InputError, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data import GroupedExamples
 from shoal.engine import Engine, RoundUpdates
 from shoal.metrics.intervals import Bools, Floats, Ints

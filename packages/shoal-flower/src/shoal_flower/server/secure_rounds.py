@@ -33,7 +33,7 @@ from shoal_flower.secure_sums.contributions import (
     summed_update,
 )
 from shoal_flower.secure_sums.coordinated_sum import ClusterSums, CoordinatedSum
-from shoal_flower.secure_sums.node_keys import KnownKeys
+from shoal_flower.secure_sums.primitives import KnownKeys
 from shoal_flower.secure_sums.protocol_messages import (
     Answer,
     Delivery,
