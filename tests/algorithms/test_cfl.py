@@ -10,8 +10,7 @@ from torch import nn
 
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedProx, Pooling
-from shoal.algorithms.clusters.cfl import ParameterTree, bipartition
-from shoal.algorithms.clusters.update_sketch import UpdateSketch
+from shoal.algorithms.clusters.cfl import ParameterTree, UpdateSketch, bipartition
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, State, Training
 from shoal.runs.result import load

@@ -17,8 +17,7 @@ from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, apply_de
 from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.metrics.summary import flatten
 from shoal.models import Model
-from shoal.models.networks import FacesCNN
-from shoal.models.recurrent import ReviewGRU
+from shoal.models.networks import FacesCNN, ReviewGRU
 from shoal.property import PropertyAttack, PropertySchedule, active_property_attacker, extract_features
 from shoal.property.simulated_updates import Auxiliary, local_updates
 from shoal.property.update_table import property_summary
