@@ -23,11 +23,11 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError, ShoalError, integer
 from shoal.core.formats import percent
-from shoal.core.machine import cores
+from shoal.core.processes import cores
 from shoal.engine import Engine, LocalSGD, RoundReport, resolve_backend
 from shoal.engine.backends.dense_network import dense_network
 from shoal.engine.backends.selection import loop_reason, prefers_vmap
-from shoal.engine.round_clock import TRAIN
+from shoal.engine.worker_pool import TRAIN
 from shoal.metrics.metric_table import METRICS
 from shoal.models import Model
 from shoal.models.layers import seeded_dropouts

@@ -15,8 +15,8 @@ from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import describe, integer, path_of, require, require_instance
+from shoal.core.formats import one_line
 from shoal.core.processes import SEQUENTIAL, Workers
-from shoal.core.representation import one_line
 from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
 from shoal.defenses import Defense

@@ -30,7 +30,7 @@ from shoal.audit.model_scores import Membership
 from shoal.audit.red_team import NEED_HOLDOUT
 from shoal.control import LimitController
 from shoal.core.errors import require_instance
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.content import most_copies
 from shoal.data.preferences import VIEWS, View
 from shoal.defenses import accounting

@@ -17,9 +17,9 @@ from shoal.audit.record_table import OUTSIDER
 from shoal.audit.update_audit import all_attacks
 from shoal.control import LimitController
 from shoal.core.errors import InputError, describe, integer, require, require_instance
-from shoal.core.machine import cores
+from shoal.core.formats import one_line
+from shoal.core.processes import cores
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import comparable_hashes

@@ -35,7 +35,7 @@ from shoal.data import (
     draw_preferences,
     federation_of_clients,
 )
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.defenses import TrainingSetup
 from shoal.models import FeatureMap, Shape, VectorShape
 from shoal.models.model import hash_of
