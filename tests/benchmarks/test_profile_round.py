@@ -8,7 +8,7 @@ import pytest
 
 from shoal import IFCA, FedAvg, Gap, LocalSGD, NormClipping, RedTeam, Simulation
 from shoal.engine import Engine
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
