@@ -269,23 +269,6 @@ def test_a_finished_run_by_configuration_is_loaded_with_its_models(toy_run, tmp_
             shoal.load(broken)
 
 
-def test_killed_and_resumed_is_never_killed(tmp_path):
-    whole, out = simulated(), tmp_path / "out"
-    for number in (1, 3):
-        with pytest.raises(KeyboardInterrupt):
-            simulated(out=out, resume=number > 1, watch=stop_after(number))
-    assert not (out / "summary.json").exists()
-    resumed = simulated(out=out, resume=True)
-    require_same(whole, resumed)
-    require_same(whole, shoal.load(out))
-    assert [path.name[:12] for path in (out / "checkpoint").iterdir()] == ["round-000004"]
-    log = (out / "run.log").read_text()
-    assert "resume after round 3" in log
-    assert log.count("round 4:") == 1
-    # A finished one is only read.
-    require_same(resumed, simulated(out=out, resume=True, watch=stop_after(4)))
-
-
 def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_path):
     own = federation()
     named = replace(own, groups=("=1+1", "many"), names=("@a", "'t Gooi", "+b", "'=c", "d", "e"))

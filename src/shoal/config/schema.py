@@ -9,14 +9,12 @@ import tomli_w
 from pydantic import Field
 
 from shoal.audit import RedTeam
-from shoal.audit.measurement import Measurement
-from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, create_from_table, name_of, own_source, require_data
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.entry_points import installed_names
-from shoal.core.errors import located, quote, require, require_instance, suggest
+from shoal.core.errors import quote, require, suggest
 from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.preferences import View
@@ -25,7 +23,7 @@ from shoal.data.swap_pairs import Duplicates
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
 from shoal.simulation.distillation import Distillation
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 
 SIMULATION = "simulation"
 """The table of the config.toml of a run from Python about its parts, some of them without a name in a file."""
@@ -175,17 +173,11 @@ class EvaluationSection:
 
     def own_attacks(self) -> tuple[Any, ...]:
         """The values of ``attacks``."""
-        attacks = tuple(create_from_table(name, "evaluation.attacks") for name in self.attacks or ())
-        with located("[evaluation]"):
-            all_attacks(attacks)
-        return attacks
+        return tuple(create_from_table(name, "evaluation.attacks") for name in self.attacks or ())
 
     def own_metrics(self) -> tuple[Any, ...]:
         """The values of ``metrics``."""
-        metrics = tuple(create_from_table(name, "evaluation.metrics") for name in self.metrics or ())
-        for metric in metrics:
-            require_instance("evaluation.metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
-        return metrics
+        return tuple(create_from_table(name, "evaluation.metrics") for name in self.metrics or ())
 
 
 @settings
