@@ -19,10 +19,9 @@ from shoal.audit.measurement import (
     model_exposure,
     reference_models,
     repeated_attacks,
-    roc_curves,
     shadow_examples,
 )
-from shoal.audit.model_scores import Membership
+from shoal.audit.model_scores import Membership, roc_curves
 from shoal.core.errors import require_instance
 from shoal.core.formats import one_line
 from shoal.engine import Engine, State, Tensors, Training
