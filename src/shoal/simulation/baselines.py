@@ -1,8 +1,7 @@
-"""Does clustering pay? The same rounds without clusters: one model for all, local training, one model per known group."""
+"""Does clustering pay? The same rounds with one model for all, with local training, and with one model per group."""
 
 import logging
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -69,7 +68,9 @@ def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> 
         inside = replace(federation, test=test.of_group(g))
         means = [metric_values(deployed.models[int(k)], inside, engine) for k in model]
         values = (torch.stack(means) * (count / count.sum())[:, None]).sum(dim=0).numpy()
-        by_group[federation.groups[g]] = GroupValues(float(own.double().mean()), values, client[test.group == g].numpy())
+        by_group[federation.groups[g]] = GroupValues(
+            float(own.double().mean()), values, client[test.group == g].numpy()
+        )
     return by_group
 
 
@@ -113,17 +114,14 @@ def compare_with_baselines(simulation: Simulation, engine: Engine, deployed: Dep
 
     Returns:
         ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients, and over those of each
-        group; ``seconds.baselines``.
+        group.
     """
-    began, federation = time.perf_counter(), simulation.federation
-    ours = group_values(deployed, federation, engine)
+    ours = group_values(deployed, simulation.federation, engine)
     overall, by_group = dict[str, float](), {name: dict[str, float]() for name in ours}
     for name, theirs in _trained_baselines(simulation, engine):
         overall |= _metrics(name, ours, theirs)
         for group in ours if len(ours) > 1 else ():
             by_group[group] |= _metrics(name, {group: ours[group]}, {group: theirs[group]})
-    if overall:
-        overall["seconds.baselines"] = round(time.perf_counter() - began, 3)
     return Summary(overall=overall, by_group=by_group)
 
 
@@ -143,19 +141,23 @@ def _trained_baselines(simulation: Simulation, engine: Engine) -> Iterator[tuple
                 attacks=(),
             )
             training = other.on(engine)
-            state = training.start()
-            for state, _report in training.rounds(state, other.last_round):
-                pass
+            *_, (state, _report) = training.rounds(training.start(), other.last_round)
             final, _losses = training.deployed(apply_release(other.release, training, state))
         except InputError as error:
             LOG.info("baseline '%s' is left out: %s", name, error)
             continue
-        yield name, group_values(final, other.federation, engine)
+        values = group_values(final, other.federation, engine)
+        LOG.info("baseline '%s': accuracy %.3f", name, mean_accuracy(values))
+        yield name, values
+
+
+def mean_accuracy(values: dict[str, GroupValues]) -> float:
+    """The mean accuracy of the clients of these groups."""
+    total = sum(group.share for group in values.values())
+    return sum(group.share * float(group.values.mean()) for group in values.values()) / total
 
 
 def _metrics(name: str, ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> dict[str, float]:
-    total = sum(group.share for group in theirs.values())
-    accuracy = sum(group.share * float(group.values.mean()) for group in theirs.values()) / total
     mean, low, high = difference(ours, theirs)
-    figures = {"accuracy": accuracy, "difference": mean, "low": low, "high": high}
+    figures = {"accuracy": mean_accuracy(theirs), "difference": mean, "low": low, "high": high}
     return {f"baseline.{name}.{figure}": value for figure, value in figures.items()}
