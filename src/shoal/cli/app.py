@@ -401,7 +401,7 @@ def data(
     end_soon_after_interrupt()
     if config is not None:
         settings = read_config(config, changes or [], allow_code=allow_code or None)
-        resolved = resolve(settings, load_data(settings.data, data_dir))
+        resolved = resolve(settings, load_data(settings.data, data_dir), draft=True)
         description, warnings = [*resolved.description()], [*resolved.warnings]
         said = "\n".join([*description, *warnings])
         return CommandResult({"description": description, "warnings": warnings}, said)

@@ -240,7 +240,7 @@ def possible_rungs(config: Config, data: SourceData, rungs: Sequence[Rung]) -> l
         try:
             changed = [parse_config(variant.applied(config.table()), rung.name) for variant in rung.at_rates()]
             for variant in changed:
-                resolve(variant, data)
+                resolve(variant, data, draft=True)
         except InputError as error:
             LOG.info("'%s' is left out: %s", rung.name, error)
             continue
