@@ -1,17 +1,19 @@
 """Findings of attacks: for each attacker and group one figure with one interval, and one verdict that all pages print.
 
 One attack decides about a `View` and a group, chosen beforehand (`headline`). Its balanced accuracy has an interval
-inside [0, 1] that the figures of all groups and views keep at once.
+inside [0, 1] that the figures of all groups and views keep at once. The interval is compared with chance, or with a
+limit on exposure.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, inf, isnan, nan
-from statistics import NormalDist
+from math import hypot, inf, isnan, nan, sqrt
+from statistics import NormalDist, fmean, stdev
 from typing import Any, Literal
 
 import pandas as pd
+from scipy.special import stdtrit
 
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
@@ -31,8 +33,9 @@ AT_CHANCE = 0.6
 MOST_NAMES = 2
 """Groups named in a phrase; further groups are counted."""
 
-Verdict = Literal["exposed", "at chance", "not decided"]
-VERDICTS: tuple[Verdict, ...] = ("exposed", "not decided", "at chance")
+Verdict = Literal["exposed", "above the limit", "not decided", "within the limit", "at chance"]
+VERDICTS: tuple[Verdict, ...] = ("exposed", "above the limit", "not decided", "within the limit", "at chance")
+"""From the most exposed to the least. A finding without a limit is "exposed", "not decided" or "at chance"."""
 
 BY: Mapping[str, str] = {"outsider": "an outsider", "client": "another client", "server": "the server"}
 """Attackers by their views, within a sentence."""
@@ -91,6 +94,22 @@ class Estimate:
         low, high = clopper_pearson(rate * examples, examples) if examples > 0 else (nan, nan)
         return Estimate(rate, float(low), float(high))
 
+    @staticmethod
+    def of_seeds(values: Sequence[float], count: int = 1) -> "Estimate":
+        """The mean over seeds, and where 95 % of further seeds lie, for ``count`` such figures at once.
+
+        A federation is trained once, on a further seed, so the interval is not of the mean; see `reach_of_seeds`.
+
+        Args:
+            values: one per seed, at least 2, in [0, 1].
+            count: of figures, such as one per group.
+
+        >>> Estimate.of_seeds([0.50, 0.52, 0.54]).interval, Estimate.of_seeds([0.50, 0.52, 0.54], 2).interval
+        ('0.421 to 0.619', '0.377 to 0.663')
+        """
+        mean, reach = fmean(values), reach_of_seeds(stdev(values), len(values), count)
+        return Estimate(mean, max(mean - reach, 0.0), min(mean + reach, 1.0))
+
     def among(self, count: int) -> "Estimate":
         """The same rate with an interval inside [0, 1] that ``count`` such estimates keep at once (Bonferroni).
 
@@ -126,6 +145,16 @@ class Estimate:
         if self.low > 0.5:
             return "exposed"
         return "at chance" if self.high <= AT_CHANCE else "not decided"
+
+    def against(self, limit: float) -> Verdict:
+        """Whether it is below a limit, by its interval.
+
+        >>> [Estimate(0.55, *ends).against(0.6) for ends in ((0.5, 0.6), (0.5, 0.61), (0.61, 0.7), (nan, nan))]
+        ['within the limit', 'not decided', 'above the limit', 'not decided']
+        """
+        if self.low > limit:
+            return "above the limit"
+        return "within the limit" if self.high <= limit else "not decided"
 
     @property
     def known(self) -> bool:
@@ -166,6 +195,14 @@ class Estimate:
         return f"{self.text} ({self.interval})" if self.interval else self.text
 
 
+def reach_of_seeds(deviation: float, seeds: int, count: int = 1) -> float:
+    """Half the width of the interval of a further seed, which ``count`` such intervals keep at once (Bonferroni).
+
+    That of Student's t: t(n - 1) deviation sqrt(1 + 1 / n), at 95 % in all.
+    """
+    return float(stdtrit(seeds - 1, 1 - 0.025 / count)) * deviation * sqrt(1 + 1 / seeds)
+
+
 def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:
     """How many seeds show a true mean ``effect`` in four of five experiments: ((z_a + z_0.8) deviation / effect)^2.
 
@@ -201,6 +238,7 @@ class Finding:
         decides: whether it decides how exposed the group's records are; see `Audit.strongest`.
         exact: of the records that a span attack calls members, the share on which it is exact; None: another attack.
         title: the title that the attack declares, or `attack_title`.
+        limit: on the accuracy, which the verdict compares it with; None: with chance.
     """
 
     view: str
@@ -216,6 +254,7 @@ class Finding:
     decides: bool = True
     exact: float | None = None
     title: str = "the configured attack"
+    limit: float | None = None
 
     @staticmethod
     def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
@@ -239,8 +278,8 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """The one answer; see `Estimate.verdict`."""
-        return self.accuracy.verdict
+        """The one answer; see `Estimate.verdict`, and with a limit `Estimate.against`."""
+        return self.accuracy.verdict if self.limit is None else self.accuracy.against(self.limit)
 
     @property
     def records(self) -> str:
@@ -254,10 +293,18 @@ class Finding:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The entry in the list "findings" of audit.json; what was not measured is left out."""
+        """The entry in a file's list "findings"; what was not measured is left out."""
         figures = {"accuracy": self.accuracy.value, "low": self.accuracy.low, "high": self.accuracy.high}
         known = {key: value for key, value in figures.items() if not isnan(value)}
-        return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict}
+        limit = {} if self.limit is None else {"limit": self.limit}
+        return {
+            "view": self.view,
+            "group": self.group,
+            "attack": self.attack,
+            **known,
+            **limit,
+            "verdict": self.verdict,
+        }
 
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""
@@ -356,8 +403,9 @@ def _attack_of(metrics: Mapping[str, float]) -> str:
 
 def most_exposed(found: Iterable[Finding]) -> list[Finding]:
     """The measured findings, the most exposed first."""
+    certain = ("exposed", "above the limit")
     return sorted(
-        (one for one in found if one.accuracy.known), key=lambda one: (one.verdict != "exposed", _weakness(one))
+        (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in certain, _weakness(one))
     )
 
 
@@ -373,10 +421,14 @@ def sentence(finding: Finding) -> str:
     'Records of few are exposed to the server: attack accuracy 0.870 (0.800 to 0.920), chance 0.5, by LiRA.'
     """
     by, accuracy = BY.get(finding.view, finding.view), f"attack accuracy {finding.accuracy.figure}"
+    limit = "" if finding.limit is None else f" the limit of {finding.limit:g}"
+    exposed = f"{finding.records} are exposed to {by}" + f" above{limit}" * bool(limit)
     said = {
-        "exposed": f"{capitalized(finding.records)} are exposed to {by}",
+        "exposed": capitalized(exposed),
+        "above the limit": capitalized(exposed),
+        "not decided": f"Whether {exposed} is not decided",
+        "within the limit": f"The exposure of {finding.records} to {by} is within{limit}",
         "at chance": f"Attacks by {by} on {finding.records} are at chance",
-        "not decided": f"Whether {finding.records} are exposed to {by} is not decided",
     }[finding.verdict]
     exact = "" if not finding.exact else f", exact for {percent(finding.exact)} of its calls"
     text = f"{said}: {accuracy}, chance 0.5, by {finding.title}{exact}."
