@@ -8,12 +8,11 @@ limit on exposure.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, inf, isnan, nan, sqrt
-from statistics import NormalDist, fmean, stdev
+from math import hypot, isnan, nan
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 import pandas as pd
-from scipy.special import stdtrit
 
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
@@ -22,6 +21,7 @@ from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, at_once
 from shoal.core.formats import DASH, capitalized, count, decimal, join_words, percent
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import clopper_pearson, least_non_members
+from shoal.metrics.intervals import reach_of_seeds
 from shoal.metrics.summary import Summary, accuracy_key
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
@@ -29,6 +29,9 @@ FALSE_POSITIVE_RATES = (0.01, 0.001)
 
 AT_CHANCE = 0.6
 """Records are at chance where their interval covers 0.5 and no balanced accuracy above this one."""
+
+PROPERTY = "property"
+"""The attack of a finding that is on a property, not on records."""
 
 MOST_NAMES = 2
 """Groups named in a phrase; further groups are counted."""
@@ -195,33 +198,6 @@ class Estimate:
         return f"{self.text} ({self.interval})" if self.interval else self.text
 
 
-def reach_of_seeds(deviation: float, seeds: int, count: int = 1) -> float:
-    """Half the width of the interval of a further seed, which ``count`` such intervals keep at once (Bonferroni).
-
-    That of Student's t: t(n - 1) deviation sqrt(1 + 1 / n), at 95 % in all.
-    """
-    return float(stdtrit(seeds - 1, 1 - 0.025 / count)) * deviation * sqrt(1 + 1 / seeds)
-
-
-def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:
-    """How many seeds show a true mean ``effect`` in four of five experiments: ((z_a + z_0.8) deviation / effect)^2.
-
-    Two-sided, at 95 % for ``count`` such tests at once (a = 1 - 0.025 / count). Infinite without an effect.
-
-    Args:
-        effect: of either sign.
-        deviation: the standard deviation over seeds.
-        count: of tests.
-
-    Source: the normal approximation in Cohen 1988, Statistical Power Analysis, chapter 2.
-
-    >>> round(seeds_needed(0.02, 0.02), 1), seeds_needed(0.0, 0.02)
-    (7.8, inf)
-    """
-    quantile = NormalDist().inv_cdf
-    return ((quantile(1 - 0.025 / count) + quantile(0.8)) * deviation / effect) ** 2 if effect else inf
-
-
 @dataclass(frozen=True)
 class Finding:
     """The figures of one attack on one group's records, with intervals that all groups and views keep at once.
@@ -283,7 +259,9 @@ class Finding:
 
     @property
     def records(self) -> str:
-        """The records, in words."""
+        """The records, or the property, in words."""
+        if self.attack == PROPERTY:
+            return "the property"
         return "the records" if self.group == "all" else f"records of {self.group}"
 
     @property
@@ -422,7 +400,8 @@ def sentence(finding: Finding) -> str:
     """
     by, accuracy = BY.get(finding.view, finding.view), f"attack accuracy {finding.accuracy.figure}"
     limit = "" if finding.limit is None else f" the limit of {finding.limit:g}"
-    exposed = f"{finding.records} are exposed to {by}" + f" above{limit}" * bool(limit)
+    verb = "is" if finding.attack == PROPERTY else "are"
+    exposed = f"{finding.records} {verb} exposed to {by}" + f" above{limit}" * bool(limit)
     said = {
         "exposed": capitalized(exposed),
         "above the limit": capitalized(exposed),

@@ -15,12 +15,12 @@ from shoal.audit.finding import (
     Verdict,
     exposure_summary,
     most_exposed,
-    reach_of_seeds,
     sentence,
 )
 from shoal.core.errors import require
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
+from shoal.metrics.intervals import reach_of_seeds
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
 from shoal.reports.exposure import limit_sentence
 
