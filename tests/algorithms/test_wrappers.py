@@ -73,13 +73,6 @@ def test_other_directives_are_one_sentence(play, name, wrong):
         play(MEANS[name](IFCA(2)), **{name: wrong})
 
 
-def test_a_directive_has_a_number_for_each_cluster():
-    one = State(1, torch.zeros(2, 3), torch.zeros(2), torch.zeros(6), directives={"pooling": torch.tensor([0.5])})
-    with pytest.raises(InputError, match=r"^the directive 'pooling' must be a number in \[0, 1\] for each of 2 "):
-        one.strength("pooling")
-    assert one.strength("stop").tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("name", MEANS)
 def test_steered_clusters_go_on_after_an_interruption_and_with_their_clients_permuted(mlp, build, name):
     algorithm = MEANS[name](IFCA(2))
@@ -262,11 +255,6 @@ def test_a_model_that_is_not_drawn_does_not_notice_one_that_diverged():
     models = torch.tensor([[1.0, -2.0], [torch.inf, torch.nan]])
     after = pool_models(models, torch.tensor([[0.0], [0.5]]).double(), torch.ones(2).double())
     assert torch.equal(after[0], models[0])
-
-
-def test_members_stay_those_who_trained(play):
-    one, base = (play(each)[0][-1] for each in (Pooling(IFCA(2), 0.01), IFCA(2)))
-    assert torch.equal(one.trained, base.trained)
 
 
 NETWORKS = {

@@ -278,7 +278,7 @@ def test_the_face_network_s_sizes_are_decided_and_built(base: Path, section: dic
     images = ImageDataset("squares", torch.zeros(400, 1, 24, 22, dtype=torch.uint8), 255, torch.arange(400) % 2, 400, 2)
     found = resolve(parse_config(table | {"model": {"name": "faces-cnn"} | section}, "test"), images)
     assert (found.config.model.hidden, found.config.model.filters) == (hidden, filters)
-    network = found.model.network()
+    network = found.simulation.model.network()
     assert (network.first.out_channels, network.second.out_channels, network.third.out_channels) == filters  # pyright: ignore
     assert network.hidden.out_features == hidden  # pyright: ignore
 
@@ -286,7 +286,7 @@ def test_the_face_network_s_sizes_are_decided_and_built(base: Path, section: dic
 def test_a_billion_clients_are_refused_before_anything_is_allocated_for_them(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("draw_preferences", "_check_tables"):
+    for name in ("draw_preferences", "partition_dataset"):
         monkeypatch.setattr(f"shoal.config.build.{name}", lambda *_: pytest.fail("allocates by the number of clients"))
     with pytest.raises(InputError, match=r"\[data\]: the partition needs 20,000,000,160 images"):
         built(base, "data.clients=1000000000")
@@ -324,7 +324,7 @@ def test_build_allows_what_lies_just_inside(base: Path, case: str) -> None:
 def test_gradient_averaging_takes_one_step(base: Path) -> None:
     base.write_text(base.read_text().replace("epochs = 2", "steps = 1"))
     assert setup_of(base, "algorithm.averaging=gradient").local.steps == 1
-    with pytest.raises(InputError, match=r"\[algorithm\]: .* 'steps' = 1"):
+    with pytest.raises(InputError, match=r"algorithm: .* 'steps' = 1"):
         built(base, "algorithm.averaging=gradient", "local.steps=2")
 
 

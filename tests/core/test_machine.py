@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from shoal.core import machine
+from shoal.core import processes
 
 
 def groups(tmp_path, limits, name):
@@ -33,14 +33,14 @@ def groups(tmp_path, limits, name):
 )
 def test_control_groups_limit_the_cores(tmp_path, limits, name, cores):
     folder, own = groups(tmp_path, limits, name)
-    assert machine._quota(folder, own) == cores
+    assert processes._quota(folder, own) == cores
 
 
 def test_without_control_groups_affinity_decides(tmp_path, monkeypatch):
-    assert machine._quota(tmp_path, tmp_path / "missing") == os.cpu_count()
+    assert processes._quota(tmp_path, tmp_path / "missing") == os.cpu_count()
     monkeypatch.setattr(os, "process_cpu_count", None, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 6}, raising=False)
-    monkeypatch.setattr(machine, "_quota", lambda: 100)
-    assert machine.cores() == 3
-    monkeypatch.setattr(machine, "_quota", lambda: 2)
-    assert machine.cores() == 2
+    monkeypatch.setattr(processes, "_quota", lambda: 100)
+    assert processes.cores() == 3
+    monkeypatch.setattr(processes, "_quota", lambda: 2)
+    assert processes.cores() == 2

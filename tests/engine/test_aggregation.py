@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shoal.core.randomness import Stream
-from shoal.engine.rounds.aggregation import Aggregator
+from shoal.engine.rounds.cohort_trainer import Aggregator
 
 
 def moved(models, weights, ends, parts):

@@ -4,7 +4,7 @@ import pickle
 
 import torch
 
-from shoal.engine.client_vectors import ClientVectors
+from shoal.engine.state import ClientVectors
 
 CLIENTS, WIDTH = 7, 5
 

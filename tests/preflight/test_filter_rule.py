@@ -10,7 +10,7 @@ import shoal
 from shoal.attacks.span.dense_layers import dense_layers, layer_inputs
 from shoal.attacks.span.matched_filter import Clutter
 from shoal.core.randomness import Stream
-from shoal.preflight.filter_rule import MIN_EXAMPLES, initial_gradients
+from shoal.preflight.exposure_rule import MIN_EXAMPLES, initial_gradients
 
 MODEL = shoal.create_model("mlp", shoal.VectorShape(inputs=30, classes=4), hidden=20)
 ROW = MODEL.init(Stream(0))

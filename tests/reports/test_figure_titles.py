@@ -14,10 +14,8 @@ from shoal.metrics.summary import parse_summary
 from shoal.reports import plotting
 from shoal.reports.audit.audit_figures import exposure_of_records
 from shoal.reports.run.coordinator_section import coordinator_section
-from shoal.reports.run.privacy_figures import roc_figure, violations
-from shoal.reports.run.run_curves import accuracy_by_group, cluster_sizes, risk
-from shoal.reports.run.run_page import time_section
-from shoal.reports.run.run_view import with_limits
+from shoal.reports.run.run_charts import accuracy_by_group, cluster_sizes, risk, roc_figure, violations
+from shoal.reports.run.run_tables import with_limits
 from shoal.reports.sweep.charts import chart_content
 from shoal.reports.sweep.report_spec import FigureSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
@@ -63,18 +61,10 @@ def test_the_area_under_the_curves_is_that_of_the_points() -> None:
 def test_a_plain_trace_states_its_ends() -> None:
     rounds = rounds_of(GROUPS, 2)
     assert title(accuracy_by_group(rounds, GROUPS)) == "Accuracy by group ends at 80.0 % (a), 80.0 % (b)"
-    assert title(cluster_sizes(rounds, GROUPS, {0: 4, 1: 2})) == "After round 4 the clusters have 4 and 2 clients"
+    assert title(cluster_sizes(rounds, GROUPS, {0: 4, 1: 2})) == "Clients by cluster after round 4: 4 and 2"
     many = rounds_of(GROUPS, 7)
     sizes = dict(enumerate([0, 1, 1, 1, 1, 1, 1]))
-    assert title(cluster_sizes(many, GROUPS, sizes)) == "After round 4 the clusters have 0 to 1 of 6 clients"
-
-
-def test_the_largest_part_of_the_time_is_named() -> None:
-    seconds = {"seconds.total": 10.0, "seconds.local_training": 6.0, "seconds.evaluation": 4.0}
-    (figure,) = time_section(seconds).figures
-    (other,) = time_section(seconds | {"seconds.local_training": 4.0, "seconds.evaluation": 6.0}).figures
-    assert figure.title.endswith("takes 60.0 % of 10 s")
-    assert figure.title != other.title
+    assert title(cluster_sizes(many, GROUPS, sizes)) == "Clients by cluster after round 4: 0 to 1 of 6"
 
 
 @pytest.mark.parametrize(

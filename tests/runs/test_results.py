@@ -198,7 +198,7 @@ def test_a_plot_shows_each_cluster_with_units(result):
     before = dict(mpl.rcParams)
     accuracy, exposure, size = result.plot()
     labels = [axes.get_ylabel() for axes in (accuracy, exposure, size)]
-    assert labels == ["accuracy (%)", "exposure (balanced accuracy)", "size (clients)"]
+    assert labels == ["accuracy", "exposure (balanced accuracy)", "size (clients)"]
     assert size.get_xlabel() == "round"
     drawn = [line for line in size.get_lines() if line.get_label().startswith("cluster")]
     assert [line.get_label() for line in drawn] == ["cluster 0", "cluster 1"]

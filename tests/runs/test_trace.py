@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from shoal.core.errors import InputError
-from shoal.core.representation import LONGEST
+from shoal.core.formats import LONGEST
 from shoal.engine import Engine
 from shoal.models import cross_entropy
 from shoal.runs.audits.trace import read_trace, update_scores_of_trace

@@ -18,17 +18,17 @@ from shoal.audit.record_table import (
     CHOSEN_OF_VIEW,
     CLIENT,
     RecordTable,
-    at_once,
     measure,
     rank_attacks_for_view,
     strongest,
     views_within,
 )
 from shoal.core.errors import InputError, describe, require, require_instance, suggest
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, empirical_epsilon
+from shoal.metrics.intervals import at_once
 
 METRICS = {
     "auc": ("auc", "auc_low", "auc_high"),

@@ -20,7 +20,7 @@ from shoal.audit.final_attacks import ByAttack, FinalAttacks, attack_name, expos
 from shoal.audit.model_scores import Membership, ModelScores, Predictions, is_personal
 from shoal.audit.record_table import RecordTable, measure, strongest
 from shoal.audit.red_team import RedTeam
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data import Federation
 from shoal.data.preferences import View
 from shoal.engine import Deployed, State, Training

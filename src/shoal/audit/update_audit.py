@@ -50,8 +50,8 @@ from shoal.audit.record_table import (
     strongest,
 )
 from shoal.core.errors import InputError, describe, require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.data.preferences import VIEWS, Preferences, View
 from shoal.metrics import MembershipMetrics
 from shoal.metrics.intervals import Bools, Floats, Ints
@@ -67,7 +67,7 @@ class ScoredUpdates:
     Args:
         name, title, view: as of an `UpdateAttack`.
         values: (N, M) scores of the clients of `UpdateScores` and its records; NaN as there.
-        threshold, exact: (N, M); see `AttackScores`.
+        threshold, exact: (N, M); see `RecordTable`.
     """
 
     name: str

@@ -6,8 +6,6 @@ trains and merges a round, and `protocols.py` declares what the packages above i
 
 from shoal.engine.backends.gradient_clipping import require_per_example_gradients
 from shoal.engine.backends.selection import Backend, check_backend, check_examples, resolve_backend
-from shoal.engine.client_vectors import ClientVectors
-from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine, Precision
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD, require_plain_sgd
 from shoal.engine.protocols import (
@@ -26,8 +24,8 @@ from shoal.engine.protocols import (
     UpdateFilter,
     client_trainings,
 )
-from shoal.engine.rounds.aggregation import Aggregator, averaging_weights
 from shoal.engine.rounds.client_updates import client_updates
+from shoal.engine.rounds.cohort_trainer import Aggregator, averaging_weights
 from shoal.engine.rounds.remote import (
     ClientUpdate,
     ReceivedUpdates,
@@ -40,9 +38,9 @@ from shoal.engine.rounds.remote import (
     summed_round,
 )
 from shoal.engine.rounds.round_outcome import Aggregate, Deployed, PersonalModels, RoundReport, RoundUpdates
-from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan, TrainingPhase
+from shoal.engine.rounds.round_plan import Cohort, LocalTraining, RoundPlan, TrainingPhase
 from shoal.engine.rounds.training import Training
-from shoal.engine.state import RiskEstimate, State, Tensors, unknown_intervals
+from shoal.engine.state import ClientVectors, RiskEstimate, State, Tensors, unknown_intervals
 from shoal.engine.steps import Gradient, InputAugmentation, LinearTerm, Objective, StepRule, TorchOptimizer
 
 __all__ = [

@@ -13,8 +13,7 @@ from shoal.core.errors import describe, quote, require, suggest
 from shoal.core.settings import MAX_CLASSES, settings
 from shoal.models.features import Features
 from shoal.models.model import Model
-from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
-from shoal.models.recurrent import ReviewGRU
+from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN, ReviewGRU
 
 Shipped = Literal[
     "digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic", "faces-cnn", "gru"

@@ -10,8 +10,8 @@ under another defence.
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isnan, nan
 from typing import Any
@@ -28,7 +28,7 @@ from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.data.swap_pairs import OTHER_CLIENTS, PairedRecords, decoys, pair_records
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
@@ -83,8 +83,7 @@ class FederationScores:
             set.
         trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 where clients have
             models of their own, where the number of models changed, or where no snapshot was taken.
-        span_models, span: (2 Q,) float64, of the span attacks on the first rounds, NaN where they cannot be asked; (0,)
-            where they were not.
+        spans: (2 Q,) float64, of the span attacks on the first rounds, by name; NaN where one cannot be asked.
         seconds: that training took.
     """
 
@@ -93,18 +92,13 @@ class FederationScores:
     model: Tensor
     population: Tensor
     trajectory: Tensor
-    span_models: Tensor
-    span: Tensor
+    spans: Mapping[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def personal(self) -> bool:
         """True where clients have models of their own."""
         return len(self.population) == 0
-
-    def has(self, spans: Collection[str]) -> bool:
-        """Whether the span attacks of these names were asked."""
-        return all(len(getattr(self, name.replace("-", "_"))) for name in spans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +243,7 @@ class AttackedRun:
         seen, last = _first_rounds(spans), self.simulation.last_round
         for _, state, known in self._rounds(self.exchanged(number), stream, engine, seen):
             if known is not None and state.round == min(seen.first - 1 + seen.most, last):
-                return replace(scores, **self._spans(seen, known, engine, spans))
+                return replace(scores, spans={**scores.spans, **self._spans(seen, known, engine, spans)})
         return scores
 
     def spans(self, engine: Engine) -> SpansOfRun:
@@ -348,11 +342,10 @@ class AttackedRun:
         return Candidates(gather(shards.x, rows), y=shards.y[rows].cpu(), client=ids, examples=sizes)
 
     def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine, spans: Collection[str]) -> dict[str, Tensor]:
-        """The span attacks' scores, by the fields of `FederationScores`; NaN where one cannot be asked."""
+        """The span attacks' scores by name; NaN where one cannot be asked."""
         scores = span_scores(seen, self._asked, engine, known, spans).scores
         none = np.full(2 * len(self.records), nan)
-        by_name = {name: scores[name].score if name in scores else none for name in spans}
-        return {name.replace("-", "_"): torch.tensor(score) for name, score in by_name.items()}
+        return {name: torch.tensor(scores[name].score if name in scores else none) for name in spans}
 
     def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
         """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
@@ -383,7 +376,8 @@ class AttackedRun:
         assert last is not None
         training, state, _ = last
         deployed, _ = training.deployed(state)
-        scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **of_spans)
+        scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
+        scores = replace(scores, spans=of_spans)
         if scores.personal or not of_rounds:
             return scores
         client, everyone = self.records.client, torch.arange(2 * len(self.records))
@@ -442,8 +436,6 @@ class AttackedRun:
             model=model,
             population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
-            span_models=torch.empty(0, dtype=torch.float64),
-            span=torch.empty(0, dtype=torch.float64),
         )
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:

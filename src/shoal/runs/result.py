@@ -21,11 +21,10 @@ from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, describe, file_errors, integer, path_of, require, require_instance
 from shoal.core.foreign_files import read_json
-from shoal.core.formats import csv_text, from_cells
+from shoal.core.formats import csv_text, from_cells, shorten
 from shoal.core.processes import Workers, Workplace
-from shoal.core.representation import shorten
 from shoal.data import Federation
-from shoal.data.memory_format import to_pixels
+from shoal.data.shards import to_pixels
 from shoal.data.swap_pairs import Duplicates
 from shoal.engine import Engine, State
 from shoal.engine.state import UNKNOWN_RISK
@@ -243,7 +242,7 @@ class Result:
         Returns:
             Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
         """
-        from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
+        from shoal.reports.run.run_charts import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 

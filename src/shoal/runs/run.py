@@ -15,8 +15,8 @@ from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import describe, integer, path_of, require, require_instance
+from shoal.core.formats import one_line
 from shoal.core.processes import SEQUENTIAL, Workers
-from shoal.core.representation import one_line
 from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
 from shoal.defenses import Defense
@@ -44,7 +44,7 @@ from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.play import SimulationState, Watch, initial_state, move_to_engine
-from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feature_map, first_examples
+from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feature_map
 
 LOG = logging.getLogger("shoal")
 
@@ -140,8 +140,7 @@ class Run:
         """
         simulation, out = self.simulation, self.out
         require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
-        examples = first_examples(self._mapped.federation), simulation.federation.classes
-        settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
+        settings = self.engine.decided(self._mapped)
         if not isinstance(out, Path):
             with settings.engine(simulation.setup.model) as engine, collect_warnings() as warnings:
                 return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
@@ -362,7 +361,7 @@ def run(
     if not resume and out.exists():
         raise existing_directory_error(out)
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
-    decided, simulation = resolved.config, resolved.simulation()
+    decided, simulation = resolved.config, resolved.simulation
     notes, warnings = tuple(resolved.description()), tuple(resolved.warnings)
     del resolved  # and with it the data set, which the federation has copied
     with in_table("record"):

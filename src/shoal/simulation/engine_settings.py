@@ -3,14 +3,12 @@
 from dataclasses import replace
 from typing import Literal
 
-from torch import Tensor
-
 from shoal.algorithms.wrapper import with_bases
 from shoal.core.settings import settings
-from shoal.defenses import TrainingSetup
-from shoal.engine import Algorithm, Engine, LocalSGD, Precision, check_backend, resolve_backend
+from shoal.engine import Engine, LocalSGD, Precision, check_backend, resolve_backend
 from shoal.engine.engine import Device, Threads
-from shoal.models import Model
+from shoal.models import Features, Model
+from shoal.simulation.simulation import Simulation, first_examples
 
 
 @settings
@@ -31,25 +29,19 @@ class EngineSettings:
     precision: Precision = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
-    def decided(
-        self,
-        setup: TrainingSetup,
-        algorithm: Algorithm,
-        examples: tuple[Tensor, Tensor] | None = None,
-        classes: int | None = None,
-    ) -> "EngineSettings":
-        """These settings with the backend that trains ``setup`` and what ``algorithm`` adds to it.
+    def decided(self, simulation: Simulation, *, tried: bool = True) -> "EngineSettings":
+        """These settings with the backend that trains a simulation, with what its algorithm adds.
 
         Args:
-            setup: the network, and local training with its defences.
-            algorithm: may wrap others with a local training of their own.
-            examples: a few inputs (B, ...) and labels, on which a network is tried; None: its layers alone decide.
-            classes: of these labels; None: those of a regression.
+            simulation: its algorithm may wrap others with a local training of their own.
+            tried: whether a network is tried on two examples, unless their features are not computed yet; False: its
+                layers alone decide.
 
         Raises:
-            InputError: the backend cannot train one of them.
+            InputError: the backend cannot train the simulation.
         """
-        of_algorithms = (getattr(base, "local", None) for base in with_bases(algorithm))
+        setup, federation = simulation.setup, simulation.federation
+        of_algorithms = (getattr(base, "local", None) for base in with_bases(simulation.algorithm))
         trainings = [setup.first_local(), *(local for local in of_algorithms if isinstance(local, LocalSGD))]
         if self.backend != "auto":
             for local in trainings:
@@ -57,8 +49,9 @@ class EngineSettings:
             return self
         # "loop" where one of them needs it.
         backend = min(resolve_backend(setup.model, local) for local in trainings)
-        if backend == "vmap" and examples is not None:
-            backend = resolve_backend(setup.model, trainings[0], examples, classes)
+        if backend == "vmap" and tried and not isinstance(simulation.features, Features):
+            examples = first_examples(federation)
+            backend = resolve_backend(setup.model, trainings[0], examples, federation.classes)
         return replace(self, backend=backend)
 
     def engine(self, model: Model) -> Engine:

@@ -24,7 +24,7 @@ from shoal.audit.measurement import (
 )
 from shoal.audit.model_scores import Membership
 from shoal.core.errors import require_instance
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.engine import Engine, State, Tensors, Training
 from shoal.metrics.summary import Summary
 from shoal.simulation.play import SimulationState, add_seconds

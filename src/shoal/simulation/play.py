@@ -10,13 +10,13 @@ from torch import Tensor
 
 from shoal.control import CHANCE
 from shoal.core.errors import require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data import Federation
 from shoal.data.content import ExampleHashes
 from shoal.data.preferences import Preferences
 from shoal.engine import Engine, RoundReport, State, Tensors, check_examples
-from shoal.engine.client_vectors import ClientVectors
-from shoal.engine.round_clock import TRAIN
+from shoal.engine.state import ClientVectors
+from shoal.engine.worker_pool import TRAIN
 from shoal.models.validation import require_fits
 from shoal.simulation.round_metrics import RoundRow, round_metrics
 from shoal.simulation.simulation import Simulation, apply_feature_map, first_examples

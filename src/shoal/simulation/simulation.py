@@ -17,25 +17,24 @@ from shoal.audit.record_table import OUTSIDER
 from shoal.audit.update_audit import all_attacks
 from shoal.control import LimitController
 from shoal.core.errors import InputError, describe, integer, require, require_instance
-from shoal.core.machine import cores
+from shoal.core.formats import one_line
+from shoal.core.processes import cores
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import comparable_hashes
 from shoal.data.preferences import VIEWS, View
 from shoal.data.swap_pairs import Duplicates
-from shoal.defenses import Defense, TrainingSetup, accounting, apply_defenses
+from shoal.defenses import Defense, TrainingSetup, accounting
 from shoal.engine import Algorithm, Engine, LocalSGD, MaliciousClients, State, Training, client_trainings
 from shoal.models import FeatureMap, Features, Model
 from shoal.preflight.preflight_report import Preflight, preflight
 from shoal.preflight.visible_moves import RecognisedRisks, VisibleMoves
 from shoal.simulation.checks import (
-    check_algorithm_fits,
-    check_coordinator,
+    check_red_team,
     check_references,
+    checked_setup,
     require_algorithm,
-    require_attack_fits,
     require_defenses,
 )
 from shoal.simulation.distillation import Distillation
@@ -236,17 +235,13 @@ class Simulation:
         )
         if self.reference_federations or self.widest_view != OUTSIDER:
             require_known(self)
-        require_attack_fits(self.red_team, self.federation)
+        check_red_team(self.red_team, self.federation)
         if self.round_attack is not None:
             require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
             self.round_attack.check(self.federation, self.algorithm)
         all_attacks(self.attacks)
         for metric in self.metrics:
             require_instance("metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
-        check_algorithm_fits(self.algorithm, self.setup, self.red_team.every)
-        if self.coordinator is not None:
-            require_instance("coordinator", self.coordinator, LimitController, "such as LimitController({...})")
-            check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
         accounting.check_sums(self.setup, local)
@@ -260,8 +255,11 @@ class Simulation:
         if self.features is not None and not isinstance(self.features, FeatureMap):
             how = "such as Features(('scattering', 'pca'), dimension=32)"
             require_instance("features", self.features, Features, how)
+        if self.coordinator is not None:
+            require_instance("coordinator", self.coordinator, LimitController, "such as LimitController({...})")
         kind = self.federation.kind if self.features is None else "features"
-        return apply_defenses(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
+        setup = TrainingSetup(self.model, self.local, kind=kind)
+        return checked_setup(setup, self.defenses, self.algorithm, self.coordinator, self.red_team.every)
 
     def _check_canaries(self) -> None:
         if self.canaries is None:

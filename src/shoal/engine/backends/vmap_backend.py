@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from shoal.core.randomness import Stream
-from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
-from shoal.data.shards import Shards
+from shoal.data.shards import Shards, to_channels_first, to_channels_last, to_compute_dtype
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.dense_network import DenseNetwork, dense_network, flat, row_class
 from shoal.engine.backends.loop_backend import AUGMENTED, augmented

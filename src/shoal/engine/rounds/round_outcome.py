@@ -7,10 +7,10 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from shoal.core.representation import one_line
-from shoal.engine.client_vectors import ClientVectors
+from shoal.core.formats import one_line
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.rounds.round_plan import RoundPlan
+from shoal.engine.state import ClientVectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import plain
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine.client_vectors import ClientVectors
-from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.protocols import (
@@ -31,11 +29,11 @@ from shoal.engine.protocols import (
     UpdateFilter,
     require_counted_trainings,
 )
-from shoal.engine.round_clock import RoundClock
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
 from shoal.engine.rounds.round_outcome import Aggregate, Deployed, PersonalModels, RoundReport, RoundUpdates
-from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
-from shoal.engine.state import State, Tensors
+from shoal.engine.rounds.round_plan import Cohort, LocalTraining, RoundPlan
+from shoal.engine.state import ClientVectors, State, Tensors
+from shoal.engine.worker_pool import RoundClock
 
 LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from shoal.audit.finding import Finding, exposure_summary, most_exposed
 from shoal.core.formats import capitalized, decimal, join_words, percent
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
-from shoal.reports.curves import evenly
+from shoal.reports.charts import evenly
 from shoal.reports.plotting import add_named_points, name_points
 
 MOST_GROUPS = 6
