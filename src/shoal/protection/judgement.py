@@ -309,21 +309,7 @@ def _further_seeds(gap: float, deviation: float, seeds: int, groups: int) -> int
 
 
 def sentences(best: Protection, demand: Demand) -> list[str]:
-    """What to change, how exposed whom that leaves, what it costs, and what it does not cover.
-
-    Example:
-        >>> from math import nan
-        >>> from shoal.audit.finding import Estimate, Finding
-        >>> from shoal.protection import Demand, Protection, sentences
-        >>> north = Finding("outsider", "north", "", Estimate(0.52, 0.5, 0.54), limit=0.55)
-        >>> exposure = {"outcome": north.verdict, "findings": (north,), "before": 0.61, "group_before": "north"}
-        >>> accuracy = {"accuracy": 0.80, "accuracy_before": 0.79, "alone": nan, "epsilon": nan, "bound": nan}
-        >>> payer = {"payer": "south", "payer_accuracy": 0.7, "payer_accuracy_before": 0.75}
-        >>> words = {"rung": "a", "words": "5 rounds instead of 15", "seeds": 4, "more_seeds": 0}
-        >>> best = Protection(**words, **exposure, **accuracy, **payer)
-        >>> sentences(best, Demand(limit=0.55))[:2]
-        ['Train the federation with 5 rounds instead of 15.', 'Within the limit: north to an outsider.']
-    """
+    """What to change, who is how exposed then, what it costs, and what it does not cover: six sentences or more."""
     within, plain = best.outcome == "within the limit", best.rung == UNPROTECTED.name
     none = "no protection that was tried is shown to be within the limit"
     if plain:

@@ -168,7 +168,7 @@ class Difference(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Within a cell: the difference with its interval, or that it is open and what it would take."""
+        """Within a cell: the difference with its interval, or that it is not decided and what it would take."""
         if self.n == 0:
             return ""
         if self.same:
