@@ -18,6 +18,7 @@ from shoal.audit.finding import (
     sentence,
 )
 from shoal.core.errors import require
+from shoal.core.formats import capitalized
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
 from shoal.metrics.intervals import reach_of_seeds
@@ -309,21 +310,19 @@ def _further_seeds(gap: float, deviation: float, seeds: int, groups: int) -> int
 
 
 def sentences(best: Protection, demand: Demand) -> list[str]:
-    """What to change, who is how exposed then, what it costs, and what it does not cover: six sentences or more."""
-    within, plain = best.outcome == "within the limit", best.rung == UNPROTECTED.name
-    none = "no protection that was tried is shown to be within the limit"
-    if plain:
-        what = (
-            f"Change nothing: {'the federation is within the limit as it is' if within else f'{none} at this price'}."
-        )
+    """What to change, who is how exposed then, what it costs, and what it does not cover."""
+    within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
+    if best.rung == UNPROTECTED.name:
+        why = "the federation is within the limit as it is" if within else f"{none} at this price"
+        what, before = f"Change nothing: {why}.", ""
+        cost = f"Accuracy over all clients is {best.accuracy:.3f}."
     else:
-        what = f"Train the federation with {best.words}." if within else f"N{none[1:]}. The best: {best.words}."
+        what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."
+        before = f" As it is, {best.group_before} had {best.before:.3f} on the seeds that chose."
+        cost = _cost(best, demand)
     more = f" {best.seeds + best.more_seeds} judging seeds may decide it." if best.more_seeds else ""
-    before = f" As it is, {best.group_before} had {best.before:.3f} on the seeds that chose." if not plain else ""
     exposed = f"{sentence(best.findings[0])}{more}{before}"
-    cost = f"Accuracy over all clients is {best.accuracy:.3f}." if plain else _cost(best, demand)
-    summary = exposure_summary(best.findings, unasked=False)
-    return [what, summary, exposed, cost, _without_clients(best), _caveat(best, demand)]
+    return [what, exposure_summary(best.findings, unasked=False), exposed, cost, _alone(best), _caveat(best, demand)]
 
 
 def _cost(best: Protection, demand: Demand) -> str:
@@ -337,7 +336,7 @@ def _cost(best: Protection, demand: Demand) -> str:
     )
 
 
-def _without_clients(best: Protection) -> str:
+def _alone(best: Protection) -> str:
     """What the labelled shadow set gives without any client."""
     if isnan(best.alone):
         return "No shadow set says how accurate a model would be without any client."

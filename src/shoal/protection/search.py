@@ -242,14 +242,14 @@ class _Search:
         rest = means.loc[[variant for variant in best if variant not in cheap]].assign(exposure=nan, group="")
         return kept, rest.rename(index=names)
 
-    def judge(self, one: Candidate, judging: int, before: Mapping[Any, Any], alone: Config | None) -> Protection:
+    def judge(self, candidate: Candidate, judging: int, before: Mapping[Any, Any], alone: Config | None) -> Protection:
         """The judgement of a candidate on so many judging seeds; ``alone`` is the baseline, where there is one."""
         first = self.config.seed + self.demand.choosing
         seeds, without = range(first, first + judging), nan
-        figures = self.figures([self.runs({one.name: one.config}, seeds, attacked=True)], seeds)
+        figures = self.figures([self.runs({candidate.name: candidate.config}, seeds, attacked=True)], seeds)
         if alone is not None:
             without = float(self.runs({"shadow set alone": alone}, seeds, attacked=False)["accuracy.overall"].mean())
-        return judgement_of(replace(one.rung, name=one.name), figures, self.demand, before, without)
+        return judgement_of(replace(candidate.rung, name=candidate.name), figures, self.demand, before, without)
 
 
 def _check_directory(out: Path) -> None:
