@@ -228,7 +228,7 @@ def protect(
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         protection = search(settings, Workplace(directory, Workers(jobs, cluster), data_dir, display), demand)
     protected, page = directory / "protected.toml", directory / "protection.html"
-    document = {**asdict(protection), **asdict(demand), "configuration": protected, "report": page}
+    document = {**protection.json, **asdict(demand), "configuration": protected, "report": page}
     lines = [*sentences(protection, demand), f"Configuration: {protected}", f"Report: {page}"]
     return CommandResult(document, "\n".join(lines))
 
