@@ -15,7 +15,7 @@ from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.sweep.report_spec import Labels
 from unrendered import unrendered_figures
 
 LAW = LimitController(target=0.1, max_cost=0.01, audit_factor=2.0)

@@ -40,7 +40,7 @@ from shoal.reports.run.run_tables import (
     with_limits,
 )
 from shoal.reports.run.run_verdict import limits, verdict
-from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.sweep.report_spec import Labels
 from shoal.reports.table import ReportTable
 from unrendered import unrendered_figures
 
