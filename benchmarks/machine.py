@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import TYPE_CHECKING
 
-from shoal.core.machine import cores
+from shoal.core.processes import cores
 
 if TYPE_CHECKING:
     import torch

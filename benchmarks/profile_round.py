@@ -23,18 +23,17 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError, ShoalError, integer
 from shoal.core.formats import percent
-from shoal.core.machine import cores
+from shoal.core.processes import cores
 from shoal.engine import Engine, LocalSGD, RoundReport, resolve_backend
 from shoal.engine.backends.dense_network import dense_network
 from shoal.engine.backends.selection import loop_reason, prefers_vmap
-from shoal.engine.round_clock import TRAIN
+from shoal.engine.worker_pool import TRAIN
 from shoal.metrics.metric_table import METRICS
 from shoal.models import Model
 from shoal.models.layers import seeded_dropouts
-from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.play import SimulationState, initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import EngineSettings, SimulationState, initial_state, move_to_engine, run_rounds
 from shoal.simulation.round_metrics import round_metrics
-from shoal.simulation.simulation import Simulation, apply_feature_map, first_examples
+from shoal.simulation.simulation import Simulation, apply_feature_map
 
 _MIN_SHARE, _MAX_HINTS = 0.2, 2
 """The share of a round from which a part is worth a hint, and how many hints there are."""
@@ -48,8 +47,7 @@ def profile(simulation: Simulation, settings: EngineSettings, *, rounds: int = 5
     """
     integer("rounds", rounds, "such as 5", 1)
     simulation = apply_feature_map(simulation)
-    examples = first_examples(simulation.federation)
-    decided = settings.decided(simulation.setup, simulation.algorithm, examples, simulation.federation.classes)
+    decided = settings.decided(simulation)
     with decided.engine(simulation.setup.model) as engine:
         ready = move_to_engine(simulation, engine)
         measured = list(islice(run_rounds(ready, engine, initial_state(ready, engine)), rounds + 1))

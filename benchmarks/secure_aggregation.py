@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from shoal.core.atomic_files import write_text
 from shoal_flower.secure_sums.contributions import FixedPoint
 from shoal_flower.secure_sums.coordinated_sum import CoordinatedSum
-from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey
 from shoal_flower.secure_sums.participant import Participant
+from shoal_flower.secure_sums.primitives import KnownKeys, NodeKey
 from shoal_flower.secure_sums.protocol_messages import (
     Answer,
     Delivery,

@@ -49,8 +49,8 @@ nitpick_ignore_regex = [
     # What users are handed and pass on, and seldom look into: described in the source of its module.
     (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch"),
     (r"py:class", r"shoal\.[\w.]+\.(PlannedRun|SweepPoint|SweepWatch|UpdateCollector)"),
-    (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|AttackScores|Auxiliary|Availability|CohortTrainer|_Result)"),
-    (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|RateEstimate)"),
+    (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|Auxiliary|Availability|CohortTrainer|_Result)"),
+    (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|Estimate)"),
     (r"py:class", r"shoal\.[\w.]+\.(AttackBound|RoundClock|SpanEnds|Regression|VisibleMoves|Workplace|_Item|_Shared)"),
     (r"py:class", r"shoal\.[\w.]+\.(ReceivedModels|RoundAttack|Schedule|SimulationState|Rows|WarmStart)"),
 ]

@@ -5,7 +5,7 @@ import torch
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, State, Training
-from shoal.metrics.clustering import adjusted_rand_index
+from shoal.metrics.group_metrics import adjusted_rand_index
 from shoal.models import Logistic, Model
 
 RELABELLED = [[0, 1, 2, 3], [1, 0, 2, 3], [2, 3, 0, 1], [3, 2, 0, 1]]

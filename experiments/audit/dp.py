@@ -50,7 +50,7 @@ from shoal.core.errors import InputError, require
 from shoal.defenses import DPSGD
 from shoal.engine import Engine, RoundUpdates
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.gradient_clipping import batch_of_gradients, example_gradients
 from shoal.simulation.measure import measure_final
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation

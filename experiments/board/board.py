@@ -144,7 +144,7 @@ class Board:
     def hashes(self, federation: str, data_dir: Path | None = None) -> tuple[str, str]:
         """The hashes of a federation's configuration and of its examples."""
         config = replace(self.config(federation), seed=self.asked.development_seeds[0])
-        examples = resolve(config, dataset_of(config, data_dir)).simulation().federation
+        examples = resolve(config, dataset_of(config, data_dir)).simulation.federation
         return _hash(self.tables[federation])[:16], fingerprint_up_to_rounding(examples)
 
     def require_same(self, data_dir: Path | None = None) -> None:
@@ -284,7 +284,7 @@ def _row(job: PlannedRun, run: Path, board: Board, data_dir: Path | None) -> dic
         row |= {f"{view}{end}": audited.get(f"{most}{end}") for end in ENDS}
     algorithm = job.config.algorithm
     rounds = 0 if algorithm.name in SILENT else algorithm.rounds
-    parameters = resolve(job.config, dataset_of(job.config, data_dir)).simulation().setup.model.parameters
+    parameters = resolve(job.config, dataset_of(job.config, data_dir)).simulation.setup.model.parameters
     row |= {
         "canaries": summary.get("canaries.found"),
         "epsilon": summary.get("epsilon.client", summary.get("epsilon")),

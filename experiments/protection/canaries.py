@@ -29,7 +29,7 @@ from shoal.config.schema import Config, parse_config
 from shoal.core.atomic_files import write_text
 from shoal.defenses.dp_sgd import NoiseShare
 from shoal.engine import Engine
-from shoal.engine.backends.example_gradients import example_gradients
+from shoal.engine.backends.gradient_clipping import example_gradients
 from shoal.simulation.measure import measure_final
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation

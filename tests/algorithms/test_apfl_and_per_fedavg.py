@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from plain_training import CLOSE, batches, gradient, played
-from shoal.algorithms import APFL, FedAvg, LocalOnly, PerFedAvg
+from shoal.algorithms import APFL, PerFedAvg
 from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping
 from shoal.engine import (
@@ -52,18 +52,6 @@ def test_apfl_is_two_models_of_each_client_that_step_together(model, build, adap
     torch.testing.assert_close(deployed.models.tensor(), mixtures, **CLOSE)
     if adaptive:
         assert len(set(states[-1].clients["apfl.alpha"].tolist())) > 1
-
-
-@pytest.mark.parametrize("local", [BATCHES, FULL], ids=["mini-batches", "full"])
-def test_apfl_between_fedavg_and_local_training(model, build, local):
-    (*_, average), _, _ = trained(model, build(), FedAvg("equal"), local)
-    _, _, own = trained(model, build(), LocalOnly(), local)
-    for alpha in (0.0, 0.5, 1.0):
-        (*_, last), _, deployed = trained(model, build(), APFL(alpha), local)
-        torch.testing.assert_close(last.models, average.models, **CLOSE)
-        if alpha != 0.5:
-            expected = own.models.tensor() if alpha else average.models.expand(6, -1)
-            torch.testing.assert_close(deployed.models.tensor(), expected, **CLOSE)
 
 
 def test_an_adapted_share_stays_between_0_and_1(mlp, build):

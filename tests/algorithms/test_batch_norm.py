@@ -67,14 +67,6 @@ def test_scale_shift_and_running_statistics_are_averaged_by_the_same_weights(mod
         assert not torch.allclose(server[name], model.network().state_dict()[name], atol=1e-2)
 
 
-def test_the_count_of_batches_is_neither_sent_nor_averaged_and_changes_nothing(model):
-    assert "1.num_batches_tracked" not in {slot.name for slot in model.layout.slots}
-    assert model.state_dict(model.init(Stream(0)))["1.num_batches_tracked"] == 0
-    counted = Model(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36, momentum=None), nn.Linear(36, 3)))
-    with pytest.raises(InputError, match="momentum"):
-        counted.init(Stream(0))
-
-
 def test_statistics_take_the_mean_and_not_the_servers_adaptive_step(model, federation):
     def after(algorithm):
         states, _, _ = played(model, federation, algorithm, LOCAL, rounds=1)

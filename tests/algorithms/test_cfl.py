@@ -1,7 +1,6 @@
 """CFL: FedAvg until clusters are divided, the true groups afterwards, and who walks where in the tree."""
 
 import json
-import math
 from dataclasses import replace
 from itertools import product
 
@@ -11,11 +10,8 @@ from torch import nn
 
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedProx, Pooling
-from shoal.algorithms.clusters.cfl import ParameterTree, bipartition
-from shoal.algorithms.clusters.update_sketch import UpdateSketch
-from shoal.control import Knob, LimitController, RiskPrediction
+from shoal.algorithms.clusters.cfl import ParameterTree, UpdateSketch, bipartition
 from shoal.core.randomness import Stream
-from shoal.defenses import L2
 from shoal.engine import Engine, State, Training
 from shoal.runs.result import load
 from shoal.runs.run import run
@@ -64,10 +60,6 @@ def test_single_linkage_makes_the_largest_similarity_across_parts_as_small_as_an
         least = min(float(cosines[~second][:, second].max()) for second in others)
         found = bipartition(cosines, "single")
         assert float(cosines[~found][:, found].max()) == pytest.approx(least)
-
-
-def test_equal_similarities_still_make_two_parts():
-    assert int(bipartition(torch.ones(5, 5, dtype=torch.float64), "single").sum()) in range(1, 5)
 
 
 def test_complete_linkage_is_another_rule():
@@ -127,13 +119,6 @@ def test_at_once_a_newcomer_is_sent_no_model_between_the_first_split_and_its_clu
     assert not torch.equal(stepwise[1], sent[1])
 
 
-def test_at_once_and_stepwise_are_the_same_where_there_is_one_split():
-    walks = ("stepwise", "at-once")
-    states = [trained(relabelled(TWO), replace(SPLITS, walk=each), 25, participation=0.7)[-1] for each in walks]
-    assert torch.equal(states[0].models, states[1].models)
-    assert len(states[0].models) == 2
-
-
 def test_a_client_below_admission_stays_at_its_node_and_moves_no_model(four):
     tree = ParameterTree.from_tensors(four[-1].server)
     for walk in ("stepwise", "at-once"):
@@ -154,15 +139,6 @@ def test_admission_compares_with_the_most_similar_client():
     assert tree.below(root, newcomers, 0.6).tolist() == [1, 2, 1]
     assert tree.below(root, newcomers, 0.61).tolist() == [0, 0, 1]
     assert tree.below(root, newcomers).tolist() == [1, 2, 1]
-
-
-def test_where_one_cluster_was_two_groups_the_antiparallel_of_one_is_the_direction_of_the_other():
-    """The cluster stood still, so the parts' sums are opposite, and no bound of cosines tells sybils from the other."""
-    tree = ParameterTree.from_tensors(trained(relabelled(TWO), SPLITS, 20)[-1].server)
-    first, second = (tree.updates[tree.owner == part] for part in (1, 2))
-    honest = (second @ second.T).fill_diagonal_(-1).amax(dim=1).min()
-    antiparallel = (-first @ second.T).amax(dim=1)
-    assert float(antiparallel.min()) > 0.9 * float(honest)
 
 
 def walks(state: State, client: int) -> bool:
@@ -192,27 +168,6 @@ def test_parts_inherit_what_is_said_of_their_cluster(four):
     assert larger[0] >= larger[1]
 
 
-def test_a_coordinator_goes_on_from_the_strengths_of_the_divided_cluster(four):
-    """Instead of from nothing, which would free both parts of what their members asked for."""
-    sizes = [len(each.models) for each in four]
-    before, federation = four[sizes.index(2) - 1], relabelled(FOUR)
-    coordinator = LimitController(
-        {"l2": Knob(L2(0.01), risk_reduction=0.1, accuracy_cost=0.001)}, target=0.0, gain=0.05
-    )
-    with Engine(LINEAR, threads=1) as engine:
-        federation = engine.prepare(federation)
-        training = Training(federation, SPLITS, FULL, engine, Stream(3), coordinator=coordinator)
-        state = coordinator.start(before, federation, engine, Stream(1))
-        exposed = replace(state, risks=torch.full((1,), 0.99).double())
-        asked = coordinator.update(exposed, federation, engine, Stream(1))
-        given = float(asked.directives["l2"])
-        divided, _ = training.round(asked)
-        assert 0 < given < 1
-        assert divided.directives["l2"].tolist() == [given] * 2
-        after = coordinator.update(divided, federation, engine, Stream(2))
-    assert (after.directives["l2"] > given).all(), "it asks for more, since risks are still too high"
-
-
 def test_a_run_whose_clusters_are_divided_has_all_its_files(toy_config, tmp_path):
     algorithm = {"name": "cfl", "rounds": 4, "eps1": 9.0, "eps2": 0.01, "warm_up": 1}
     result = load(run(toy_config(algorithm=algorithm), tmp_path / "run"))
@@ -231,20 +186,6 @@ def test_parts_have_at_least_min_clients_and_min_examples():
         for key, value in (("min_clients", 2), ("min_examples", 41), ("sketch", 4096))
     }
     assert found == {"min_clients": 1, "min_examples": 1, "sketch": 2}
-
-
-def test_no_part_has_a_predicted_risk_above_a_bound():
-    """By the examples that keep it so; a bound of 1 changes no bit."""
-    federation, law = relabelled([0, 0, 0, 0, 2]), RiskPrediction()
-    assert federation.classes is not None
-    alone = law.risk(float(federation.clients.sizes[4]) / federation.classes)
-
-    def models(risk):
-        least = math.ceil(federation.classes * law.examples_per_class(risk))
-        return trained(federation, replace(SPLITS, min_examples=least), 12)[-1].models
-
-    assert torch.equal(models(1.0), trained(federation, SPLITS, 12)[-1].models)
-    assert [len(models(risk)) for risk in (1.0, alone + 1e-6, alone - 1e-3)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("wrapped", [FedProx(SPLITS, 0.01), Pooling(SPLITS, 0.1)], ids=repr)

@@ -97,21 +97,6 @@ def test_moved_clients_train_the_new_model_and_use_their_choice(play, mlp, build
     assert sorted(algorithm.plan(last, cohort).assignment.tolist()) == [0, 0, 0, 1, 1, 1]
 
 
-class First(IFCA):
-    """IFCA in which everybody chooses the first model."""
-
-    def plan(self, state, cohort):
-        return self.plan_of(torch.zeros(len(cohort), dtype=torch.int64), None, state, cohort)
-
-
-def test_moved_clients_differ_between_rounds_and_not_between_runs(play):
-    (one, other) = (play(ClusterSizeFloor(First(), 3), rounds=4)[1] for _ in range(2))
-    moved = [tuple(each.assignment.tolist()) for each in one]
-    assert all(sorted(each) == [0, 0, 0, 1, 1, 1] for each in moved)
-    assert len(set(moved)) > 2
-    assert moved == [tuple(each.assignment.tolist()) for each in other]
-
-
 def cohort_with(losses, mlp, build, algorithm, state):
     with Engine(mlp) as engine:
         training = Training(build(), algorithm, LocalSGD(), engine, Stream(5))

@@ -52,14 +52,6 @@ def test_fine_tuning_with_local_settings_replaces_those_of_the_run(mlp, build):
     torch.testing.assert_close(deployed.models.tensor(), torch.stack(expected), **CLOSE)
 
 
-def test_fine_tuning_twice_trains_twice(mlp, build):
-    federation = build()
-    _, once = ended(mlp, federation, FineTuning())
-    _, twice = ended(mlp, federation, FineTuning(FineTuning()))
-    expected = [descended(mlp, federation, once.models[i], i, RATE / 4) for i in range(6)]
-    torch.testing.assert_close(twice.models.tensor(), torch.stack(expected), **CLOSE)
-
-
 def test_absent_clients_are_fine_tuned_and_are_members_of_their_models(mlp, build):
     state, deployed = ended(mlp, build(), FineTuning(), rounds=1, participation=0.5)
     assert (state.assignment < 0).sum() == 3

@@ -8,7 +8,6 @@ import torch
 from plain_training import CLOSE, losses_of, played, sgd
 from shoal.algorithms import IFCA, FedEM, FedRC, FedSoft
 from shoal.algorithms.clusters.fedem import mixture_outputs
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import Augmentation
@@ -169,12 +168,6 @@ def test_a_mixture_is_each_client_s_weighted_sgd(model, build, name):
         torch.testing.assert_close(states[-1].server["fedrc.label_shares"], shares, rtol=1e-4, atol=1e-5)
 
 
-def test_fedrc_s_first_round_is_fedem_s_and_no_later_one(mlp, build):
-    em, rc = (trained(mlp, build(), each) for each in (FedEM(2), FedRC(2)))
-    assert torch.equal(em[1].models, rc[1].models)
-    assert not torch.allclose(em[2].models, rc[2].models, **CLOSE)
-
-
 def test_fedrc_does_not_prefer_a_model_for_having_seen_more_of_a_label(mlp, build):
     """Two models that know the prior of labels alone: FedEM tells clients apart by their labels, FedRC does not."""
     with Engine(mlp, threads=1) as engine:
@@ -216,23 +209,6 @@ def test_a_mixture_s_directives_are_those_of_the_model_that_is_trained(mlp, buil
     first, *_, last = trained(mlp, build(), FedEM(2), defenses=(OnlyFirst(),))
     assert (last.models[0] - first.models[0]).norm() > 0.01
     assert (last.models[1] - first.models[1]).norm() < 1e-6
-
-
-@pytest.mark.parametrize("name", ["fedem", "fedrc"])
-@pytest.mark.parametrize(
-    ("defense", "sentence"),
-    [
-        ({"dp_sgd": {"max_grad_norm": 1.0, "noise_multiplier": 0.5}}, "DP-SGD bounds what an example changes"),
-        ({"mixup": 0.4}, "no other objective"),
-        ({"flooding": 0.3}, "no other objective"),
-    ],
-    ids=str,
-)
-def test_defences_that_cannot_weigh_examples_are_refused_before_the_run(name, defense, sentence, toy_config):
-    from shoal.config.build import build  # noqa: PLC0415
-
-    with pytest.raises(InputError, match=sentence):
-        build(toy_config(algorithm={"name": name, "rounds": 1}, defenses=defense))
 
 
 def test_augmentation_and_weights_of_examples_go_together(cnn, build):

@@ -18,8 +18,8 @@ from shoal.attacks import DifficultyCalibration, LiRA, LossScore, Stack
 from shoal.attacks.scores.score_levels import record_levels
 from shoal.attacks.scores.trajectory import LossTrajectory
 from shoal.audit import leave_one_out_scores
-from shoal.audit.attacked_records import REFERENCE_ATTACKS, AttackScores, attack_records
-from shoal.audit.record_table import measure, strongest
+from shoal.audit.attacked_records import REFERENCE_ATTACKS, attack_records
+from shoal.audit.record_table import RecordTable, measure, strongest
 from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.engine import Engine
@@ -112,8 +112,10 @@ def test_of_references_that_share_records_all_others_are_left():
 def test_each_view_has_a_stack_of_what_it_can_do_where_it_has_an_attack_of_its_own():
     records = made_up_pairs(200, 8, effect=np.full(400, 1.0))
     draw, trained = np.random.default_rng(1), records.scores.reference_member
-    exact = AttackScores("server", draw.normal(3.0 * records.scores.member), np.zeros(400), draw.normal(3.0 * trained))
-    unknown = AttackScores("client", draw.normal(size=400), np.zeros(400))
+    exact = RecordTable.from_columns(
+        draw.normal(3.0 * records.scores.member), view="server", reference=draw.normal(3.0 * trained)
+    )
+    unknown = RecordTable.from_columns(draw.normal(size=400), view="client")
     attacked = attack_records(replace(records, further={"exact": exact, "unknown": unknown}))
     assert "stack-client" not in attacked.attacks, "its only score on references is not known"
     assert set(attacked.attacks["stack-server"].view) == {"server"}

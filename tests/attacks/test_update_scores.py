@@ -11,9 +11,9 @@ from shoal.attacks import OwnedRecords, update_scores
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, RoundUpdates
-from shoal.engine.backends import example_gradients as gradients_module
+from shoal.engine.backends import gradient_clipping as gradients_module
 from shoal.models import MnistCNN, Model, cross_entropy
-from shoal.models.recurrent import ReviewGRU
+from shoal.models.networks import ReviewGRU
 
 
 class Normed(nn.Module):

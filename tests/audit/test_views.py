@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from made_up_scores import made_up
-from shoal.audit.attacked_records import AttackScores, AuditRecords, attack_records
+from shoal.audit.attacked_records import AuditRecords, attack_records
 from shoal.audit.audit import VIEW_METRICS, audit_records, parse_gates
-from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER, strongest
+from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER, RecordTable, strongest
 from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS
 from shoal.metrics import roc_auc
@@ -27,9 +27,9 @@ def seen(records, view, right, name, exact=0.0):
     """The records with an attack that is right about a share of them, and says of a share that it is exact."""
     draw = np.random.default_rng(2)
     called = records.scores.member ^ (draw.random(len(records)) >= right)
-    cut, said = np.full(len(records), 0.5), draw.random(len(records)) < exact
-    further = {**records.further, name: AttackScores(view, 1.0 * called, cut, exact=said)}
-    return replace(records, further=further)
+    said = draw.random(len(records)) < exact
+    answers = RecordTable.from_columns(1.0 * called, threshold=0.5, view=view, exact=said)
+    return replace(records, further={**records.further, name: answers})
 
 
 def audited(records):
@@ -110,7 +110,7 @@ def test_a_view_s_attack_of_larger_area_decides_though_its_threshold_misses(reco
     """Nothing is above the threshold, so its balanced accuracy is 0.5. A gate on that still sees the others'."""
     draw, few = np.random.default_rng(2), records.group == "few"
     score = draw.normal(2.0 * records.scores.member)
-    further = {"missed": AttackScores(CLIENT, score, np.full(len(records), 9.0))}
+    further = {"missed": RecordTable.from_columns(score, threshold=9.0, view=CLIENT)}
     audit = audited(replace(records, further=further))
     assert audit.headline(CLIENT, "group", "few")["attack"] == "missed"
     flat, before = audit.flat(), plain.flat()

@@ -117,7 +117,7 @@ seeds = [0]
 def test_a_sweep_refuses_a_coordinator_that_cannot_steer_before_any_run_is_started(toy_sweep, tmp_path):
     text = 'base = "base.toml"\nseeds = [0]\n[grid]\n"red_team.every" = [2, 0]\n'
     sweep = read_sweep(toy_sweep(tmp_path, text, algorithm__name="ifca", coordinator={"l2": 0.1}))
-    with pytest.raises(InputError, match=r"red_team.every = 0, seed 0: \[coordinator\]: a coordinator steers by"):
+    with pytest.raises(InputError, match=r"red_team.every = 0, seed 0: coordinator: a coordinator steers by"):
         plan_runs(sweep)
 
 
@@ -130,5 +130,5 @@ def network(shape):
 """)
     monkeypatch.syspath_prepend(tmp_path)
     config = toy_config(model={"name": "normed:network"}, coordinator={"dp_sgd": {"noise_multiplier": 0.5}})
-    with pytest.raises(InputError, match=r"^\[coordinator\]: layer '2' \(BatchNorm1d\) mixes the examples of a batch"):
+    with pytest.raises(InputError, match=r"^coordinator: layer '2' \(BatchNorm1d\) mixes the examples of a batch"):
         build(config)

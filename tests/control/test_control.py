@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linprog
 
 from shoal.control import Knob, LimitController, RecordedDirectives, RiskPrediction
-from shoal.control.feedback import over_limit_shares, utilities
+from shoal.control.coordinator import over_limit_shares, utilities
 from shoal.control.knobs import Memory, Sensitivity, allocate
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream

@@ -75,7 +75,7 @@ def test_defences_of_images_are_refused_for_other_examples(tmp_path, kind, defen
         "data": data, "model": model, "algorithm": {"name": "fedavg", "rounds": 1}, "defenses": defenses,
         "red_team": {"every": 0, "attack": "gap"},
     }  # fmt: skip
-    with pytest.raises(InputError, match=rf"^\[defenses\]: {re.escape(sentence)}"):
+    with pytest.raises(InputError, match=rf"^defenses: {re.escape(sentence)}"):
         build(parse_config(table, "test"))
 
 
@@ -91,8 +91,8 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
         ({"flooding": "a"}, r"'defenses.flooding' must be a number.*; got 'a'"),
         ({"relaxloss": {}}, r"the key 'defenses.relaxloss.alpha' is missing"),
         ({"augmentation": {"strength": 0.5}}, r"unknown key 'defenses.augmentation.strength'"),
-        ({"mixup": 0.4, "flooding": 0.5}, r"^\[defenses\]: Mixup and Flooding each replace what a local step"),
-        ({"ccl": {}, "dp_sgd": {"noise_multiplier": 1.0}}, r"^\[defenses\]: DP-SGD clips the gradient of each"),
+        ({"mixup": 0.4, "flooding": 0.5}, r"^defenses: Mixup and Flooding each replace what a local step"),
+        ({"ccl": {}, "dp_sgd": {"noise_multiplier": 1.0}}, r"^defenses: DP-SGD clips the gradient of each"),
         ({"dp_sdg": {}}, r"unknown key 'defenses.dp_sdg'; did you mean 'dp_sgd'\?"),
         ({"dp_sgd": {}}, r"the key 'defenses.dp_sgd.noise_multiplier' is missing"),
         (

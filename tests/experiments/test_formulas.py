@@ -5,20 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy.stats import ttest_1samp
 
-from experiment_scripts import EXPERIMENTS, experiment_script
-from shoal.audit import one_run_audit
-from shoal.config.build import build
-from shoal.config.schema import read_config
-from shoal.core.errors import InputError
-from shoal.core.randomness import Stream
+from experiment_scripts import experiment_script
 from shoal.defenses import accounting
-from shoal.engine import Engine, State
-from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.simulation.measure import CLIENT_COLUMNS
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 # --- control ---------------------------------------------------------------------------------------------------------
 
@@ -37,30 +27,6 @@ def test_the_area_is_that_of_a_grid_of_dominated_points(front):
     assert front.dominated_area(accuracy, exposure) == pytest.approx(dominated.sum() * 0.0005**2, rel=0.02)
     means = pd.DataFrame({"accuracy": [0.7, 0.6, 0.65], "exposure": [0.6, 0.5, 0.61]}, index=["a", "b", "dominated"])
     assert front.front(means) == ["a", "b"]
-
-
-def test_a_setting_between_two_of_the_same_seed_lies_on_their_line(front):
-    random = np.random.default_rng(0)
-    low, high = (random.uniform(a, a + 0.1, (3, 5)) for a in (0.5, 0.7))
-    figures = {"low": low, "high": high, "between": low + 0.3 * (high - low)}
-    runs = pd.DataFrame([
-        {"setting": name, "seed": seed, **dict(zip(front.COMPARED, of_seeds[seed], strict=True))}
-        for seed in (2, 0, 1) for name, of_seeds in figures.items()
-    ])  # fmt: skip
-    on_line = front.of_line(runs, ("low", "high")).xs("between")
-    expected = runs[runs["setting"] == "between"].set_index("seed")[list(on_line)]
-    assert on_line.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
-
-
-@pytest.mark.parametrize("limits", [(0.5, 0.8), (0.58, 0.9)])
-def test_violations_are_as_many_as_limits_drawn_at_random_have(front, tmp_path, limits):
-    random = np.random.default_rng(0)
-    exposure = random.uniform(0.45, 0.95, 20)
-    clients = pd.DataFrame(dict.fromkeys(CLIENT_COLUMNS, 0), index=range(20)).assign(exposure=exposure)
-    clients.to_csv(tmp_path / "clients.csv", index=False)
-    over = (exposure > random.uniform(*limits, (20_000, 20))).sum(axis=1).mean()
-    # A standard deviation of the mean is at most 0.5 sqrt(20 / 20,000) = 0.016.
-    assert front.of_clients(tmp_path, limits)["expected"] == pytest.approx(over, abs=0.08)
 
 
 @pytest.mark.parametrize(
@@ -98,94 +64,12 @@ def test_a_strength_has_settled_once_it_stays_near_its_final_mean(before, after,
     assert settling.reversals(after) == reversals
 
 
-def test_events_change_the_clients_that_they_name():
-    steps = experiment_script("control/step_response")
-    small = [
-        'data.source="digits"', "data.clients=10", "data.examples_per_client=6", "data.holdout_examples=4",
-        "data.test_examples=20", "data.groups.minority.share=0.4", "data.groups.majority.share=0.6",
-    ]  # fmt: skip
-    whole = build(read_config(EXPERIMENTS / "control" / "response.toml", small))[1].federation
-    joining, leaving = steps.EVENTS
-    before = joining.before(whole)
-    after = joining.after(whole, None, Stream(0))
-    new = ~torch.isin(after.ids, before.ids)
-    assert (len(before), after.group[new].tolist()) == (8, [0, 1])
-    assert after.preferences.threshold[new].tolist() == [0.52] * 2
-    assert (after.preferences.threshold[~new] == 1).all()
-    assignment = torch.tensor([0, 1, 1, 1, 0, 1, 0, 1, 1, 0])
-    state = State(40, torch.zeros(2, 3), torch.full((2,), 0.5), assignment)
-    one, other = (leaving.after(whole, state, Stream(seed)) for seed in (0, 3))
-    assert assignment[~torch.isin(whole.ids, one.ids)].tolist() == [1, 1]
-    assert not torch.equal(one.ids, other.ids), "who leaves is drawn"
-
-
 # --- differential privacy --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def dp():
-    return experiment_script("audit/dp")
-
-
-def updates_of(dp, case, *changes, fraction=1.0):
-    """A tiny run: the simulation on its engine, and what the server received."""
-    small = [
-        'data.source="digits"', "data.clients=4", "data.examples_per_client=24", "data.test_examples=20",
-        "canaries.per_client=12", "algorithm.rounds=4",
-    ]  # fmt: skip
-    _, simulation = build(read_config(dp.BASE, [*case.changes(), *small, *changes]))
-    simulation = replace(simulation, record_updates=1)
-    with Engine(simulation.setup.model, threads=1, backend="loop") as engine, dp.too_little_noise(fraction):
-        simulation = move_to_engine(simulation, engine)
-        rounds = [report.updates for _, report in run_rounds(simulation, engine, initial_state(simulation, engine))]
-        return dp.server_scores(rounds, simulation, engine), simulation.canaries.member.numpy()
-
-
-@pytest.mark.parametrize("sampling", ["full", "poisson"])
-def test_without_noise_the_server_knows_every_coin(dp, sampling):
-    """Linear algebra: updates are sums of gradients, so that a wrong batch size, rate or set of examples shows."""
-    batches = [] if sampling == "full" else ["local.batch_size=9", "algorithm.rounds=12"]
-    scores, included = updates_of(dp, dp.Case(dp.HONEST, sampling, 1, 0), *batches, fraction=1e-5)
-    assert included.sum() not in (0, len(included))
-    assert scores[included].min() > scores[~included].max()
-    if sampling == "full":
-        assert scores == pytest.approx(included.astype(float), abs=0.05)
-
-
-def test_with_noise_alone_the_server_knows_nothing(dp):
-    """Estimates stay at 1/2, and prove nothing; of one seed in twenty they may, at a confidence of 95 %."""
-    scores, included = updates_of(dp, dp.Case(dp.HONEST, "full", 1, 1), fraction=100.0)
-    assert scores == pytest.approx(0.5, abs=0.05)
-    assert one_run_audit(scores, included).epsilon == 0
-
-
-def test_rounds_of_several_steps_are_refused_and_the_fraud_ends_with_its_block(dp):
-    right = BoundNetwork.private_step
-    with pytest.raises(InputError, match="got 2 steps a round"):
-        updates_of(dp, dp.Case(dp.HONEST, "full", 1, 0), "local.steps=2", "algorithm.rounds=1")
-    assert BoundNetwork.private_step is right
-
-
-@pytest.mark.parametrize(("sampling", "rate"), [("full", 1.0), ("poisson", 0.5)])
-def test_the_multipliers_cost_what_they_are_named_after(dp, sampling, rate):
-    for target, noise in dp.NOISE[sampling].items():
-        assert accounting.composed([(noise, rate, 10)], 1e-5) == pytest.approx(target, rel=0.01)
-
-
-def test_no_attacker_proves_more_than_one_without_a_mistake(dp):
-    included = np.arange(200) % 2 == 0
-    assert dp.largest(200, 1e-5) == one_run_audit(included.astype(float), included, delta=1e-5).epsilon > 3
 
 
 @pytest.fixture(scope="module")
 def epsilons():
     return experiment_script("property/epsilon")
-
-
-@pytest.mark.parametrize(("rate", "steps", "delta"), [(0.1, 30, 1e-5), (1.0, 1, 1e-4)])
-def test_its_rdp_is_opacus_s(epsilons, rate, steps, delta):
-    found = epsilons.ACCOUNTANTS["RDP, Opacus"](epsilons.Setting("", rate, steps, delta), 0.8)
-    assert found == pytest.approx(accounting.composed([(0.8, rate, steps)], delta), abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])
@@ -236,36 +120,6 @@ def test_a_sensor_is_judged_by_error_by_rank_and_by_which_model_is_safer(sensors
     assert lines.loc["late", "safer_right"] == 0
 
 
-def test_the_strongest_audit_and_the_last_reference_federations_are_other_truths(sensors):
-    rows = rows_of(**{"audit": lambda truth, _: truth, "audit, other": lambda truth, _: truth + 0.02})
-    lines = sensors.judged(rows, "strongest").set_index("sensor")
-    assert lines["bias"].to_dict() == pytest.approx({"audit": -0.02, "audit, other": 0.0})
-
-    def references(truth, i):
-        return truth + 0.1 if i // 2 % 2 else np.nan
-
-    rows = rows_of(audit=lambda truth, _: truth, **{sensors.REFERENCES: references}).dropna()
-    lines = sensors.judged(rows, sensors.REFERENCES).set_index("sensor")
-    assert lines["models"].to_dict() == {"audit": 4}, "what judges is no sensor itself"
-    assert lines.loc["audit", ["error", "bias"]].tolist() == pytest.approx([0.1, -0.1])
-
-
-def test_a_factor_is_a_ratio_of_mean_advantages(sensors):
-    """A sensor that sees a tenth in every model has the factor 10, after which it is right; of chance none is known."""
-    rows, deviation = [], [3, 1, -2, -4]
-    for i in range(8):
-        truth = 0.62 + 0.01 * i
-        risks = {
-            sensors.REFERENCES: truth, "tenth": 0.5 + (truth - 0.5) / 10, "chance": 0.51 + 0.01 * deviation[i // 2],
-        }  # fmt: skip
-        place = {"run": "a", "seed": i // 2, "round": 5, "cluster": i % 2, "seconds": 1.0}
-        rows += [place | {"sensor": name, "risk": risk} for name, risk in risks.items()]
-    lines = sensors.factors(pd.DataFrame(rows)).set_index("sensor")
-    assert lines.loc["tenth", ["factor", "low", "high", "error"]].tolist() == pytest.approx([10, 10, 10, 0])
-    assert lines.loc["chance", "factor"] == pytest.approx(0.155 / 0.005)
-    assert np.isnan(lines.loc["chance", ["low", "high"]].astype(float)).all(), "no factor is excluded"
-
-
 def test_the_interval_of_a_ratio_is_fiellers(sensors):
     """By its definition, the ends are the ratios at which a paired t test of above - f below is at its level."""
     above, below = np.array([0.11, 0.16, 0.13, 0.15]), np.array([0.03, 0.05, 0.05, 0.04])
@@ -290,20 +144,6 @@ def test_lines_are_judged_on_other_settings_than_those_they_are_fitted_on():
     assert (lines["slope"]["histogram"], lines["level"]["histogram"]) == pytest.approx((0.5, 0.55))
     others = models["truth"][models["setting"] != "base"].mean()
     assert lines["base.line.error"]["none"] == pytest.approx((models["truth"][:4] - others).abs().mean())
-
-
-def test_record_features_are_ranked_by_what_references_say():
-    draw = np.random.default_rng(0)
-    exposure, inside = draw.exponential(size=200), np.tile([True, False, True, False], (400, 1))
-    # The loss fell by as much as training on a record moves its scores.
-    trace = draw.random((200, 1)) + exposure[:, None] * np.linspace(1, 0, 10)[:, None, None]
-    arrays = {
-        "entry": np.arange(200), "assignment": np.zeros(4, dtype=int), "owner": np.arange(200) % 4, "members": trace,
-        "reference": inside * np.tile(exposure, 2)[:, None], "reference_member": inside,
-    }  # fmt: skip
-    found = experiment_script("sensors/calibrated").by_record(arrays)
-    assert found["trace range"] == pytest.approx((1.0, 1.0))
-    assert found["fall"] == pytest.approx((1.0, 1.0))
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -362,22 +202,6 @@ def test_the_population_s_non_members_are_a_mixture(capsys):
     expected = [share * 0.6 + (1 - share) * 0.8 for share in shares.values()]
     assert [float(cell) for cell in population[3:7]] == pytest.approx(expected, abs=5e-4)
     assert float(population[-1]) == pytest.approx(np.sqrt(((expected - claims.PAPER) ** 2).mean()), abs=5e-4)
-
-
-def test_algorithms_are_compared_by_the_strongest_attack_over_all_shifts_and_in_each(capsys):
-    claims = experiment_script("ifca-mir/claims")
-    effect = {("IFCA", "near"): 0.5, ("IFCA", "far"): 0.6, ("IFCA-MIR", "near"): 0.4, ("IFCA-MIR", "far"): 0.6}
-    rows = [
-        {"algorithm": algorithm, "shift": shift, "seed": seed} | dict.fromkeys(claims.STRONGEST, value + 0.1 * seed)
-        | {"clusters.0.mia": 0.8, "clusters.1.mia": 0.6, "clusters.0.gap": 0.5, "clusters.1.gap": 0.6}
-        | {"clusters.0.risk": 0.52, "clusters.1.risk": 0.48 + 0.04 * seed}
-        for (algorithm, shift), value in effect.items() for seed in (0, 1)
-    ]  # fmt: skip
-    claims.strongest(pd.DataFrame(rows), "sweep", "shift")
-    out = capsys.readouterr().out
-    lines = [line.strip("| ").split(" | ") for line in out.splitlines() if "mia_by_rmia.minority" in line]
-    assert [line[3] for line in lines] == ["-0.050", "-0.100", "+0.000"], "over both, near, far"
-    assert "| risk | 20.0 | unbounded | inf, 10.0 |" in out, "of the means over seeds, not the mean of the ratios"
 
 
 def test_a_power_law_is_recovered():

@@ -60,21 +60,3 @@ def test_attributes_of_faces_have_their_shares_are_independent_and_can_be_seen()
     assert isinstance(faces, ImageDataset)
     eyes = faces.pixels[:, :, 26:34, 13:34].double().mean((1, 2, 3))
     assert float(eyes[sunglasses].mean()) < 0.75 * float(eyes[~sunglasses].mean())
-
-
-def test_words_of_reviews_tell_score_and_author_which_are_independent_but_not_for_certain():
-    texts = generated("reviews", "score")
-    assert isinstance(texts, TextDataset)
-    masks = torch.stack([holds("reviews", f"score/author-{author}") for author in range(1, 11)])
-    assert bool((masks.sum(dim=0) == 1).all()), "each review has one author"
-    overall = texts.labels.bincount() / len(texts.labels)
-    for mask in masks:
-        assert (texts.labels[mask].bincount(minlength=5) / mask.sum() - overall).abs().max() < 0.05
-    counts = torch.zeros(8000, texts.vocabulary + 1).scatter_add_(1, texts.words, torch.ones(8000, 40))[:, 1:]
-    for labels in (texts.labels, masks.int().argmax(dim=0)):
-        # Multinomial naive Bayes, learned from 6,000 texts.
-        known, classes = labels[:6000], len(labels.unique())
-        by_class = torch.stack([counts[:6000][known == c].sum(dim=0) for c in range(classes)]) + 1
-        words = (by_class / by_class.sum(dim=1, keepdim=True)).log()
-        predicted = (counts[6000:] @ words.T + known.bincount().log()).argmax(dim=1)
-        assert 0.65 < float((predicted == labels[6000:]).double().mean()) < 0.97

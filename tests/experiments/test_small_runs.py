@@ -12,8 +12,6 @@ import tomli_w
 import shoal
 from experiment_scripts import EXPERIMENTS, experiment_script
 from shoal.config.schema import parse_config, read_config
-from shoal.core.errors import InputError
-from shoal.runs.files import read_summary
 from shoal.sweeps import Workers, read_sweep, run_sweep
 
 SMALL = [
@@ -292,31 +290,3 @@ def test_a_comparison_of_sensors_is_taken_up_where_it_stopped(tmp_path, monkeypa
     script.compare(tmp_path, [0], [*SMALL, "local.learning_rate=0.05"])
     assert ran == [0, 1, 0]
     assert files(tmp_path) == {"runs", "estimates.csv", "sensors.csv", "sensors.md"}
-
-
-def test_reference_federations_judge_the_last_models_as_a_run_does(tmp_path):
-    script, changes = experiment_script("sensors/compare"), [*SMALL, "evaluation.reference_federations=2"]
-    # A seed with which no sensor tells 0.5 on average, of which no factor can be stated.
-    script.compare(tmp_path / "sensors", [1], changes)
-    rows = pd.read_csv(tmp_path / "sensors" / "estimates.csv")
-    judge = rows[rows["sensor"] == script.REFERENCES].set_index("cluster")
-    assert set(judge["round"]) == {2}
-    config = read_config(EXPERIMENTS / "sensors" / "base.toml", [*changes, "seed=1"])
-    summary = read_summary(shoal.run(config, tmp_path / "run"))
-    assert judge["risk"].to_dict() == pytest.approx({k: each["mia"] for k, each in summary.by_cluster.items()})
-
-
-@pytest.mark.parametrize(
-    ("script", "started"),
-    [
-        ("sensors/compare", lambda script, out: script.compare(out, [0], ["model.hiden=3"])),
-        ("control/step_response", lambda script, out: script.respond(out, [0], ["model.hiden=3"], "")),
-        ("control/cost", lambda script, out: script.cost(out, 1, ["model.hiden=3"], "")),
-        ("audit/dp", lambda script, out: script.audit(out, script.CASES[:1], ["model.hiden=3"])),
-        ("attacks/model_acquisition", lambda script, out: script.acquire(out, [0], 2, ["model.hiden=3"], "")),
-    ],
-)
-def test_a_wrong_key_is_one_sentence_and_no_result_is_written(script, started, tmp_path):
-    with pytest.raises(InputError, match="did you mean 'hidden'"):
-        started(experiment_script(script), tmp_path / "out")
-    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "th
 import contraction
 import success_grid
 import success_rate
-from assignment_flips import flip_errors, minimiser, population_loss
+from assignment_flips import flip_errors
 from gradient_descent import descend
-from ifca_rounds import Method, assign, choose, draw_clusters, losses_of, run_rounds, synthetic_risk
-from mixture import Mixture, Setting, distance_to_truth, draw_mixture, draw_starts
-from theorem import Conditions, gradient_variance, loss_variance, sampled_variances
+from ifca_rounds import Method, draw_clusters, run_rounds, synthetic_risk
+from mixture import Mixture, Setting, draw_mixture, draw_starts
+from theorem import gradient_variance, loss_variance, sampled_variances
 
 from shoal.algorithms import IFCA
 from shoal.core.randomness import Stream
@@ -57,19 +56,6 @@ def test_many_runs_at_once_are_the_runs_client_by_client(p: int, r: float, rate:
         assert np.allclose(end.numpy(), by_hand(mixture, start, rate, 60), rtol=0, atol=1e-5)
 
 
-def test_a_run_that_diverges_holds_infinities_and_harms_no_other() -> None:
-    setting = Setting(m=8, n=2, p=2, r=1.0, sigma=0.1, d=30)
-    mixture, first = draw_mixture(setting, Stream(0)), draw_starts(setting, Stream(0), 3)
-    assert bool(torch.isinf(distance_to_truth(descend(mixture, first, 20.0, 50), mixture.truth)).all())
-
-
-def test_the_lipschitz_constant_bounds_how_fast_a_loss_can_change() -> None:
-    mixture = draw_mixture(Setting(m=6, n=10, p=2, r=1.0, sigma=0.1, d=40), Stream(1))
-    largest = torch.linalg.matrix_norm(mixture.x.double(), 2) / math.sqrt(10)
-    assert bool((mixture.lipschitz >= largest).all())
-    assert bool((mixture.lipschitz <= 1.2 * largest).all())
-
-
 class Regression(nn.Module):
     """A linear model whose inputs carry their target in the last column; outputs are (prediction, target)."""
 
@@ -102,25 +88,10 @@ def test_shoal_s_engine_runs_the_same_rounds(backend: str) -> None:
     assert torch.allclose(last.models, expected, rtol=0, atol=1e-5)
 
 
-def test_distance_is_to_the_nearest_truth_and_two_models_may_share_one() -> None:
-    truth = torch.tensor([[0.0, 0.0], [10.0, 0.0]])
-    models = torch.tensor([[[0.0, 1.0], [9.0, 0.0]], [[0.0, 3.0], [4.0, 0.0]], [[0.0, 1.0], [torch.inf, 0.0]]])
-    assert distance_to_truth(models, truth).tolist() == [1.0, 3.5, torch.inf]
-
-
 def plan_of(path: Path, *words: str) -> success_grid.Plan:
     return success_grid.plan_of(
         success_grid.parse_arguments("", [str(path), "--table", "p2-m-n", "--rounds", "60", *words])
     )
-
-
-def test_an_easy_data_set_succeeds_and_a_hopeless_one_does_not(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path / "out.csv", "--starts", "4")
-    easy = Setting(m=40, n=40, p=2, r=1.0, sigma=0.1, d=5)
-    assert success_rate.best_run(plan, easy, 0)[3] == "1"
-    assert float(success_rate.best_run(plan, easy, 0)[2]) < 0.06
-    assert success_rate.best_run(plan, replace(easy, m=2, n=2, d=50), 0)[3] == "0"
-    assert success_rate.best_run(plan, replace(easy, sigma=0.0), 0)[3] == "0", "nothing is nearer than 0"
 
 
 WORDS = ("--d", "6", "--m", "8", "10", "--n", "10", "--r", "1", "--data-seeds", "2", "--starts", "3", "--rounds", "10")
@@ -168,60 +139,9 @@ def test_contraction_on_an_isotropic_quadratic_is_the_closed_form(averaging, rat
     assert bool((trajectory.distances[1:] <= bound * trajectory.distances[:-1] + 1e-12).all())
 
 
-def test_rate_one_over_the_smoothness_of_f_hat_diverges_for_beta_above_one_half() -> None:
-    mixture, start = isotropic((2, 6), 5)
-    beta = 0.75
-    trajectory = run_rounds(mixture, start, Method("model", beta, 0.5 / (1 - beta)), synthetic_risk(mixture, 0.0), 1)
-    assert torch.allclose(trajectory.distances[1] / trajectory.distances[0], torch.full((2,), 3.0, dtype=torch.float64))
-
-
-def test_a_client_leaves_at_the_formula_s_gap_and_not_a_bit_before() -> None:
-    own = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-
-    def choice(risk: float) -> int:
-        risks = torch.tensor([risk, 0.5], dtype=torch.float64)
-        return int(choose(own, risks, 0.5))
-
-    formula = 0.5 + 0.5 / 0.5 * (0.75 - 0.25)
-    assert choice(formula) == 0
-    assert choice(math.nextafter(formula, 2)) == 1
-
-
 def test_bisection_finds_the_formula_s_gap_for_every_client_and_weight() -> None:
     mixture, start = draw_clusters((4, 12), 50, 5, 0.1, Stream(1))
     assert flip_errors(mixture, start, (0.1, 0.5, 0.9)) < 1e-12
-
-
-def test_when_the_minority_leaves_its_model_stays_and_the_other_goes_to_the_weighted_mean() -> None:
-    mixture, start = isotropic((2, 6), 5)
-    trajectory = run_rounds(mixture, start, Method("gradient", 0.9), synthetic_risk(mixture, 0.5), 80)
-    assert bool((trajectory.assignments == 1).all())
-    assert torch.equal(trajectory.models[-1, 0], start[0])
-    mean = 0.25 * mixture.truth[0] + 0.75 * mixture.truth[1]
-    assert torch.allclose(trajectory.models[-1, 1], mean, atol=1e-9)
-
-
-def test_the_risk_of_a_truth_is_by_its_cluster_s_size() -> None:
-    mixture, _ = isotropic((2, 6), 5)
-    risks = synthetic_risk(mixture, 0.3)(mixture.truth)
-    # Of two clusters, a truth is to exp(-4) also of the other's kind.
-    assert float(risks[0] - risks[1]) == pytest.approx(0.3 * math.tanh(2))
-    assert bool((risks >= 0.5).all())
-
-
-def test_who_descended_f_hat_would_stay_where_who_descends_f_leaves() -> None:
-    mixture, _ = isotropic((2, 6), 5)
-    beta, gap = 0.8, 0.75
-
-    def linear(models: Tensor) -> Tensor:
-        along = mixture.truth[0] - mixture.truth[1]
-        return 0.5 + gap * ((models - mixture.truth[1]) @ along) / along.square().sum()
-
-    minority = mixture.cluster == 0
-    assert beta / (1 - beta) * gap > float(losses_of(mixture, mixture.truth)[0, 1])
-    assert bool((assign(mixture, mixture.truth, linear, beta)[minority] == 1).all())
-    ends = torch.stack([minimiser(population_loss(truth, linear, beta), truth) for truth in mixture.truth])
-    assert torch.equal(assign(mixture, ends, linear, beta), mixture.cluster)
 
 
 @pytest.mark.parametrize("distance", [0.0, 0.3, 2.0])
@@ -229,19 +149,6 @@ def test_variances_in_closed_form_are_those_of_samples(distance: float) -> None:
     loss, gradient = sampled_variances(distance, 0.1, 8, Stream(0).generator())
     assert loss_variance(distance, 0.1) == pytest.approx(loss, rel=0.05)
     assert gradient_variance(distance, 0.1, 8) == pytest.approx(gradient, rel=0.05)
-
-
-def test_conditions_by_hand() -> None:
-    c = Conditions(
-        clients=100, batch=400, clusters=2, p=0.25, delta_truths=2.0, initial_distance=0.5, loss_sd=3.0, gradient_sd=5.0
-    )
-    assert c.slack == 0.25
-    assert c.batch_needed == pytest.approx(2 * 9 / (1 / 16 * 4 * 16))
-    assert c.p_needed == pytest.approx(math.log(40_000) / 100)
-    assert c.factor == 1 - 1 / 32
-    first, second = 5 / (0.5 * 2 * 100), 9 / (0.5 / 16 * 4 * 16 * 400)
-    third = 3 * 5 * 2**1.5 / (0.5**1.5 * 0.25 * 2 * 2 * 4 * 200)
-    assert c.epsilon0(0.5) == pytest.approx(first + second + third)
 
 
 def test_contraction_writes_its_tables_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

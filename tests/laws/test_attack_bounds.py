@@ -49,7 +49,7 @@ def attacked(rule, local=WHOLE, algorithm=None):
         run = AttackedRun.from_run(simulation, now.state, now.rows, engine)
         records, spans = records_of_run(run, run.scores(engine), [], engine), run.spans(engine)
     scores = {**records.further, **spans.scores}
-    return {name: (found.view, measure(records.answers(name, found))) for name, found in scores.items()}, stated
+    return {name: (found.view[0], measure(records.rows_of(name, found))) for name, found in scores.items()}, stated
 
 
 def exceeded(found, stated):

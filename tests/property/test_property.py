@@ -41,7 +41,8 @@ def same(one, other):
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 def test_watching_changes_nothing(model, federation, algorithm):
     alone, _ = played(model, federation, algorithm)
-    watched, observations = played(model, federation, algorithm, attack=PropertyAttack(simulated_clients=3))
+    attack = PropertyAttack(simulated_clients=3, remove_own_update=True, property_fractions=(1.0, 0.5))
+    watched, observations = played(model, federation, algorithm, attack=attack)
     assert same(alone, watched)
     assert sum(len(seen.features) for seen in observations) > 0
 
@@ -122,16 +123,6 @@ def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
         nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
         gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
         assert torch.allclose(update, -0.1 * mlp.layout.pack(gradients), atol=1e-6)
-
-
-def test_a_simulated_client_has_examples_of_both_kinds(mlp, federation):
-    auxiliary = Auxiliary.from_attacker(federation)
-    with Engine(mlp) as engine:
-        args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
-        few = replace(auxiliary, without_property=auxiliary.with_property)
-        mixed = local_updates(mlp.init(Stream(2)), auxiliary, [0.5], **args)
-        alone = local_updates(mlp.init(Stream(2)), few, [0.5], **args)
-    assert not torch.equal(mixed, alone), "half of the batch comes from the examples without the property"
 
 
 def test_an_aggregated_update_is_a_mean_with_one_holder_or_none():

@@ -10,17 +10,14 @@ from torch import nn
 
 from full_simulation import simulate_with
 from property_rounds import LOCAL, observed, one_round, played
-from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
-from shoal.attacks import LossThreshold, ShadowModels
-from shoal.audit import RedTeam
+from shoal.algorithms import IFCA, EarlyStopping, FedAvg, FedOpt, FedSoft
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, apply_defenses
 from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.metrics.summary import flatten
 from shoal.models import Model
-from shoal.models.networks import FacesCNN
-from shoal.models.recurrent import ReviewGRU
+from shoal.models.networks import FacesCNN, ReviewGRU
 from shoal.property import PropertyAttack, PropertySchedule, active_property_attacker, extract_features
 from shoal.property.simulated_updates import Auxiliary, local_updates
 from shoal.property.update_table import property_summary
@@ -323,33 +320,6 @@ def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
     assert [len(column) for column in simulated] == [0, 0, 0]
     assert len(observation.features) > 0
     assert "round 1: simulated updates of model 0 became NaN" in caplog.text
-
-
-def test_watching_changes_nothing_whatever_defends(federation, mlp):
-    setup = apply_defenses(
-        TrainingSetup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)]
-    )
-    risk_estimator = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
-    malicious_client = active_property_attacker(setup.model, federation, alpha=0.5, gamma=5.0)
-    alone, watched = (
-        played(
-            setup.model,
-            federation,
-            IFCAMIR(IFCA(2)),
-            attack=attack,
-            local=setup.local,
-            update_filter=setup.update_filter,
-            defenses=setup.defenses,
-            malicious_clients=malicious_client,
-            risk_estimator=risk_estimator,
-            participation=0.8,
-        )[0]
-        for attack in (None, PropertyAttack(remove_own_update=True, property_fractions=(1.0, 0.5)))
-    )
-    for one, other in zip(alone, watched, strict=True):
-        assert torch.equal(one.models, other.models)
-        assert torch.equal(one.adversary["head"], other.adversary["head"])
-        assert torch.equal(one.risks, other.risks)
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from safetensors.numpy import save_file
 from sklearn.metrics import roc_auc_score
 
 from experiment_scripts import experiment_script
 from html_page import figures_on, page_of
 from run_of_any_shape import (
-    clients_of,
     config_of,
+    finished as usual_run,
     frames_of,
     html_of as usual_html,
     meanings_of,
     report_text,
-    roc_of,
-    rounds_of,
     samples_of,
     summary_of,
     texts_of,
@@ -41,7 +38,6 @@ from shoal.property.property_page import (
     auc_over_rounds,
     control_auc_over_rounds,
     cosines,
-    draw_map,
     draw_points,
     maps,
     rolling_mean,
@@ -52,10 +48,9 @@ from shoal.property.update_table import property_summary
 from shoal.reports.page import Section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
-from shoal.reports.run.run_tables import overall, time_table
+from shoal.reports.run.run_tables import overall
 from shoal.reports.run.run_verdict import verdict
 from shoal.runs.result import report_of
-from unrendered import figures_without_pdf
 
 pytestmark = pytest.mark.usefixtures("_rendered_figures")
 
@@ -102,13 +97,10 @@ def html_of(clusters: int) -> str:
 def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, config: Config | None = None) -> Path:
     """A run directory with the outcome of a property attack."""
     out.mkdir(exist_ok=True)
+    usual_run(out, GROUPS, clusters)
     updates = updates_of(clusters) if updates is None else updates
-    save_file(samples_of(GROUPS), out / "samples.safetensors")
-    text = (attacked(clusters) if config is None else config).toml()
-    (out / "config.toml").write_text(text, encoding="utf-8")
-    frames = {"rounds": rounds_of(GROUPS, clusters), "clients": clients_of(GROUPS, clusters), "roc": roc_of(GROUPS)}
-    for name, frame in (frames | {"property": updates}).items():
-        frame.to_csv(out / f"{name}.csv", index=False)
+    updates.to_csv(out / "property.csv", index=False)
+    (out / "config.toml").write_text((attacked(clusters) if config is None else config).toml(), encoding="utf-8")
     (out / "summary.json").write_text(json.dumps(flatten(summary_with(clusters, updates))), encoding="utf-8")
     return out
 
@@ -121,10 +113,6 @@ def section_of(summary: Summary, updates: pd.DataFrame, clusters: int = 2, **att
 
 def cells(summary: Summary, updates: pd.DataFrame, clusters: int = 2) -> dict[str, tuple[str, ...]]:
     return texts_of(section_of(summary, updates, clusters).table)
-
-
-def script():
-    return experiment_script("property/figures")
 
 
 @pytest.mark.parametrize("clusters", [1, 2])
@@ -169,30 +157,6 @@ def test_metrics_that_are_missing_are_dashes() -> None:
     assert {cell for line in shown.values() for cell in line} == {DASH, ""}
 
 
-@pytest.mark.parametrize(
-    ("attack", "words", "without"),
-    [
-        ({"mode": "passive"}, ["only observes", "all models"], ["times as large", "0.9"]),
-        ({"mode": "active", "alpha": 0.75}, ["0.75 times", "0.25 times", "active"], ["times as large"]),
-        ({"mode": "scaled", "gamma": 10.0, "alpha": 0.7}, ["10 times as large", "0.3 times"], ["only observes"]),
-        (
-            {"visible_models": "own", "period": 4},
-            ["only the model that it trains", "multiple of 4"],
-            ["all models before"],
-        ),
-        ({"auxiliary": "attacker+test", "forests": "per-cluster"}, ["test examples", "for each model"], []),
-        ({"warm_up": 7}, ["from round 8 on"], []),
-    ],
-)
-def test_words_say_who_looks_for_what(attack: dict, words: list[str], without: list[str]) -> None:
-    # Without updates there are no figures to draw.
-    text = " ".join(section_of(Summary(), updates_of().head(0), **attack).paragraphs)
-    for word in words:
-        assert word in text
-    for word in without:
-        assert word not in text
-
-
 @pytest.mark.usefixtures("_unrendered_figures")
 def test_page_of_a_run_without_the_attack_has_no_section(tmp_path: Path) -> None:
     config = config_of(GROUPS, 2)
@@ -227,16 +191,6 @@ def test_run_that_saw_nothing_has_a_section_without_figures(tmp_path: Path) -> N
     page = page_of(report_text(finished(tmp_path, updates=updates_of().head(0))))
     assert "Property inference" in page.text
     assert "property-auc-title" not in page.ids
-
-
-@pytest.mark.usefixtures("_unrendered_figures")
-def test_property_inference_is_shown_by_the_interval_of_its_area() -> None:
-    updates = updates_of(1)
-    certain, none = (auc_over_rounds(updates.assign(score=score)) for score in (updates["present"], 0.5))
-    assert certain is not None
-    assert none is not None
-    assert certain.title.startswith("Exposure of the property: exposed, AUC 1.000 (")
-    assert none.title.startswith("Exposure of the property: not decided, AUC 0.500 (")
 
 
 def test_first_map_is_left_out_where_there_were_too_few() -> None:
@@ -328,18 +282,6 @@ def test_points_that_are_drawn_do_not_favour_any_part_of_a_period(period: int) -
     assert np.bincount(kept % period) / len(kept) == pytest.approx(share, abs=5 * np.sqrt(share / len(kept)))
 
 
-def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
-    axes = Figure().subplots()
-    draw = np.random.default_rng(2)
-    held = np.arange(5 * MAX_POINTS) % 5 == 0
-    draw_map(axes, pd.DataFrame({"x": draw.normal(size=5 * MAX_POINTS), "y": 0.0, "present": held.astype(int)}))
-    without, with_it = axes.lines
-    assert without.get_marker() != with_it.get_marker()
-    assert without.get_color() != with_it.get_color()
-    counts = [len(np.asarray(line.get_xdata())) for line in (without, with_it)]
-    assert counts == pytest.approx([0.8 * MAX_POINTS, 0.2 * MAX_POINTS], rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("metrics", "sentence"),
     [
@@ -364,37 +306,22 @@ def test_verdict_gains_a_sentence(metrics: dict, sentence: str | None) -> None:
         assert text.count(". ") == plain.count(". ") + 1
 
 
-def test_epsilon_is_shown_with_its_delta_and_what_it_is_of() -> None:
+def test_epsilon_is_shown_with_its_delta() -> None:
     name = "Epsilon, largest of the clients"
-    private, without_noise, plain = (
-        overall(view_of(GROUPS, 2, more)) for more in ({"epsilon": 9.23, "delta": 1e-5}, {"delta": 1e-5}, {})
-    )
+    private = overall(view_of(GROUPS, 2, {"epsilon": 9.23, "delta": 1e-5}))
     assert texts_of(private)[name] == ("9.230",)
     assert "delta = 1e-05" in meanings_of(private)[name]
-    assert "of which model they choose only with" in meanings_of(private)[name]
-    assert texts_of(without_noise)[name] == (DASH,)
-    assert "nothing is guaranteed" in meanings_of(without_noise)[name]
-    assert name not in texts_of(plain)
+    assert texts_of(overall(view_of(GROUPS, 2, {"delta": 1e-5})))[name] == (DASH,)
+    assert name not in texts_of(overall(view_of(GROUPS, 2, {})))
 
 
-def test_time_of_the_attack_is_shown_where_there_is_one() -> None:
-    assert "Property attack" not in texts_of(time_table({}))
-    assert texts_of(time_table({"seconds.property_attack": 2.0}))["Property attack"][0] == "2.0 s"
-
-
-@pytest.fixture
-def both(tmp_path: Path) -> tuple[Path, Path]:
-    """A run of FL and one of CFL."""
-    return finished(tmp_path / "fl", 1), finished(tmp_path / "cfl", 3)
-
-
-def drawn(both: tuple[Path, Path], out: Path, *more: str) -> int:
-    return script().main([*map(str, both), "--out", str(out), *more])
-
-
-def test_paper_s_figures_of_two_runs(both: tuple[Path, Path], tmp_path: Path) -> None:
-    assert drawn(both, tmp_path / "a", "--title", "T < U") == 0
-    assert drawn(both, tmp_path / "b", "--title", "T < U") == 0
+def test_paper_s_figures_of_two_runs(tmp_path: Path) -> None:
+    """Of a run of FL and one of CFL; the same bytes each time."""
+    runs = [str(finished(tmp_path / name, clusters)) for name, clusters in (("fl", 1), ("cfl", 3))]
+    for out in ("a", "b"):
+        assert (
+            experiment_script("property/figures").main([*runs, "--out", str(tmp_path / out), "--title", "T < U"]) == 0
+        )
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == ["cosine.md", "cosine.pdf", "cosine.svg", "maps.pdf", "maps.svg"]
     for name in names:
@@ -410,66 +337,3 @@ def test_paper_s_figures_of_two_runs(both: tuple[Path, Path], tmp_path: Path) ->
     assert lines[3].endswith(f"| {DASH} |")
     cosine_drawn = (tmp_path / "a" / "cosine.svg").read_text(encoding="utf-8")
     assert f"FL: {one.mean():.3f} ± {one.std():.3f}" in cosine_drawn
-
-
-def test_map_of_few_rounds_is_said_to_be_missing(both: tuple[Path, Path], tmp_path: Path) -> None:
-    updates_of(1).assign(early_x=np.nan, early_y=np.nan).to_csv(both[0] / "property.csv", index=False)
-    with figures_without_pdf():
-        assert drawn(both, tmp_path / "a") == 0
-    assert (tmp_path / "a" / "maps.svg").read_text(encoding="utf-8").count("too few updates") == 1
-
-
-def swap(fl: Path, cfl: Path) -> tuple[Path, Path]:
-    return cfl, fl
-
-
-def unfinished(fl: Path, cfl: Path) -> tuple[Path, Path]:
-    (cfl / "summary.json").unlink()
-    return fl, cfl
-
-
-def unattacked(fl: Path, cfl: Path) -> tuple[Path, Path]:
-    (fl / "config.toml").write_text(config_of(GROUPS, 1).toml(), encoding="utf-8")
-    return fl, cfl
-
-
-def other_task(fl: Path, cfl: Path) -> tuple[Path, Path]:
-    text = (cfl / "config.toml").read_text(encoding="utf-8")
-    (cfl / "config.toml").write_text(text.replace("smiling/sun", "smiling/eye"), encoding="utf-8")
-    return fl, cfl
-
-
-def no_maps(fl: Path, cfl: Path) -> tuple[Path, Path]:
-    updates_of(3).drop(columns=["all_x"]).assign(early_x=np.nan).to_csv(cfl / "property.csv", index=False)
-    return fl, cfl
-
-
-def damaged(fl: Path, cfl: Path) -> tuple[Path, Path]:
-    (cfl / "property.csv").write_text("round\n", encoding="utf-8")
-    return fl, cfl
-
-
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (swap, "must be a run of FL, with one model"),
-        (unfinished, "is not a finished run"),
-        (unattacked, "has no property attack"),
-        (other_task, "another task than"),
-        (no_maps, "property_attack.tsne = true"),
-        (damaged, "property.csv: is damaged"),
-    ],
-)
-def test_runs_that_cannot_be_drawn_are_one_sentence(both, tmp_path, capsys, spoil, sentence) -> None:
-    assert drawn(spoil(*both), tmp_path / "out") == 2
-    text = capsys.readouterr().err
-    assert sentence in text
-    assert text.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("_unrendered_figures")
-def test_place_that_cannot_be_written_is_one_sentence(both, tmp_path, capsys) -> None:
-    (tmp_path / "out").write_text("a file", encoding="utf-8")
-    assert drawn(both, tmp_path / "out") == 2
-    assert "cannot be written" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_the_noise_of_a_promise_is_the_least_that_keeps_it(toy_config, view, pro
 
 
 def names_on(config, data):
-    ladder = ladder_of(config, resolve(config, data).simulation().federation, DEMAND)
+    ladder = ladder_of(config, resolve(config, data).simulation.federation, DEMAND)
     return [rung.name for rung in possible_rungs(config, data, ladder.rungs)]
 
 

@@ -16,7 +16,9 @@ from shoal.core.errors import InputError
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay import reference_federations
-from shoal.replay.reference_federations import AttackedRun, join_scores
+from shoal.replay.attack_inputs import join_scores
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.span_scores import SPAN_NAMES
 from shoal.replay.stages import RecordedRisks, matching_engine
 from shoal.simulation.play import initial_state
 
@@ -93,11 +95,13 @@ def test_a_reference_federation_depends_on_its_number_alone(attacked):
 def test_the_span_attacks_scores_are_the_same_once_added(attacked):
     run, engine = attacked(model__name="mlp", algorithm__rounds=7)
     whole, without = run.train_reference(1, engine), run.train_reference(1, engine, spans=())
-    assert len(without.span) == len(without.span_models) == 0
-    assert bool(whole.span.isfinite().any())
+    assert not without.spans
+    assert bool(whole.spans["span"].isfinite().any())
     added = run.with_spans(without, 1, engine)
-    for name in ("score", "member", "model", "population", "trajectory", "span", "span_models"):
+    for name in ("score", "member", "model", "population", "trajectory"):
         assert getattr(added, name).equal(getattr(whole, name)), name
+    for name in SPAN_NAMES:
+        assert added.spans[name].equal(whole.spans[name]), name
 
 
 def test_nothing_is_evaluated_and_no_shadow_model_trained_on_the_way(attacked, monkeypatch):

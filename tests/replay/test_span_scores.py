@@ -38,14 +38,14 @@ def audited(attacked: AttackedRun, engine: Engine) -> AuditRecords:
 
 def test_the_server_recognises_every_record_and_members_at_random_are_at_chance(dense):
     records = audited(*dense)
-    found = measure(records.answers("span", records.further["span"]))
+    found = measure(records.rows_of("span", records.further["span"]))
     assert found.auc == 1.0
     assert found.accuracy > 0.95
     coins = (np.random.default_rng(0).random(len(records) // 2) < 0.5)[records.pair]
     member = records.scores.member ^ coins
     swapped = replace(records, scores=replace(records.scores, member=member))
     for name in ("span", "span-models"):
-        null = measure(swapped.answers(name, swapped.further[name]))
+        null = measure(swapped.rows_of(name, swapped.further[name]))
         assert null.auc_low < 0.5 < null.auc_high
 
 
@@ -70,7 +70,7 @@ def test_records_of_clients_that_were_not_seen_have_no_score(toy_config, monkeyp
     assert 0 < sent.sum() < len(sent)
     for name in ("span-models", "span"):
         assert np.array_equal(~np.isnan(records.further[name].score), sent)
-        assert len(records.answers(name, records.further[name])) == sent.sum()
+        assert len(records.rows_of(name, records.further[name])) == sent.sum()
 
 
 def test_references_keep_their_scores_and_an_interruption_loses_none(dense, tmp_path, monkeypatch):
@@ -79,33 +79,30 @@ def test_references_keep_their_scores_and_an_interruption_loses_none(dense, tmp_
     whole = reference_scores(attacked, target, 2, engine, folder=tmp_path / "whole")
     for scores in whole:
         member = scores.member.numpy()
-        assert scores.span.numpy()[member].min() > scores.span.numpy()[~member].max()
+        assert scores.spans["span"].numpy()[member].min() > scores.spans["span"].numpy()[~member].max()
     reference_scores(attacked, target, 1, engine, folder=tmp_path / "part")
     again = reference_scores(attacked, target, 2, engine, folder=tmp_path / "part")
     monkeypatch.setattr(AttackedRun, "train_reference", lambda *_: pytest.fail("it is in the folder"))
     read = reference_scores(attacked, target, 2, engine, folder=tmp_path / "part")
     for one, two, three in zip(whole, again, read, strict=True):
-        for name in ("span", "span_models"):
-            assert torch.equal(getattr(one, name), getattr(two, name))
-            assert torch.equal(getattr(one, name), getattr(three, name))
+        for name in SPAN_NAMES:
+            assert torch.equal(one.spans[name], two.spans[name])
+            assert torch.equal(one.spans[name], three.spans[name])
 
 
 def test_a_span_that_is_exact_is_not_asked_of_references_and_another_is_added_where_a_stack_reads_it(dense, tmp_path):
     attacked, engine = dense
     found, target = attacked.spans(engine).scores, attacked.scores(engine)
-    assert found["span"].exact is not None
-    assert bool(found["span"].exact.all())
-    unsure = {"span": found["span"], "span-models": replace(found["span-models"], exact=None)}
+    assert found["span"].exact.all()
+    unsure = {"span": found["span"], "span-models": replace(found["span-models"], exact=~found["span"].exact)}
     spans = SpansOfRun(unsure, {}, repeat=("span-models", "span"))
     assert spans_to_repeat(spans, 8) == ("span-models",)
     assert spans_to_repeat(spans, 7) == ()
     (none,) = reference_scores(attacked, target, 1, engine, folder=tmp_path, spans=())
     (one,) = reference_scores(attacked, target, 1, engine, folder=tmp_path, spans=("span-models",))
     (both,) = reference_scores(attacked, target, 1, engine, folder=tmp_path)
-    assert [[len(each.span_models) > 0, len(each.span) > 0] for each in (none, one, both)] == [
-        [False, False], [True, False], [True, True],
-    ]  # fmt: skip
-    assert torch.equal(one.span_models, both.span_models)
+    assert [{*each.spans} for each in (none, one, both)] == [set(), {"span-models"}, {"span-models", "span"}]
+    assert torch.equal(one.spans["span-models"], both.spans["span-models"])
     seen = view_scores(attacked, target, [one], engine)[0]
     assert seen["span"].reference is None
     assert seen["span-models"].reference is not None
@@ -134,7 +131,6 @@ def test_models_are_compared_by_their_known_non_members():
     found = SpanScores(score, threshold, one > 0, one, known, "hidden", 5, direct=True, noisy=False)
     of_largest = largest(found, Candidates(torch.zeros(2, 4), known=torch.zeros(3, 4)))
     np.testing.assert_array_equal(of_largest.score > of_largest.threshold, [True, False])
-    assert of_largest.exact is not None
     assert of_largest.exact.all()
 
 
@@ -149,7 +145,6 @@ def test_the_largest_of_many_scores_has_the_stated_share_of_false_alarms():
     found = SpanScores(score, cut, none > 0, none, known, "hidden", 5, direct=True, noisy=False)
     candidates = Candidates(torch.zeros(4000, 1), torch.zeros(2000, 1), group[:4000], group[4000:])
     of_largest = largest(found, candidates)
-    assert of_largest.exact is not None
     assert not of_largest.exact.any()
     for value in (0, 1):
         assert (of_largest.score > of_largest.threshold)[group[:4000] == value].mean() == pytest.approx(0.05, abs=0.015)
@@ -167,4 +162,4 @@ def test_every_algorithm_is_attacked_or_says_why_not(algorithm, build, mlp):
         for found in scores.values():
             assert np.isfinite(found.score).any()
         reference = attacked.train_reference(0, engine)
-        assert reference.span.shape == reference.score.shape
+        assert reference.spans["span"].shape == reference.score.shape

@@ -12,7 +12,7 @@ from shoal.audit.audit import attack_row
 from shoal.audit.finding import Estimate, exposure_summary, findings
 from shoal.audit.record_table import strongest
 from shoal.metrics import MembershipMetrics, membership_metrics
-from shoal.metrics.roc import roc_with_auc
+from shoal.metrics.membership import roc_with_auc
 from shoal.metrics.summary import Summary
 from shoal.reports.run.run_verdict import verdict
 from shoal.reports.sweep.report_spec import Labels, ReportSpec

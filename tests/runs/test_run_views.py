@@ -2,8 +2,8 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -11,8 +11,7 @@ import torch
 import shoal
 from full_simulation import simulate_with
 from shoal import IFCA, Federation, LocalSGD, LossThreshold, RedTeam, ShadowModels
-from shoal.audit.attacked_records import AttackScores
-from shoal.audit.record_table import CHOSEN_OF_VIEW
+from shoal.audit.record_table import CHOSEN_OF_VIEW, RecordTable
 from shoal.core.errors import InputError
 from shoal.data.preferences import VIEWS, views_of
 from shoal.replay import reference_store
@@ -32,9 +31,10 @@ def _exact_attacks(monkeypatch):
 
     def scores(attacked, target, references, engine, **_):
         member = target.member.numpy()
-        wrong, cut = torch.arange(len(member)).numpy() % 10 == 0, np.full(len(member), 0.5)
-        found = {SEEN["client"]: ("client", 1.0 * (member ^ wrong)), SEEN["server"]: ("server", 1.0 * member)}
-        return {name: AttackScores(*score, cut, exact=cut > 0) for name, score in found.items()}, {}
+        wrong = torch.arange(len(member)).numpy() % 10 == 0
+        found = {"client": 1.0 * (member ^ wrong), "server": 1.0 * member}
+        of_columns = partial(RecordTable.from_columns, threshold=0.5, exact=True)
+        return {SEEN[view]: of_columns(score, view=view) for view, score in found.items()}, {}
 
     monkeypatch.setattr(reference_store, "view_scores", scores)
 

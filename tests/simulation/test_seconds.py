@@ -7,7 +7,7 @@ import pytest
 
 import shoal
 from full_simulation import simulate_with
-from shoal.engine.round_clock import RoundClock
+from shoal.engine.worker_pool import RoundClock
 from shoal.simulation import measure, play
 from shoal.simulation.play import PARTS, SimulationState
 from shoal.simulation.simulation import Simulation
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that evaluating a round moves by 10 and the last measurement by 1,000."""
     clock = Clock(monkeypatch)
     # Parts of a round are timed in the engine, and the files of the last one where they are written.
-    for module in ("engine.round_clock", "simulation.play", "simulation.measure", "runs.run_training"):
+    for module in ("engine.worker_pool", "simulation.play", "simulation.measure", "runs.run_training"):
         monkeypatch.setattr(f"shoal.{module}.time", SimpleNamespace(perf_counter=lambda: clock.time))
     clock.slow(play, "round_metrics", 10.0)
     clock.slow(measure, "measure_models", 1000.0)
@@ -87,7 +87,7 @@ def test_parts_add_up_to_the_total(build, mlp, clock) -> None:
 
 def test_what_threads_do_side_by_side_is_scaled_to_the_wall_time(monkeypatch) -> None:
     times = iter([0.0, 0.0, 3.0, 3.0, 4.0, 2.0])
-    monkeypatch.setattr("shoal.engine.round_clock.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr("shoal.engine.worker_pool.time", SimpleNamespace(perf_counter=lambda: next(times)))
     clock = RoundClock()
     with clock.side_by_side():  # 2 s in all, in which two threads spend 3 s and 1 s.
         for part in ("local_training", "defenses"):

@@ -14,13 +14,13 @@ from flwr.app import RecordDict
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.runs.checkpoint import load_checkpoint
-from shoal_flower.client.secure_client import secure_reply
+from shoal_flower.client.client_app import secure_reply
 from shoal_flower.flower_config import NodeSettings, RunSettings
 from shoal_flower.messages import Refusal
 from shoal_flower.secure_sums.contributions import FixedPoint
 from shoal_flower.secure_sums.coordinated_sum import CoordinatedSum
-from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey
 from shoal_flower.secure_sums.participant import Participant
+from shoal_flower.secure_sums.primitives import KnownKeys, NodeKey
 from shoal_flower.secure_sums.protocol_messages import (
     Answer,
     Delivery,

@@ -16,7 +16,7 @@ import processes
 import pytest
 from processes import FRONT, NGINX, Programs, free_port, listens, wait_until
 
-from shoal_flower.client.ledger import Ledger
+from shoal_flower.client.policy import Ledger
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from pathlib import Path
 import shoal_flower
 
 INNER = {
-    "attacks.queries.loss_histograms", "attacks.updates.update_scores", "audit.red_team", "control.feedback",
-    "data.content", "data.memory_format", "data.user.arrays", "engine.engine", "engine.worker_pool",
+    "attacks.queries.loss_histograms", "attacks.updates.update_scores", "audit.red_team", "control.coordinator",
+    "data.content", "data.shards", "data.user.arrays", "engine.engine", "engine.worker_pool",
     "metrics.intervals", "models.model", "models.validation",
 }  # fmt: skip
 """Files of rooms with public names of which it needs others. A file is added only where no public name would do."""

@@ -7,7 +7,7 @@ import pytest
 from shoal.core.errors import InputError
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import LocalSGD
-from shoal_flower.client.ledger import Ledger
+from shoal_flower.client.policy import Ledger
 
 PRIVATE = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=1.1))
 

@@ -24,7 +24,7 @@ from shoal.defenses import accounting
 from shoal.engine import Engine, State
 from shoal.simulation.play import move_to_engine
 from shoal.simulation.round_metrics import group_accuracies
-from shoal_flower.client.ledger import Ledger
+from shoal_flower.client.policy import Ledger
 
 SECONDS = 240
 """What any one step may take on a machine that others use too."""

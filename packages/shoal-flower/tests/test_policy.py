@@ -19,9 +19,8 @@ from shoal.defenses import DPSGD, accounting
 from shoal.defenses.dp_sgd import NoiseShare
 from shoal.engine import ClientUpdate, LocalSGD
 from shoal_flower.client.client_round import histograms_reply, randomised, training_reply, vote_reply
-from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.node_data import asked_run, open_client
-from shoal_flower.client.policy import Policy
+from shoal_flower.client.policy import Ledger, Policy
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import REFUSED, NotAllowedError, Offer
 from wire_federation import TABLE

@@ -21,8 +21,8 @@ from shoal.models import Model, VectorShape, create_model
 from shoal.models.model import hash_of
 from shoal_flower.client import client_app
 from shoal_flower.client.client_round import histograms_reply, training_reply
-from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.node_data import keep_features
+from shoal_flower.client.policy import Ledger
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import (
     FROZEN,

@@ -14,7 +14,7 @@ from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
 from shoal.simulation.round_metrics import round_metrics
 from shoal_flower.messages import parts_of
-from shoal_flower.server.results import round_rows
+from shoal_flower.server.server_app import round_rows
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,8 @@ from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import lock_folder
 from shoal.simulation.play import initial_state, move_to_engine
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
-from shoal_flower.client.ledger import Ledger
 from shoal_flower.client.node_data import asked_run, keep_features, kept_features, open_client
-from shoal_flower.client.policy import NotAllowedError
+from shoal_flower.client.policy import Ledger, NotAllowedError
 from shoal_flower.flower_config import NodeSettings, RunSettings
 from shoal_flower.messages import Offer, Refusal
 from shoal_flower.server import attendance, server_app

@@ -25,8 +25,7 @@ from shoal.algorithms.personal.apfl import APFL
 from shoal.algorithms.personal.ditto import Ditto
 from shoal.algorithms.personal.fedbn import FedBN
 from shoal.algorithms.personal.fedrep import FedRep
-from shoal.algorithms.personal.fine_tuning import FineTuning
-from shoal.algorithms.personal.local import LocalOnly
+from shoal.algorithms.personal.local import FineTuning, LocalOnly
 from shoal.algorithms.personal.mr_mtl import MRMTL
 from shoal.algorithms.personal.per_fedavg import PerFedAvg
 from shoal.algorithms.private.cluster_size_floor import ClusterSizeFloor

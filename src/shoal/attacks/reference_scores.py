@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.errors import InputError, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.preferences import View
 from shoal.metrics.intervals import Bools, Floats, Ints
 

@@ -1,7 +1,7 @@
 """Records whose membership is asked of a model and of reference models, and every attack on their scores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from shoal.attacks import (
 from shoal.attacks.scores.score_levels import MIN_FOR_LEVELS, record_levels
 from shoal.audit.record_table import OUTSIDER, RecordTable, measure, rank_attacks_for_view, views_within
 from shoal.core.errors import InputError, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.names import require_unambiguous
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, roc_auc
@@ -49,26 +49,6 @@ MIN_OF_CELL = 50
 
 
 @dataclass(frozen=True, eq=False)
-class AttackScores:
-    """Scores and thresholds of an attack on M records.
-
-    Args:
-        view: who could carry it out.
-        score: (M,), higher for members; NaN for a record that it cannot be asked of.
-        threshold: (M,), above which it says member.
-        reference: (M, R), of the same attack on each reference model, which reads no members of that; None: unknown.
-        exact: (M,) whether the attack says that its verdict is exact, not one of statistics; None: none is.
-    """
-
-    view: View
-    score: Floats
-    threshold: Floats
-    reference: Floats | None = None
-    exact: Bools | None = None
-    __repr__ = one_line
-
-
-@dataclass(frozen=True, eq=False)
 class AuditRecords:
     """Records whose membership is attacked, and what models say of them.
 
@@ -77,7 +57,8 @@ class AuditRecords:
         record, client, group: (M,) names of each record, of the client that it belongs or would belong to, and of that
             client's group.
         all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
-        further: attacks that need more than this, computed elsewhere, by their key in audit.json.
+        further: scores, thresholds and views of attacks that need more than this, by their key in audit.json; NaN: a
+            record that the attack cannot be asked of.
         omitted: such attacks that were not computed, by their key, and why.
         notes: what must be known of the records, in sentences without a full stop.
         pair: (M,) which pair each record is of, where each has one that was trained on and one that was not, both of
@@ -92,7 +73,7 @@ class AuditRecords:
     client: Names
     group: Names
     all_models: Floats | None = None
-    further: Mapping[str, AttackScores] = field(default_factory=dict)
+    further: Mapping[str, RecordTable] = field(default_factory=dict)
     omitted: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     pair: Ints | None = None
@@ -104,32 +85,21 @@ class AuditRecords:
     def __len__(self) -> int:
         return len(self.record)
 
-    def answers(self, attack: str, scores: AttackScores) -> RecordTable:
-        """The rows of an attack: the records that it has a score of."""
-        table = RecordTable.from_columns(
-            scores.score,
-            self.scores.member,
-            threshold=scores.threshold,
-            record=self.record,
-            client=self.client,
-            group=self.group,
-            model=self.scores.model,
-            attack=attack,
-            view=scores.view,
-            pair=self.pair,
-            level=self._levels(scores),
-            exact=False if scores.exact is None else scores.exact,
-        )
-        scored = ~np.isnan(scores.score)
+    def rows_of(self, attack: str, answers: RecordTable) -> RecordTable:
+        """The rows of an attack that ``answers`` for each record, with the records' names; those without score go."""
+        columns: dict[str, NDArray[Any] | None] = {name: getattr(self, name) for name in ("record", "client", "group")}
+        columns |= {"member": self.scores.member, "model": self.scores.model, "pair": self.pair}
+        columns |= {"attack": np.broadcast_to(attack, len(self)), "level": self._levels(answers), "reference": None}
+        table, scored = replace(answers, **columns), ~np.isnan(answers.score)
         return table if scored.all() else table.take(scored)
 
-    def _levels(self, scores: AttackScores) -> Floats | None:
+    def _levels(self, answers: RecordTable) -> Floats | None:
         """The levels (M,) of an attack's scores; None with too few reference models."""
-        reference = scores.reference
+        reference = answers.reference
         if reference is None or reference.shape[1] < MIN_FOR_LEVELS or not np.isfinite(reference).all():
             return None
         try:
-            return record_levels(scores.score, reference, self.scores.reference_member)
+            return record_levels(answers.score, reference, self.scores.reference_member)
         except InputError:
             # Scores that do not vary, such as of few and equal records.
             return None
@@ -194,7 +164,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
         require(count >= 2, f"an attack is measured on at least two {kind}; got {count}")
-    answers, strength, omitted = dict[str, AttackScores](), dict[str, float](), dict[str, str]()
+    answers, strength, omitted = dict[str, RecordTable](), dict[str, float](), dict[str, str]()
     cells = threshold_cells(np.unique(records.group, return_inverse=True)[1], scores.model)
     for attack in attacks:
         if scores.references < attack.least:
@@ -210,13 +180,15 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
         require(usable, f"attack '{attack.name}': 'scores' must return one finite number per record")
         left_out = leave_one_out_scores(attack, scores)
         thresholds = reference_thresholds(score, left_out, trained, *cells)
-        answers[attack.name] = AttackScores(attack.view, score, thresholds, left_out)
+        answers[attack.name] = RecordTable.from_columns(
+            score, threshold=thresholds, view=attack.view, reference=left_out
+        )
         if left_out is not None and scores.references >= MIN_TO_CHOOSE:
             strength[attack.name] = roc_auc(left_out.ravel(), trained.ravel())
     if records.all_models is not None and records.all_models.shape[1] > 1:
         score = OtherClusters(records.all_models).scores(scores)
         thresholds = reference_thresholds(score, None, trained, *cells)
-        answers[OtherClusters.name] = AttackScores(OtherClusters.view, score, thresholds)
+        answers[OtherClusters.name] = RecordTable.from_columns(score, threshold=thresholds, view=OtherClusters.view)
     else:
         omitted[OtherClusters.name] = "there is only one model"
     answers |= records.further
@@ -224,7 +196,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     answers, omitted = answers | stacks, omitted | without
     order = [*sorted(strength, key=lambda name: -strength[name]), *CHOSEN_WITHOUT_REFERENCES, *answers]
     return AttackedRecords(
-        attacks={name: records.answers(name, scored) for name, scored in answers.items()},
+        attacks={name: records.rows_of(name, scored) for name, scored in answers.items()},
         order=[*dict.fromkeys(name for name in order if name in answers)],
         references=scores.references,
         omitted={**omitted, **records.omitted},
@@ -232,8 +204,8 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
 
 
 def stack_scores(
-    answers: Mapping[str, AttackScores], trained: Bools, *cells: Ints
-) -> tuple[dict[str, AttackScores], dict[str, str]]:
+    answers: Mapping[str, RecordTable], trained: Bools, *cells: Ints
+) -> tuple[dict[str, RecordTable], dict[str, str]]:
     """The `Stack` of each view's attacks, where the view has some of its own, and why there is none.
 
     A stack is of all attacks that the view or a weaker one can carry out, and whose scores on reference models are
@@ -242,19 +214,19 @@ def stack_scores(
     references = trained.shape[1]
     if references < Stack.least:
         return {}, {Stack.name: f"needs {Stack.least} reference models; there are {references}"}
-    stacks = dict[str, AttackScores]()
+    stacks = dict[str, RecordTable]()
     for view in VIEWS:
         parts = [
             part
             for part in answers.values()
-            if part.view in views_within(view) and part.reference is not None and np.isfinite(part.reference).any()
+            if part.view[0] in views_within(view) and part.reference is not None and np.isfinite(part.reference).any()
         ]
-        if len(parts) > 1 and view in {part.view for part in parts}:
+        if len(parts) > 1 and view in {part.view[0] for part in parts}:
             of_references = np.stack([part.reference for part in parts if part.reference is not None], axis=2)
             score, left_out = Stack().scores(np.stack([part.score for part in parts], axis=1), of_references, trained)
             name = Stack.name if view == OUTSIDER else f"{Stack.name}-{view}"
             thresholds = reference_thresholds(score, left_out, trained, *cells)
-            stacks[name] = AttackScores(view, score, thresholds, left_out)
+            stacks[name] = RecordTable.from_columns(score, threshold=thresholds, view=view, reference=left_out)
     return stacks, {} if stacks else {Stack.name: "needs two attacks whose scores on reference models are known"}
 
 

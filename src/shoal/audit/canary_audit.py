@@ -25,7 +25,7 @@ from shoal.attacks import logit_confidence
 from shoal.audit.measurement import FinishedTraining
 from shoal.audit.record_table import RecordTable, measure
 from shoal.core.errors import require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data import Canaries
 from shoal.metrics import canary_rate, exposure_of_canaries
 from shoal.metrics.intervals import Bools, Floats

@@ -6,7 +6,6 @@ audits of clients' updates, canaries, and property inference, whose "members" ar
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import NormalDist
 from typing import Any, overload
 
 import numpy as np
@@ -14,10 +13,10 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.attacks.updates.update_scores import NOBODY
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, membership_metrics
-from shoal.metrics.intervals import Bools, Floats, Ints
+from shoal.metrics.intervals import Bools, Floats, Ints, at_once
 
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
@@ -51,6 +50,7 @@ class RecordTable:
         exact: whether the attack says that its verdict on the record is exact, not one of statistics.
         level: the score's level on its record (`record_levels`), by which a true positive rate has a threshold for each
             record. None: unknown.
+        reference: (M, R) scores of the same attack on each of R reference models; None: unknown.
 
     Example:
         >>> import numpy as np
@@ -74,12 +74,13 @@ class RecordTable:
     exact: Bools
     pair: Ints | None = None
     level: Floats | None = None
+    reference: Floats | None = None
     __repr__ = one_line
 
     @staticmethod
     def from_columns(
         score: ArrayLike,
-        member: ArrayLike,
+        member: ArrayLike = False,
         *,
         threshold: ArrayLike = 0.0,
         weight: ArrayLike = 1.0,
@@ -92,11 +93,15 @@ class RecordTable:
         exact: ArrayLike = False,
         pair: Ints | None = None,
         level: Floats | None = None,
+        reference: Floats | None = None,
     ) -> "RecordTable":
-        """The table of columns (M,); a single value is that of all rows, and takes no memory."""
+        """The table of columns (M,); a single value is that of all rows, and takes no memory.
+
+        Without ``member`` nothing can be measured before `AuditRecords.rows_of` fills the column.
+        """
         columns = [score, member, threshold, weight, record, client, group, model, attack, view, exact]
         rows = (np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns)
-        return RecordTable(*rows, pair=pair, level=level)
+        return RecordTable(*rows, pair=pair, level=level, reference=reference)
 
     def __len__(self) -> int:
         return len(self.score)
@@ -113,9 +118,9 @@ class RecordTable:
 
     @staticmethod
     def join(tables: "Sequence[RecordTable]") -> "RecordTable":
-        """The rows of several tables, one after another; without pairs and levels."""
+        """The rows of several tables, one after another; without pairs, levels and reference models."""
         tables = tables or [RecordTable.from_columns(np.empty(0), np.empty(0, dtype=bool))]
-        names = [name for name in tables[0].columns() if name not in {"pair", "level"}]
+        names = [name for name in tables[0].columns() if name not in {"pair", "level", "reference"}]
         return RecordTable(**{name: _joined([getattr(table, name) for table in tables]) for name in names})
 
 
@@ -235,16 +240,6 @@ def _exact(metrics: MembershipMetrics) -> bool:
 
 def _above_chance(metrics: MembershipMetrics) -> bool:
     return metrics.auc - at_once(2) * (metrics.auc - metrics.auc_low) > 0.5
-
-
-def at_once(count: int) -> float:
-    """How much wider a 95 % interval is that ``count`` figures keep at once (Bonferroni), as of a normal distribution.
-
-    >>> round(at_once(1), 2), round(at_once(8), 2)
-    (1.0, 1.4)
-    """
-    quantile = NormalDist().inv_cdf
-    return quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
 
 
 def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:

@@ -27,7 +27,7 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Inline, Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
-from shoal.metrics.intervals import RateEstimate, mean_interval
+from shoal.metrics.intervals import Estimate, mean_interval
 
 Estimator = Literal["shadow", "federated", "histogram", "relative-histogram", "audit"]
 
@@ -127,7 +127,7 @@ class RedTeam:
         keep, shadows = self.attack.needs == "reference models", stream("shadow models")
         return self.shadow_models.records(state, federation, engine, local, shadows, keep_models=keep)
 
-    def _cross_validated_accuracy(self, records: Records, stream: Stream) -> RateEstimate:
+    def _cross_validated_accuracy(self, records: Records, stream: Stream) -> Estimate:
         """Mean over shadow models of the balanced accuracy on each of the attack fitted on the others."""
         if int(records.shadow.max()) == 0:
             # One shadow model: two halves of its records take turns.
@@ -135,21 +135,21 @@ class RedTeam:
         accuracies, parts = [], records.shadow.unique().tolist()
         # Of one example, or of two halves with one kind each, nothing is to be learnt.
         if any(len(records.member[records.shadow == part].unique()) < 2 for part in parts):
-            return RateEstimate.unknown()
+            return Estimate()
         for model in parts:
             attack = self.attack.fit(records.without(model), stream("left out", model))
             score, member = attack.score(records.query(model)), records.member[records.shadow == model].numpy()
             accuracies.append(_estimate(RecordTable.from_columns(score, member, threshold=attack.threshold)).value)
         # Student's t knows no bounds, and a rate has two.
-        return RateEstimate(float(np.mean(accuracies)), *np.clip(mean_interval(np.array(accuracies)), 0, 1).tolist())
+        return Estimate(float(np.mean(accuracies)), *np.clip(mean_interval(np.array(accuracies)), 0, 1).tolist())
 
 
-def _estimate(records: RecordTable) -> RateEstimate:
+def _estimate(records: RecordTable) -> Estimate:
     metrics = measure(records)
-    return RateEstimate(metrics.accuracy, metrics.low, metrics.high)
+    return Estimate(metrics.accuracy, metrics.low, metrics.high)
 
 
-def of_known(estimates: list[RateEstimate], state: State) -> RiskEstimate:
+def of_known(estimates: list[Estimate], state: State) -> RiskEstimate:
     """The estimates of K models, and the last ones of ``state`` in the place of NaN."""
     measured = torch.tensor(estimates, dtype=torch.float64)
     unknown = measured[:, 0].isnan()
@@ -164,7 +164,7 @@ def _federated_accuracy(
     state: State,
     federation: Federation,
     engine: Engine,
-) -> RateEstimate:
+) -> Estimate:
     """Balanced accuracy from the counts of all clients of model k; NaN without training or hold-out examples."""
     require_holdout(federation, "federated")
     tables = []
@@ -172,7 +172,7 @@ def _federated_accuracy(
     for shards, members in ((federation.clients, True), (federation.holdout, False)):
         theirs = shards.take(clients)
         if len(theirs.indices) == 0:
-            return RateEstimate.unknown()
+            return Estimate()
         rows = theirs.indices.to(theirs.y.device)
         outputs = engine.outputs(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)

@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 # Typer keeps its parser private; this is the public way to the base of all wrong-usage errors.
-_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 DataDir = Annotated[
     Path | None,
@@ -224,7 +224,7 @@ def protect(
     end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
     settings = read_config(config, changes or [], allow_code=allow_code or None)
-    demand = Demand(limit, max_cost, cast(View, view), references, choosing, judging, epsilon, promise)
+    demand = Demand(limit, max_cost, cast("View", view), references, choosing, judging, epsilon, promise)
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         protection = search(settings, Workplace(directory, Workers(jobs, cluster), data_dir, display), demand)
     protected, page = directory / "protected.toml", directory / "protection.html"
@@ -396,8 +396,7 @@ def data(
     from shoal.cli.displays import print_sources
     from shoal.config.build import load_data, resolve
     from shoal.config.schema import read_config
-    from shoal.data.sources.catalog import availability, user_cache
-    from shoal.data.sources.hub import fetch
+    from shoal.data.sources.catalog import availability, fetch, user_cache
 
     end_soon_after_interrupt()
     if config is not None:

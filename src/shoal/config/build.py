@@ -8,20 +8,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.config.client_files import check_sizes, decided_data, draw_split, reading_of, require_partition
+from shoal.algorithms.wrapper import with_bases
 from shoal.config.kinds import failure, load_code, own_source
 from shoal.config.schema import Config, DataSection
-from shoal.config.settings_tables import in_table
+from shoal.config.settings_tables import in_table, table_of
 from shoal.core.errors import InputError, quote, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
     ClientSplit,
     Federation,
+    Group,
     ImageDataset,
     LabelledDataset,
     Partition,
-    Preferences,
+    PictureFormat,
     SourceData,
     Standardizer,
     TableDataset,
@@ -33,68 +34,20 @@ from shoal.data import (
 )
 from shoal.data.partition import PartitionIndices
 from shoal.data.user.own_files import Reading, load_client_data, own_data
-from shoal.defenses import TrainingSetup, apply_defenses
-from shoal.engine import MaliciousClients
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
-from shoal.simulation.checks import check_algorithm_fits, check_coordinator
 from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A configuration that fits its data, with everything that was left open decided."""
+    """A configuration that fits its data, with everything that was left open decided, and its simulation."""
 
     config: Config
     data: SourceData
-    model: Model
-    preferences: Preferences
+    simulation: Simulation
     indices: PartitionIndices | None
     """The examples of each client, where a property is looked for or clients have theirs already; None: a partition by
-    group, not yet drawn."""
-
-    def simulation(self) -> Simulation:
-        """The simulation, with the federation's tensors.
-
-        Raises:
-            InputError: a property attacker without examples to simulate on, or with a network that it cannot extend; or
-                clients with too few examples for canaries.
-        """
-        config, section = self.config, self.config.property_attack
-        federation, canaries = self._federation(), None
-        if config.canaries is not None and config.canaries.per_client > 0:
-            with in_table("canaries"):
-                federation, canaries = config.canaries.insert(federation, Stream(config.seed, ("data", "canaries")))
-        if section is not None:
-            with in_table("property_attack"):
-                section.attack.check(federation, config.algorithm.value)
-        algorithm, coordinator = config.algorithm.value, None
-        if config.coordinator is not None:
-            algorithm, coordinator = config.coordinator.with_server_knobs(algorithm), config.coordinator.coordinator()
-        return Simulation(
-            federation=federation,
-            model=self.model,
-            features=_features(config.model),
-            release=config.release,
-            algorithm=algorithm,
-            local=config.local,
-            rounds=config.algorithm.rounds,
-            defenses=config.defenses.all(),
-            coordinator=coordinator,
-            seed=config.seed,
-            participation=config.algorithm.participation,
-            red_team=config.red_team,
-            evaluate_every=config.evaluation.every,
-            member_rounds=config.evaluation.member_rounds,
-            round_attack=None if section is None else section.attack,
-            malicious_clients=self._malicious_clients(federation),
-            record_updates=0 if config.record is None else config.record.updates,
-            reference_federations=config.evaluation.reference_federations,
-            duplicates=config.evaluation.duplicates,
-            view=config.evaluation.view,
-            attacks=config.evaluation.own_attacks(),
-            metrics=config.evaluation.own_metrics(),
-            canaries=canaries,
-        )
+    group."""
 
     @property
     def standardizer(self) -> Standardizer | None:
@@ -118,17 +71,6 @@ class Resolved:
                     "'min_examples' = 2 leaves such clients out"
                 )
 
-    @property
-    def training_examples(self) -> int:
-        """The number of examples that all clients train on."""
-        partition = self.config.data.partition
-        if partition is not None:
-            return partition.clients * partition.examples_per_client
-        if isinstance(self.data, Federation):
-            return int(self.data.clients.sizes.sum())
-        assert self.indices is not None
-        return len(self.indices.clients.indices)
-
     def description(self) -> Iterator[str]:
         """Lines on what the numbers of results stand for.
 
@@ -146,26 +88,6 @@ class Resolved:
             share = f"{100 * count / len(self.data.labels):.1f} %"
             yield f"{count:,} of them ({share}) have the property{f' {name!r}' if name else ''}"
 
-    def _federation(self) -> Federation:
-        config, stream = self.config, Stream(self.config.seed, ("data",))
-        if isinstance(self.data, Federation):
-            return replace(self.data, preferences=self.preferences)
-        if isinstance(self.data, ClientDataset):
-            assert self.indices is not None
-            return federation_of_clients(self.data, self.indices, self.preferences)
-        if self.indices is None:
-            groups = [*config.data.groups.values()]
-            return partition_dataset(self.data, _partition(config), groups, self.preferences, stream)
-        assert config.property_attack is not None
-        return config.property_attack.federation(config, self.data, self.indices, self.preferences, stream)
-
-    def _malicious_clients(self, federation: Federation) -> MaliciousClients | None:
-        section = self.config.property_attack
-        if section is None:
-            return None
-        with in_table("property_attack"):
-            return section.malicious_clients(self.model, federation)
-
 
 def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
@@ -176,7 +98,7 @@ def build(config: Config, data_dir: Path | None = None, dataset: SourceData | No
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
     """
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
-    return resolved.config, resolved.simulation()
+    return resolved.config, resolved.simulation
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
@@ -214,50 +136,155 @@ def load_source(
 
 
 def resolve(config: Config, data: SourceData) -> Resolved:
-    """Check a configuration against its data, and decide what it leaves open; no example is copied.
+    """Check a configuration against its data, decide what it leaves open, and make its simulation.
 
     Raises:
         InputError: too few examples, or keys that contradict each other.
     """
-    require_partition(config.data, data)
+    _require_partition(config.data, data)
     if isinstance(data, ClientDataset):
         data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
     classes = _classes(config, data)
-    network, stream = config.model.sized(classes), Stream(config.seed, ("data",))
-    indices = draw_split(config, data) if isinstance(data, ClientDataset) else None
-    if isinstance(data, LabelledDataset) and config.property_attack is None:
-        # Before anything is allocated by the number of clients, which may be any.
+    network, stream, section = config.model.sized(classes), Stream(config.seed, ("data",)), config.property_attack
+    indices = None
+    if isinstance(data, ClientDataset):
         with in_table("data"):
-            _partition(config).check(data, [*config.data.groups.values()])
+            indices = (config.data.split or ClientSplit()).draw(data, stream)
+    elif isinstance(data, LabelledDataset):
+        # Before anything is allocated by the number of clients, which may be any.
+        _check_partition(config, data)
+    features = _features(network)
     with in_table("model"):
         scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
-        model = _model(network, data, scale)
-    _check_tables(config, data, indices)
-    setup = checked_setup(config, model, data.kind)
-    if config.property_attack is not None:
-        assert isinstance(data, LabelledDataset)
-        with in_table("property_attack"):
-            indices = config.property_attack.draw(config, data, stream)
-    # Shipped networks need no trial.
-    tried = _first_examples(data, scale) if ":" in network.name and network.features is None else None
-    with in_table("engine"):
-        engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
+        model = _model(network, data, features, scale)
+    privacy, count = config.privacy, _clients(config, data)
+    clusters = max(table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value))
+    require(clusters <= count, f"'algorithm.clusters' must be at most {count}, the number of clients; got {clusters}")
     with in_table("privacy"):
-        privacy, drawn = config.privacy, stream("preferences")
-        count = _clients(config, data)
+        drawn = stream("preferences")
         preferences = draw_preferences(count, privacy.thresholds, privacy.beta, drawn, privacy.view)
-    section = config.data if isinstance(data, LabelledDataset) else decided_data(config.data, data)
-    path = section.path
+    malicious_clients, canaries = None, None
+    if isinstance(data, Federation):
+        federation = replace(data, preferences=preferences)
+    elif isinstance(data, ClientDataset):
+        assert indices is not None
+        federation = federation_of_clients(data, indices, preferences)
+    elif section is None:
+        federation = partition_dataset(data, _partition(config), [*config.data.groups.values()], preferences, stream)
+    else:
+        with in_table("property_attack"):
+            section.check(config)
+            indices = section.draw(config, data, stream)
+            federation = section.federation(config, data, indices, preferences, stream)
+            malicious_clients = section.malicious_clients(model, federation)
+    if config.canaries is not None and config.canaries.per_client > 0:
+        with in_table("canaries"):
+            federation, canaries = config.canaries.insert(federation, stream("canaries"))
+    algorithm, coordinator = config.algorithm.value, None
+    if config.coordinator is not None:
+        algorithm, coordinator = config.coordinator.with_server_knobs(algorithm), config.coordinator.coordinator()
+    simulation = Simulation(
+        federation=federation,
+        model=model,
+        features=features,
+        release=config.release,
+        algorithm=algorithm,
+        local=config.local,
+        rounds=config.algorithm.rounds,
+        defenses=config.defenses.all(),
+        coordinator=coordinator,
+        seed=config.seed,
+        participation=config.algorithm.participation,
+        red_team=config.red_team,
+        evaluate_every=config.evaluation.every,
+        member_rounds=config.evaluation.member_rounds,
+        round_attack=None if section is None else section.attack,
+        malicious_clients=malicious_clients,
+        record_updates=0 if config.record is None else config.record.updates,
+        reference_federations=config.evaluation.reference_federations,
+        duplicates=config.evaluation.duplicates,
+        view=config.evaluation.view,
+        attacks=config.evaluation.own_attacks(),
+        metrics=config.evaluation.own_metrics(),
+        canaries=canaries,
+    )
+    with in_table("engine"):
+        # Shipped networks need no trial.
+        engine = config.engine.decided(simulation, tried=":" in network.name)
+    described = config.data if isinstance(data, LabelledDataset) else _decided_data(config.data, data)
+    path = described.path
     decided = replace(
         config,
         # So that a written configuration runs from anywhere.
-        data=replace(section, path=None if path is None else str(Path(path).expanduser().resolve())),
+        data=replace(described, path=None if path is None else str(Path(path).expanduser().resolve())),
         model=network,
         # A run that records nothing is the run of a file that does not speak of it.
         record=config.record if config.record is not None and config.record.updates else None,
         engine=engine,
     )
-    return Resolved(decided, data, model, preferences, indices)
+    return Resolved(decided, data, simulation, indices)
+
+
+def reading_of(section: DataSection) -> Reading | None:
+    """The format of the files or the table of [data]; None: its examples are partitioned across clients."""
+    if section.partition is not None or own_source(section.source):
+        return section.columns
+    return section.columns or section.pictures or PictureFormat()
+
+
+def _require_partition(section: DataSection, data: SourceData) -> None:
+    """Raise `InputError` unless [data] says how many examples go where just if ``data`` is one set."""
+    have = f"the clients of '{section.source}' have their examples already"
+    if isinstance(data, LabelledDataset):
+        require(
+            section.partition is not None,
+            f"'{section.source}' is one set, which is partitioned across clients; set 'data.clients', "
+            "'data.examples_per_client' and 'data.test_examples'",
+        )
+        return
+    require(section.partition is None, f"{have}; leave 'data.clients' and the other numbers of examples out")
+    require(
+        section.split is None or isinstance(data, ClientDataset),
+        f"{have}, and it says what is held out; leave 'data.test_fraction' and the other fractions out",
+    )
+
+
+def _check_partition(config: Config, data: LabelledDataset) -> None:
+    """Raise `InputError` where a set has too few examples for its partition."""
+    partition, groups = _partition(config), [*config.data.groups.values()]
+    require(
+        partition.test_examples >= len(groups),
+        f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {partition.test_examples}",
+    )
+    if config.property_attack is None:
+        with in_table("data"):
+            partition.check(data, groups)
+
+
+def _decided_data(section: DataSection, data: ClientDataset | Federation) -> DataSection:
+    """[data] with what the data decide: groups and their shares, the form of pictures, the columns that are inputs.
+
+    Raises:
+        InputError: groups that are not those of the files.
+    """
+    shares, name = data.shares, getattr(data, "name", f"'{section.source}'")
+    groups = {name: Group(name, share) for name, share in shares.items()}
+    listed = ", ".join(f"'{name}' ({share:g} of the clients)" for name, share in shares.items())
+    require(
+        section.groups in ({"all": Group("all", 1.0)}, groups),  # the default, or as a written configuration has them
+        f"[data]: the groups of {name} are {listed}, and are neither chosen nor shifted by 'groups'; leave it out",
+    )
+    if isinstance(data, Federation):
+        return replace(section, groups=groups)
+    split = section.split or ClientSplit()
+    if section.columns is None and own_source(section.source):
+        return replace(section, groups=groups, split=split)
+    if section.columns is not None:
+        return replace(section, groups=groups, split=split, columns=replace(section.columns, inputs=data.inputs))
+    assert isinstance(data.x, Tensor)
+    _, channels, height, width = data.x.shape
+    form = PictureFormat((height, width), 1 if channels == 1 else 3)
+    return replace(section, groups=groups, split=split, pictures=form)
 
 
 def _classes(config: Config, data: SourceData) -> int:
@@ -266,11 +293,10 @@ def _classes(config: Config, data: SourceData) -> int:
     Raises:
         InputError: a label that none of them is for, a regression, or a property in a federation of a user's own.
     """
-    if not isinstance(data, Federation):
-        name, labels, count = data.name, data.labels, data.classes
-    else:
-        name, labels, count = f"'{config.data.source}'", data.clients.y, data.classes
+    name, labels = f"'{config.data.source}'", data.clients.y if isinstance(data, Federation) else data.labels
+    if not isinstance(data, LabelledDataset):
         require(config.property_attack is None, f"'property_attack' needs a source with a 'task'; {name} has none")
+    name, count = getattr(data, "name", name), data.classes
     if count is None:
         raise InputError(f"{name} is a regression; a configuration trains classifiers, and `shoal.simulate` both")
     largest, classes = int(labels.max()), config.model.classes or count
@@ -289,7 +315,7 @@ def _clients(config: Config, data: SourceData) -> int:
     return len(data) if isinstance(data, Federation) else len(data.client_names)
 
 
-def _model(network: Network, data: SourceData, scale: Standardizer | None) -> Model:
+def _model(network: Network, data: SourceData, features: Features | None, scale: Standardizer | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
     inputs = _inputs(data, scale)
@@ -301,32 +327,12 @@ def _model(network: Network, data: SourceData, scale: Standardizer | None) -> Mo
         require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are no images, rows or texts")
         channels, height, width = inputs.shape[1:]
         shape = Shape(channels, height, width, network.classes)
-    features = _features(network)
     if features is not None:
         require(data.kind != "texts", "'features' are of numbers, and the data are texts; leave them out")
         with in_table("features"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
     return fit_features(network, shape)
-
-
-def checked_setup(config: Config, model: Model, kind: str) -> TrainingSetup:
-    """How clients with examples of a ``kind`` train, as the algorithm and the coordinator of a configuration allow it.
-
-    Raises:
-        InputError: a defence, the algorithm or the coordinator does not go together with the others.
-    """
-    algorithm, every = config.algorithm.value, config.red_team.every
-    kind = kind if config.model.features is None else "features"
-    with in_table("defenses"):
-        setup = apply_defenses(TrainingSetup(model, config.local, kind=kind), config.defenses.all())
-    with in_table("algorithm"):
-        check_algorithm_fits(algorithm, setup, every)
-    if config.coordinator is not None:
-        with in_table("coordinator"):
-            steered = config.coordinator.with_server_knobs(algorithm)
-            check_coordinator(config.coordinator.coordinator(), setup, steered, every)
-    return setup
 
 
 def fit_features(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
@@ -367,43 +373,7 @@ def _largest_word(data: SourceData) -> int:
     return max(int(part.x.max()) for part in parts if part.x.numel())
 
 
-def _first_examples(data: SourceData, scale: Standardizer | None) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of at most two examples, on which a network is tried."""
-    x, y = _inputs(data, scale)[:2], data.clients.y[:2] if isinstance(data, Federation) else data.labels[:2]
-    return x.float() / 255 if x.dtype == torch.uint8 else x if data.kind == "texts" else x.float(), y
-
-
 def _partition(config: Config) -> Partition:
     """The partition of a set."""
     assert config.data.partition is not None
     return config.data.partition
-
-
-def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:
-    """Raise `InputError` where keys of several tables contradict each other."""
-    references = config.evaluation.reference_federations
-    require(
-        references == 0 or config.property_attack is None,
-        f"'evaluation.reference_federations' must be 0 with [property_attack], whose run cannot be replayed; got "
-        f"{references}",
-    )
-    check_sizes(config, data, indices)
-    if isinstance(data, LabelledDataset):
-        partition, groups = _partition(config), config.data.groups
-        require(
-            partition.test_examples >= len(groups),
-            f"'data.test_examples' must be at least one for each of {len(groups)} groups; got "
-            f"{partition.test_examples}",
-        )
-        if config.property_attack is not None:
-            config.property_attack.check(config)
-        # Under label skew each client has another number, which is known once they are drawn.
-        even = partition.dirichlet_alpha is None and config.property_attack is None
-        sizes = torch.full((partition.clients,), partition.examples_per_client) if even else None
-    else:
-        counts = [] if indices is None else indices.clients.sizes.tolist()
-        sizes = data.clients.sizes if isinstance(data, Federation) else torch.tensor(counts)
-    if config.canaries is not None and config.canaries.per_client > 0:
-        require(config.property_attack is None, "'canaries' do not go together with 'property_attack'")
-        with in_table("canaries"):
-            config.canaries.check(sizes) if sizes is not None else None

@@ -4,18 +4,18 @@ May import `engine` and below, never `algorithms`, `attacks` or `defenses`: the 
 its knobs.
 """
 
-from shoal.control.coordinator import CHANCE, ROUND_FIGURES, LimitController
+from shoal.control.coordinator import (
+    CHANCE,
+    DIRECTIVE_COLUMN,
+    ROUND_FIGURES,
+    LimitController,
+    RecordedDirectives,
+    RiskPrediction,
+    directives_of,
+)
 from shoal.control.knobs import Knob
-from shoal.control.recorded_directives import DIRECTIVE_COLUMN, RecordedDirectives, directives_of
-from shoal.control.risk_prediction import RiskPrediction
 
 __all__ = [
-    "CHANCE",
-    "DIRECTIVE_COLUMN",
-    "ROUND_FIGURES",
-    "Knob",
-    "LimitController",
-    "RecordedDirectives",
-    "RiskPrediction",
+    "CHANCE", "DIRECTIVE_COLUMN", "ROUND_FIGURES", "Knob", "LimitController", "RecordedDirectives", "RiskPrediction",
     "directives_of",
 ]  # fmt: skip

@@ -6,20 +6,66 @@ local training, which no algorithm decides.
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from shoal.control.feedback import over_limit_shares, utilities
 from shoal.control.knobs import Knob, Memory, allocate
-from shoal.control.risk_prediction import RiskPrediction
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, Internal, NonNegativeFloat, PositiveFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import ClusterRound, Engine, LocalSGD, State
+from shoal.engine import ClusterRound, Engine, LocalSGD, State, SteeringRule as EngineCoordinator, Tensors
+from shoal.models.model import NegativeLoss, accuracy
+
+
+@settings
+class RiskPrediction:
+    """Advantage of the strongest attack, ``2 A - 1 = factor * n ** -exponent`` with n training examples of a class.
+
+    A power law of this kind is known for centralised training; its two numbers depend on network, data and training,
+    and must be measured (`docs/audit.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
+
+    Args:
+        factor: the advantage with one example of each class.
+        exponent: of the number of examples of a class; above 0.
+
+    Example:
+        >>> import shoal
+        >>> [round(shoal.RiskPrediction().risk(examples), 2) for examples in (1, 10, 100, 1000)]
+        [1.0, 0.79, 0.65, 0.58]
+    """
+
+    factor: PositiveFloat = 1.09
+    exponent: PositiveFloat = 0.28
+
+    def risk(self, examples_per_class: float) -> float:
+        """Balanced accuracy A in [0.5, 1].
+
+        >>> round(RiskPrediction().risk(25), 3)
+        0.721
+        """
+        return 0.5 + min(1.0, self.factor * max(examples_per_class, 1.0) ** -self.exponent) / 2
+
+    def examples_per_class(self, risk: float) -> float:
+        """The fewest examples of each class with a predicted risk of at most ``risk``, above 0.5; 0 where any will do.
+
+        Times the number of classes it is what an algorithm's least number of examples should be (`CFL.min_examples`).
+
+        Raises:
+            InputError: a risk that no number of examples reaches.
+
+        >>> round(RiskPrediction().examples_per_class(0.721)), RiskPrediction().examples_per_class(1.0)
+        (25, 0.0)
+        """
+        require(0.5 < risk <= 1, f"'risk' must be above 0.5 and at most 1; got {risk:g}")
+        if risk >= self.risk(1):
+            return 0.0
+        return (self.factor / (2 * risk - 1)) ** (1 / self.exponent)
+
 
 LOG = logging.getLogger(__name__)
 
@@ -236,3 +282,149 @@ class LimitController:
         if self.min_clients:
             directives["price"] = prices
         return replace(state, directives={**state.directives, **directives}, control=memory.tensors())
+
+
+def over_limit_shares(
+    risks: Tensor,
+    assignment: Tensor,
+    federation: Federation,
+    epsilon: float | None,
+    stream: Stream,
+    known: Tensor | None = None,
+) -> Tensor:
+    """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate; NaN of a
+    model without members.
+
+    Thresholds stay with the clients: each answers one bit. With ``epsilon`` it is by randomised response (Warner 1965),
+    true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private per estimate; the
+    server corrects the share s that it receives to (s - (1 - p)) / (2 p - 1), kept in [0, 1].
+
+    Args:
+        risks: (K,), as reported to clients.
+        assignment: (N,) each client's model; -1: none, and no answer.
+        federation: the clients.
+        epsilon: of randomised response; None: true answers.
+        stream: of the flipped answers.
+        known: (N,), what each client's model certainly risks, whatever is estimated; NaN: nothing is known. None: of
+            no client.
+    """
+    asked = torch.nonzero(assignment >= 0).flatten()
+    model = assignment[asked]
+    thresholds, ids = federation.preferences.threshold[asked], federation.ids[asked]
+    risk = risks[model] if known is None else torch.fmax(risks[model], known[asked])
+    answers = over_limit_answers(risk, thresholds, ids, epsilon, stream)
+    return shares_of_answers(answers, model, len(risks), epsilon)
+
+
+def over_limit_answers(risks: Tensor, thresholds: Tensor, ids: Tensor, epsilon: float | None, stream: Stream) -> Tensor:
+    """The clients' part of `over_limit_shares`: the answers (n,) bool of clients with ``ids`` (n,) to the reported
+    risks (n,) of their models and the thresholds (n,) that they tolerate.
+    """
+    coins = stream("answers").seeds(ids).double() / 2**63
+    return (risks > thresholds) ^ (coins < _flip_probability(epsilon))
+
+
+def shares_of_answers(answers: Tensor, model: Tensor, clusters: int, epsilon: float | None) -> Tensor:
+    """The server's part of `over_limit_shares`: from the ``answers`` (n,) of the clients of ``model`` (n,) to (K,)."""
+    flipped = _flip_probability(epsilon)
+    members = torch.bincount(model, minlength=clusters).double()
+    positive = torch.zeros(clusters, dtype=torch.float64).index_add_(0, model, answers.double())
+    return ((positive / members - flipped) / (1 - 2 * flipped)).clamp(0, 1)
+
+
+def _flip_probability(epsilon: float | None) -> float:
+    """The probability of an answer that is not true."""
+    return 0.0 if epsilon is None else 1 / (1 + math.exp(epsilon))
+
+
+def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
+    """Accuracy of each model for its members, and its standard error, (K,) float64 each; NaN without members.
+
+    It is measured on the hold-out examples of its members, who send counts, or where clients have none on the server's
+    shadow set. In a regression it is minus the mean loss.
+    """
+    metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
+    values, errors = [], []
+    for k, model in enumerate(state.models):
+        held = federation.holdout.take(torch.nonzero(state.assignment == k).flatten())
+        if len(held.indices):
+            rows = held.indices.to(held.y.device)
+            outputs, labels = engine.outputs(model, held.x, rows).cpu(), held.y[rows].cpu()
+        elif bool((state.assignment == k).any()) and len(federation.shadow):
+            outputs, labels = engine.outputs(model, federation.shadow.x).cpu(), federation.shadow.y.cpu()
+        else:
+            values.append(math.nan)
+            errors.append(math.nan)
+            continue
+        of_examples = metric(outputs, labels).double()
+        values.append(float(of_examples.mean()))
+        errors.append(float(of_examples.std(correction=0)) / math.sqrt(len(of_examples)))
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(errors, dtype=torch.float64)
+
+
+DIRECTIVE_COLUMN = "directive."
+"""Prefix of the names of `rounds.csv`'s columns with directives."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedDirectives:
+    """Coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
+
+    Reference federations must train as the attacked one did. The server told every client these directives, so an
+    attacker knows them.
+
+    Args:
+        coordinator: that of the attacked run, which gives the first directives.
+        by_round: (K,) float64 of each directive, by the round after which it was given. Where a round is missing, or K
+            differs, directives stay.
+        stream: the root of the attacked run's random streams, by which its clients answered before the first round.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.control import RecordedDirectives
+        >>> rows = [{"round": 5, "cluster": k, "directive.l2": k / 2} for k in (0, 1)]
+        >>> coordinator = shoal.LimitController({"l2": shoal.Knob(shoal.L2(0.1))})
+        >>> recorded = RecordedDirectives.from_rows(coordinator, rows, shoal.Stream(0))
+        >>> recorded.by_round[5]["l2"]
+        tensor([0.0000, 0.5000], dtype=torch.float64)
+    """
+
+    coordinator: EngineCoordinator
+    by_round: Mapping[int, Tensors]
+    stream: Stream
+
+    def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """The first directives of the attacked run, with its clients' answers."""
+        return self.coordinator.start(state, federation, engine, self.stream("coordinator", 0))
+
+    def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """The directives of the last round of ``state``."""
+        recorded = self.by_round.get(state.round, {})
+        same = {name: values for name, values in recorded.items() if len(values) == len(state.models)}
+        return replace(state, directives={**state.directives, **same})
+
+    @staticmethod
+    def from_rows(
+        coordinator: EngineCoordinator, rows: Sequence[Mapping[str, float]], stream: Stream
+    ) -> "RecordedDirectives":
+        """The directives in `rounds.csv`, one row per round and cluster, in order."""
+        by_round: dict[int, list[Mapping[str, float]]] = {}
+        for row in rows:
+            by_round.setdefault(int(row["round"]), []).append(row)
+        tensors = {
+            number: {name: torch.tensor(values, dtype=torch.float64) for name, values in directives_of(some).items()}
+            for number, some in by_round.items()
+        }
+        return RecordedDirectives(coordinator, tensors, stream)
+
+
+def directives_of(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The directives (K,) by name in the rows of `rounds.csv` of one round, one per cluster, in order.
+
+    Example:
+        >>> from shoal.control import directives_of
+        >>> directives_of([{"round": 1, "cluster": k, "directive.l2": k / 2} for k in (0, 1)])
+        {'l2': [0.0, 0.5]}
+    """
+    names = [column for column in rows[0] if column.startswith(DIRECTIVE_COLUMN)] if rows else []
+    return {name.removeprefix(DIRECTIVE_COLUMN): [row[name] for row in rows] for name in names}

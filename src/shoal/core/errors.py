@@ -11,7 +11,7 @@ from numbers import Integral, Number
 from os import PathLike
 from pathlib import Path
 
-from shoal.core.representation import shorten
+from shoal.core.formats import shorten
 
 BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\a.csv' in single quotes, or C:/a.csv"
 """Advice on a path of Windows, as the end of a sentence."""

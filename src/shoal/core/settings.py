@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails, core_schema
 from typing_extensions import TypedDict
 
 from shoal.core.errors import InputError
-from shoal.core.representation import one_line, shorten
+from shoal.core.formats import one_line, shorten
 
 Count = Annotated[int, Field(ge=0, strict=True)]
 """An integer, at least 0."""

@@ -4,7 +4,6 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 `sources/catalog.py`; or `ClientDataset` where the clients have their examples already.
 """
 
-from shoal.data.canaries import Canaries, MislabelledCanaries
 from shoal.data.datasets import ImageDataset, LabelledDataset, Standardizer, TableDataset, TextDataset
 from shoal.data.federation import Federation
 from shoal.data.partition import Partition, partition_dataset
@@ -12,6 +11,7 @@ from shoal.data.preferences import Preferences, View, draw_preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
+from shoal.data.swap_pairs import Canaries, MislabelledCanaries
 from shoal.data.user.arrays import Columns, Examples
 from shoal.data.user.client_dataset import ClientDataset, ClientSplit, SourceData, federation_of_clients
 from shoal.data.user.from_tensors import ClientArrays

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 
 Impute = Literal["mean", "median", "most-frequent"]
 """The replacement of empty cells in a column."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.representation import shorten
+from shoal.core.formats import shorten
 from shoal.data.names import Origins
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards

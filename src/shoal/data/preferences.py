@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, describe, integer, require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import one_of
 
 View = Literal["outsider", "client", "server"]

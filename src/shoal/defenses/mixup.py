@@ -10,9 +10,9 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.settings import Fraction, Internal, NonNegativeFloat, settings
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.defenses.defense import LossDefense, TrainingSetup
-from shoal.engine.steps import Forward
+from shoal.engine.local_sgd import Forward
 from shoal.models.model import Loss
 
 

@@ -14,22 +14,19 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from shoal.core.errors import InputError, require, require_instance
-from shoal.core.machine import cores
+from shoal.core.formats import shorten
+from shoal.core.processes import cores
 from shoal.core.randomness import Stream
-from shoal.core.representation import shorten
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
-from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
-from shoal.data.shards import GroupedExamples, Shards
+from shoal.data.shards import GroupedExamples, Shards, to_channels_first, to_channels_last, to_compute_dtype
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.gradient_clipping import batch_of_gradients, example_gradients
 from shoal.engine.backends.loop_backend import LoopBackend
 from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
 from shoal.engine.backends.vmap_backend import VmapBackend
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
-from shoal.engine.round_clock import RoundClock
-from shoal.engine.steps import LinearTerm, StepRule
-from shoal.engine.worker_pool import WorkerPool
+from shoal.engine.local_sgd import LinearTerm, LocalRandomness, LocalSGD, StepRule, require_plain_sgd
+from shoal.engine.worker_pool import RoundClock, WorkerPool
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]

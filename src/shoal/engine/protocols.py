@@ -8,15 +8,13 @@ from typing import Protocol, Self, runtime_checkable
 from torch import Tensor
 
 from shoal.core.errors import require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine.cohort import Cohort
 from shoal.engine.engine import Engine
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed
-from shoal.engine.rounds.round_plan import RoundPlan
+from shoal.engine.rounds.round_plan import Aggregate, Cohort, Deployed, RoundPlan
 from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 

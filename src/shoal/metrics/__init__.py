@@ -3,10 +3,8 @@
 May import `core`; knows nothing of models, clients or attacks.
 """
 
-from shoal.metrics.canary_exposure import canary_rate, exposure_of_canaries
-from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
-from shoal.metrics.empirical_epsilon import empirical_epsilon, epsilon_lower_bound
-from shoal.metrics.fairness import Fairness, fairness
+from shoal.metrics.attack_bounds import canary_rate, empirical_epsilon, epsilon_lower_bound, exposure_of_canaries
+from shoal.metrics.group_metrics import Fairness, adjusted_rand_index, exceeds_threshold, fairness, is_migrated
 from shoal.metrics.intervals import (
     auc_interval,
     balanced_accuracy_interval,
@@ -22,10 +20,11 @@ from shoal.metrics.membership import (
     gap_accuracy,
     least_non_members,
     membership_metrics,
+    roc,
+    roc_auc,
     tpr_at_fpr,
 )
 from shoal.metrics.metric_table import METRICS, Metric, metric_of
-from shoal.metrics.roc import roc, roc_auc
 
 __all__ = [
     "METRICS", "Fairness", "MembershipMetrics", "Metric", "adjusted_rand_index", "auc_interval",

@@ -9,7 +9,11 @@ is in the place of one that is left out. That adds nothing for an attacker who d
 who knows that exactly one of two given records was used tests a replacement. It is two changes at once: the limit of a
 Gaussian mechanism is then that of ``2 mu``, and no function here states it.
 
-Source: Dong, Roth and Su, "Gaussian Differential Privacy", arXiv:1905.02383, sections 2.1 and 2.3.
+The other way round, an attack's answers refute every smaller epsilon.
+
+Sources: Dong, Roth and Su, "Gaussian Differential Privacy", arXiv:1905.02383, sections 2.1 and 2.3; of the bound on
+epsilon Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (from Clopper and Pearson's intervals) and Nasr,
+Hayes, Steinke et al. 2023, arXiv:2302.07956, section 2 (both kinds of error, delta).
 """
 
 import math
@@ -19,6 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.metrics.intervals import Bools, Estimate, Floats, Ints, clopper_pearson
 
 History = tuple[tuple[float, float, int], ...]
 """The noise multiplier and the sampling rate of a step, and a number of such steps."""
@@ -103,3 +111,128 @@ def _sampled_bound(used: list[tuple[float, float, int]]) -> AttackBound:
     missed = 1 - np.minimum(np.cumsum(with_record), 1)
     area = np.trapezoid(np.append(1.0, missed), np.append(0.0, false_alarms))
     return AttackBound(float(min(1.0, (1 + distance) / 2)), float(min(1.0, 1 - area + _MASS)))
+
+
+def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -> float:
+    """The smallest epsilon that these answers do not refute, at least 0.
+
+    (epsilon, delta)-differential privacy allows TPR <= e^epsilon FPR + delta, and the same of the answer "not a
+    member". The bound is the larger of log((TPR - delta) / FPR) and log((TNR - delta) / FNR), with each rate at the
+    unfavourable end of its interval. Both use the same two ends, a lower one of TPR and an upper one of FPR, each wrong
+    with probability 2.5 %: so the bound holds with probability 95 %.
+
+    It assumes that answers are independent of each other and of the rule that gives them: one example from each of many
+    runs, or by approximation many examples of one run. A threshold set on the same scores needs `empirical_epsilon`.
+
+    Args:
+        predictions: (M,) true where the attack says member.
+        is_member: (M,) bool.
+        delta: of the guarantee, in [0, 1).
+
+    Raises:
+        InputError: delta outside its range.
+    """
+    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
+    hits, mistakes = (predictions[kind].sum(keepdims=True) for kind in (is_member, ~is_member))
+    return float(_bounds(hits, mistakes, int(is_member.sum()), int((~is_member).sum()), delta)[0])
+
+
+def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta: float) -> float:
+    """A lower bound on epsilon from an attack's scores, higher for members.
+
+    The examples are halved at random, members and non-members each. The threshold of the largest bound on one half is
+    judged by `epsilon_lower_bound` on the other; so trying many thresholds costs no confidence.
+
+    With n examples of a kind in a half, no attack can show more than about log(n / 3.7).
+
+    Args:
+        scores: (M,).
+        is_member: (M,) bool.
+        stream: of the halves.
+        delta: as in `epsilon_lower_bound`.
+
+    Returns:
+        At least 0; 0 with fewer than two members or non-members.
+
+    Raises:
+        InputError: delta outside its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import Stream
+        >>> from shoal.metrics import empirical_epsilon
+        >>> member = np.arange(400) < 200
+        >>> round(empirical_epsilon(1.0 * member, member, Stream(0), delta=1e-5), 1)
+        3.3
+        >>> empirical_epsilon(np.zeros(400), member, Stream(0), delta=1e-5)
+        0.0
+    """
+    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
+    chosen, random = np.zeros(len(scores), dtype=bool), stream("empirical epsilon").numpy()
+    for kind in (is_member, ~is_member):
+        chosen[random.permutation(np.flatnonzero(kind))[::2]] = True
+    if min(int(is_member[~chosen].sum()), int((~is_member[~chosen]).sum())) == 0:
+        return 0.0
+    inside, outside = (np.sort(scores[chosen & kind]) for kind in (is_member, ~is_member))
+    values = np.unique(scores[chosen])
+    thresholds = (values[1:] + values[:-1]) / 2
+    if not len(thresholds):
+        return 0.0
+    hits, mistakes = (
+        len(ordered) - np.searchsorted(ordered, thresholds, side="right") for ordered in (inside, outside)
+    )
+    bounds = _bounds(hits, mistakes, len(inside), len(outside), delta)
+    threshold = thresholds[int(np.argmax(bounds))]
+    return epsilon_lower_bound(scores[~chosen] > threshold, is_member[~chosen], delta=delta)
+
+
+def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: float) -> Floats:
+    """The bound (T,) of each number of true and of false positives (T,)."""
+    tpr, _ = clopper_pearson(hits, np.full(len(hits), members))
+    _, fpr = clopper_pearson(mistakes, np.full(len(mistakes), non_members))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.fmax((tpr - delta) / fpr, (1 - fpr - delta) / (1 - tpr))
+        return np.log(np.fmax(ratios, 1.0))
+
+
+def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate:
+    """The share of the trained canaries above the lowest threshold that at most ``max_fpr`` of the others exceed.
+
+    A canary counts as found above the threshold, not at it; with ``max_fpr`` = 0 those above all left-out ones do. The
+    interval takes the threshold as fixed (Clopper and Pearson 1934). All is NaN without trained or without left-out
+    canaries, and where ``max_fpr``, in [0, 1), is above 0 but below one of them.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import canary_rate
+        >>> rate = canary_rate(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False]))
+        >>> rate.value, round(rate.low, 3), round(rate.high, 3)
+        (0.5, 0.013, 0.987)
+    """
+    members, left_out = int(member.sum()), np.sort(scores[~member])[::-1]
+    allowed = int(max_fpr * len(left_out) + 1e-9)
+    if members == 0 or len(left_out) == 0 or (max_fpr > 0 and allowed == 0):
+        return Estimate()
+    hits = int((scores[member] > left_out[allowed]).sum())
+    low, high = clopper_pearson(hits, members)
+    return Estimate(hits / members, float(low), float(high))
+
+
+def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
+    """(M,) in (0, 1], per canary the share of left-out canaries that look trained on at least as much.
+
+    The canary itself counts as one of them: (1 + others) / (1 + left-out others). For a canary without a trace this is
+    at most a with probability at most a, for each a: the smaller, the more exposed. NaN scores stay NaN, uncounted.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import exposure_of_canaries
+        >>> exposure_of_canaries(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])).round(2)
+        array([0.33, 0.67, 0.5 , 1.  ])
+    """
+    scored = ~np.isnan(scores)
+    left_out = np.sort(scores[~member & scored])
+    above = len(left_out) - np.searchsorted(left_out, scores, side="left")
+    # A left-out canary is among those already.
+    shares = np.where(member, (1 + above) / (1 + len(left_out)), above / max(1, len(left_out)))
+    return np.where(scored, shares, np.nan)

@@ -5,31 +5,133 @@ then approximate. Where members are paired with similar non-members, their error
 """
 
 import math
-from collections.abc import Callable, Sequence
-from math import nan
+from collections.abc import Callable, Mapping, Sequence
+from math import hypot, isnan, nan
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit
 
+from shoal.core.formats import DASH, decimal, percent
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
+Verdict = Literal["exposed", "at chance", "not decided"]
 
-class RateEstimate(NamedTuple):
-    """A rate, or a mean of rates, with the ends of its 95 % interval."""
+AT_CHANCE = 0.6
+"""Records are at chance where their interval covers 0.5 and no balanced accuracy above this one."""
 
-    value: float
-    low: float
-    high: float
+
+class Estimate(NamedTuple):
+    """A figure and its 95 % interval; NaN where it was not measured."""
+
+    value: float = nan
+    low: float = nan
+    high: float = nan
 
     @staticmethod
-    def unknown() -> "RateEstimate":
-        """NaN, without examples."""
-        return RateEstimate(nan, nan, nan)
+    def of(metrics: Mapping[Any, Any], key: str) -> "Estimate":
+        """The metric ``key`` with the interval in ``key_low`` and ``key_high``, or ``.low`` and ``.high``."""
+        ends = ("", "_low", "_high") if f"{key}_low" in metrics else ("", ".low", ".high")
+        return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ends))
+
+    @staticmethod
+    def of_rate(rate: float, examples: float) -> "Estimate":
+        """A share of ``examples`` with its exact interval (Clopper and Pearson); no interval without examples.
+
+        >>> Estimate.of_rate(0.5, 10).interval
+        '0.187 to 0.813'
+        """
+        low, high = clopper_pearson(rate * examples, examples) if examples > 0 else (nan, nan)
+        return Estimate(rate, float(low), float(high))
+
+    def among(self, count: int) -> "Estimate":
+        """The same rate with an interval inside [0, 1] that ``count`` such estimates keep at once (Bonferroni).
+
+        The ends move away from the value as those of a normal distribution would.
+
+        >>> Estimate(0.6, 0.5, 0.7).among(2).interval, Estimate(0.95, 0.9, 0.99).among(9).interval
+        ('0.486 to 0.714', '0.879 to 1.000')
+        """
+        wider = at_once(count)
+        low, high = self.value - wider * (self.value - self.low), self.value + wider * (self.high - self.value)
+        # NaN stays: it is the first argument.
+        return Estimate(self.value, max(low, 0.0), min(high, 1.0))
+
+    def minus(self, other: "Estimate") -> "Estimate":
+        """The difference of two independent figures; too wide an interval where both are of the same records.
+
+        Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10.
+
+        >>> Estimate(0.7, 0.6, 0.8).minus(Estimate(0.5, 0.4, 0.6)).interval
+        '0.059 to 0.341'
+        """
+        value = self.value - other.value
+        below = hypot(self.value - self.low, other.high - other.value)
+        return Estimate(value, value - below, value + hypot(self.high - self.value, other.value - other.low))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer of a balanced accuracy or an AUC, 0.5 of which is chance; see `AT_CHANCE`.
+
+        >>> [Estimate(0.55, *ends).verdict for ends in ((0.51, 0.59), (0.49, 0.6), (0.45, 0.7), (nan, nan))]
+        ['exposed', 'at chance', 'not decided', 'not decided']
+        """
+        if self.low > 0.5:
+            return "exposed"
+        return "at chance" if self.high <= AT_CHANCE else "not decided"
+
+    @property
+    def known(self) -> bool:
+        """Whether it was measured."""
+        return not isnan(self.value)
+
+    @property
+    def text(self) -> str:
+        """The value to three decimals; a dash where there is none."""
+        return decimal(self.value) if self.known else DASH
+
+    @property
+    def percent(self) -> str:
+        """The value as a percentage; a dash where there is none."""
+        return percent(self.value) if self.known else DASH
+
+    @property
+    def interval(self) -> str:
+        """Its ends to three decimals; empty where there are none."""
+        return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
+
+    @property
+    def percent_interval(self) -> str:
+        """Its ends as percentages; empty where there are none.
+
+        >>> Estimate(0.12, 0.081, 0.17).percent_interval
+        '8.1 to 17.0 %'
+        """
+        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {percent(self.high)}"
+
+    @property
+    def figure(self) -> str:
+        """The value with its interval in brackets.
+
+        >>> Estimate(0.6, 0.5, 0.7).figure, Estimate(0.6).figure
+        ('0.600 (0.500 to 0.700)', '0.600')
+        """
+        return f"{self.text} ({self.interval})" if self.interval else self.text
+
+
+def at_once(count: int) -> float:
+    """How much wider a 95 % interval is that ``count`` figures keep at once (Bonferroni), as of a normal distribution.
+
+    >>> round(at_once(1), 2), round(at_once(8), 2)
+    (1.0, 1.4)
+    """
+    quantile = NormalDist().inv_cdf
+    return quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
 
 
 def effective_size(weights: Floats) -> float:

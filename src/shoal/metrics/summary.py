@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from shoal.core.representation import shorten
+from shoal.core.formats import shorten
 
 Metrics = Mapping[str, float]
 """Numbers by name; counts are ints."""

@@ -3,7 +3,7 @@
 May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `named_models.py`.
 """
 
-from shoal.models.features import FeatureMap, Features
+from shoal.models.features import FeatureMap, Features, Scattering
 from shoal.models.layers import SeededDropout
 from shoal.models.model import (
     Loss,
@@ -16,35 +16,10 @@ from shoal.models.model import (
     squared_error,
 )
 from shoal.models.named_models import MODELS, Network, Shape, TextShape, VectorShape, create_model
-from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
-from shoal.models.recurrent import ReviewGRU
-from shoal.models.scattering import Scattering
+from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN, ReviewGRU
 
 __all__ = [
-    "MLP",
-    "MODELS",
-    "VGG",
-    "DigitsCNN",
-    "FacesCNN",
-    "FeatureMap",
-    "Features",
-    "FemnistCNN",
-    "Logistic",
-    "Loss",
-    "MnistCNN",
-    "Model",
-    "ModelMetric",
-    "NegativeLoss",
-    "Network",
-    "ReviewGRU",
-    "Scattering",
-    "SeededDropout",
-    "Shape",
-    "TextShape",
-    "VectorShape",
-    "accuracy",
-    "create_model",
-    "cross_entropy",
-    "metric_name",
-    "squared_error",
+    "MLP", "MODELS", "VGG", "DigitsCNN", "FacesCNN", "FeatureMap", "Features", "FemnistCNN", "Logistic", "Loss",
+    "MnistCNN", "Model", "ModelMetric", "NegativeLoss", "Network", "ReviewGRU", "Scattering", "SeededDropout",
+    "Shape", "TextShape", "VectorShape", "accuracy", "create_model", "cross_entropy", "metric_name", "squared_error",
 ]  # fmt: skip

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.core.errors import InputError, describe, quote, require
+from shoal.core.formats import one_line
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seed_libraries
-from shoal.core.representation import one_line
 from shoal.models.layers import SeededDropout, changing_buffers, require_trainable, take_images
 
 LOG = logging.getLogger(__name__)

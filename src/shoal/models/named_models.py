@@ -13,8 +13,7 @@ from shoal.core.errors import describe, quote, require, suggest
 from shoal.core.settings import MAX_CLASSES, settings
 from shoal.models.features import Features
 from shoal.models.model import Model
-from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
-from shoal.models.recurrent import ReviewGRU
+from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN, ReviewGRU
 
 Shipped = Literal[
     "digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic", "faces-cnn", "gru"
@@ -142,7 +141,7 @@ class Network:
         kind = kind if self.features is None else "features"
         if isinstance(shape, TextShape):
             require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
-            return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
+            return Model(NamedBuild(self.sized(shape.classes), partial(ReviewGRU, shape.vocabulary, shape.classes)))
         require(name != "gru", f"model 'gru' takes texts, but the data are {kind}; choose another model for those")
         if isinstance(shape, VectorShape):
             require(
@@ -151,7 +150,7 @@ class Network:
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
-        return Model(self._build(shape))
+        return Model(NamedBuild(self.sized(shape.classes), self._build(shape)))
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:
         """The builder of the network, which is one of images."""
@@ -175,6 +174,18 @@ class Network:
         if network is VGG:
             options = {"depth": int(name[3:]), "norm": self.norm}
         return partial(network, channels=shape.channels, side=shape.height, classes=shape.classes, **options)
+
+
+@dataclass(frozen=True)
+class NamedBuild:
+    """The ``build`` of a shipped network's model, with the settings that name it in a file."""
+
+    network: Network
+    build: Callable[[], nn.Module]
+
+    def __call__(self) -> nn.Module:
+        """A new network."""
+        return self.build()
 
 
 def create_model(

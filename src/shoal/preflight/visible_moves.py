@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms import CFL, PACFL, FedEM, FedRC, FedSoft, LocalOnly
-from shoal.algorithms.personal.own_layers import OwnLayers
 from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrappers.shared_body import OwnLayers
 from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -19,8 +19,15 @@ from shoal.data.preferences import View
 from shoal.defenses import Augmentation, LaplaceNoise, TrainingSetup
 from shoal.engine import Algorithm, LocalSGD, State
 from shoal.models import Model, cross_entropy
-from shoal.preflight.exposure_rule import Exposure, LayerShape, Moves, most_exposed_layer
-from shoal.preflight.filter_rule import ExampleTerms, InitialGradients, initial_gradients
+from shoal.preflight.exposure_rule import (
+    ExampleTerms,
+    Exposure,
+    InitialGradients,
+    LayerShape,
+    Moves,
+    initial_gradients,
+    most_exposed_layer,
+)
 
 _EXAMPLES = 2000
 """Examples by which the rank of what layers read is computed, and the moments of gradients."""

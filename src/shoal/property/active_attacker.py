@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.data import Federation
 from shoal.engine import MaliciousTraining, State, Tensors
 from shoal.models import Loss, Model, cross_entropy

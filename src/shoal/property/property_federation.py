@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data import Federation, Group, LabelledDataset, Partition, Preferences, Shards
 from shoal.data.partition import (

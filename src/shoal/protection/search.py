@@ -81,7 +81,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand = DEMAN
         view=demand.view,
     )
     measured = replace(config, evaluation=evaluation)
-    federation = resolve(measured, data).simulation().federation
+    federation = resolve(measured, data).simulation.federation
     steps = ladder_of(measured, federation, demand)
     rungs = possible_rungs(measured, data, steps.rungs)
     promised = [f"an epsilon of {demand.epsilon:g}"] if demand.epsilon is not None else []
@@ -124,7 +124,7 @@ def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
         >>> data["test_examples"] = 20
         >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 4}}
         >>> config = parse_config(table, "example")
-        >>> federation = resolve(config, load_data(config.data)).simulation().federation
+        >>> federation = resolve(config, load_data(config.data)).simulation.federation
         >>> [rung.name for rung in ladder_of(config, federation, Demand(epsilon=4.0)).rungs][-1]
         '32 components, private clusters, noise 6.84'
     """

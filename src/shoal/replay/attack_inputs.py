@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -18,19 +19,21 @@ from shoal.attacks import (
     LossTrajectory,
     MembershipAttack,
     OtherClusters,
+    Population,
     Query,
+    ReferenceScores,
     augmentation_votes,
     boundary_distance,
 )
 from shoal.attacks.scores.stack import FOLDS, Regression, Stack
 from shoal.audit import AuditRecords, reference_thresholds
-from shoal.audit.attacked_records import AttackScores, threshold_cells
+from shoal.audit.attacked_records import threshold_cells
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
-from shoal.audit.record_table import CLIENT, OUTSIDER
+from shoal.audit.record_table import CLIENT, RecordTable
 from shoal.data import Federation
 from shoal.engine import Engine
-from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores
+from shoal.replay.reference_federations import AttackedRun, FederationScores
 
 LABEL_ATTACKS = ("label-only", "boundary-distance")
 """The keys in audit.json of the attacks that need labels alone."""
@@ -68,7 +71,40 @@ def records_of_run(
     )
 
 
-def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, AttackScores]:
+def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
+    """The scores of the attacked and the R reference federations as one matrix; ``client`` (2 Q,) has each record's."""
+    return ReferenceScores(
+        score=attacked.score.numpy(),
+        member=attacked.member.numpy(),
+        reference=_columns([scores.score for scores in references], attacked.score),
+        reference_member=_columns([scores.member for scores in references], attacked.member),
+        model=attacked.model[client].numpy(),
+        population=_population(attacked, references),
+    )
+
+
+def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray:
+    """R vectors such as ``like`` (M,) as columns (M, R); R may be 0."""
+    return (torch.stack(list(columns), dim=1) if columns else like.new_empty(len(like), 0)).numpy()
+
+
+def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
+    """The further examples on every attacked model in use, and on the model of each reference federation that most of
+    its clients use there.
+    """
+    if not attacked.population.numel():
+        return None
+    score, reference, model = [], [], []
+    for k in attacked.model.unique().tolist():
+        users = attacked.model == k
+        score.append(attacked.population[k])
+        same = [scores.population[int(scores.model[users].mode().values)] for scores in references]
+        reference.append(_columns(same, score[-1]))
+        model.append(torch.full_like(score[-1], k, dtype=torch.int64))
+    return Population(torch.cat(score).numpy(), np.concatenate(reference), torch.cat(model).numpy())
+
+
+def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, RecordTable]:
     """The run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
 
     ``model`` (N,) is the model of each client; see `FederationScores.model`.
@@ -85,7 +121,7 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
     for key in [key for key in LABEL_ATTACKS if key not in left_out(attacked)]:
         scores = _by_label(key, attacked, used, engine).numpy()
         thresholds = reference_thresholds(scores, None, none, *cells)
-        answers[key] = AttackScores(OUTSIDER, scores, thresholds)
+        answers[key] = RecordTable.from_columns(scores, threshold=thresholds)
     return answers
 
 
@@ -104,9 +140,7 @@ def left_out(attacked: AttackedRun) -> dict[str, str]:
     return {}
 
 
-def _fitted(
-    attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_UsedModel], engine: Engine
-) -> AttackScores:
+def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_UsedModel], engine: Engine) -> RecordTable:
     """An attack that is fitted on shadow models of each cluster."""
     training, state = attacked.simulation.on(engine), attacked.state
     team, local = replace(attacked.simulation.red_team, attack=attack), training.local_of_clusters(state)
@@ -124,7 +158,7 @@ def _fitted(
         )
         scores[inside] = torch.from_numpy(fitted[k].score(query))
         thresholds[inside] = fitted[k].threshold
-    return AttackScores(OUTSIDER, scores.numpy(), thresholds.numpy())
+    return RecordTable.from_columns(scores.numpy(), threshold=thresholds.numpy())
 
 
 def _by_label(key: str, attacked: AttackedRun, used: Sequence[_UsedModel], engine: Engine) -> Tensor:
@@ -149,7 +183,7 @@ def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_UsedModel]
         yield k, deployed.models[s], torch.nonzero(of_record == s).flatten()
 
 
-def trajectory_attack(attacked: FederationScores, references: Sequence[FederationScores]) -> AttackScores | None:
+def trajectory_attack(attacked: FederationScores, references: Sequence[FederationScores]) -> RecordTable | None:
     """A regression of membership on losses over rounds, fitted on reference federations; None without trajectories."""
     if not references or not all(len(scores.trajectory) == len(attacked.trajectory) > 0 for scores in references):
         return None
@@ -169,8 +203,8 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
         reference[:, part] = np.stack([others.score(losses[r]) for r in part], axis=1)
     attack = fitted(everyone)
     scores = attack.score(_losses(attacked.trajectory))
-    thresholds = np.full(len(scores), attack.threshold)
-    return AttackScores(CLIENT, scores, thresholds, reference if len(losses) >= Stack.least else None)
+    known = reference if len(losses) >= Stack.least else None
+    return RecordTable.from_columns(scores, threshold=attack.threshold, view=CLIENT, reference=known)
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:

@@ -12,7 +12,7 @@ from itertools import groupby, zip_longest
 import torch
 from torch import Tensor
 
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.engine import RoundReport, RoundUpdates, State, Training
 
 ROUNDS = 5

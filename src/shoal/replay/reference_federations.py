@@ -10,25 +10,23 @@ under another defence.
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isnan, nan
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Candidates, Knowledge, Population, ReferenceScores, UpdateJoint, UpdateSpan
+from shoal.attacks import Candidates, Knowledge, UpdateJoint, UpdateSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.data.swap_pairs import OTHER_CLIENTS, PairedRecords, decoys, pair_records
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Deployed, Engine, RoundReport, State, Training
@@ -83,8 +81,7 @@ class FederationScores:
             set.
         trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 where clients have
             models of their own, where the number of models changed, or where no snapshot was taken.
-        span_models, span: (2 Q,) float64, of the span attacks on the first rounds, NaN where they cannot be asked; (0,)
-            where they were not.
+        spans: (2 Q,) float64, of the span attacks on the first rounds, by name; NaN where one cannot be asked.
         seconds: that training took.
     """
 
@@ -93,18 +90,13 @@ class FederationScores:
     model: Tensor
     population: Tensor
     trajectory: Tensor
-    span_models: Tensor
-    span: Tensor
+    spans: Mapping[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def personal(self) -> bool:
         """True where clients have models of their own."""
         return len(self.population) == 0
-
-    def has(self, spans: Collection[str]) -> bool:
-        """Whether the span attacks of these names were asked."""
-        return all(len(getattr(self, name.replace("-", "_"))) for name in spans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +241,7 @@ class AttackedRun:
         seen, last = _first_rounds(spans), self.simulation.last_round
         for _, state, known in self._rounds(self.exchanged(number), stream, engine, seen):
             if known is not None and state.round == min(seen.first - 1 + seen.most, last):
-                return replace(scores, **self._spans(seen, known, engine, spans))
+                return replace(scores, spans={**scores.spans, **self._spans(seen, known, engine, spans)})
         return scores
 
     def spans(self, engine: Engine) -> SpansOfRun:
@@ -348,11 +340,10 @@ class AttackedRun:
         return Candidates(gather(shards.x, rows), y=shards.y[rows].cpu(), client=ids, examples=sizes)
 
     def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine, spans: Collection[str]) -> dict[str, Tensor]:
-        """The span attacks' scores, by the fields of `FederationScores`; NaN where one cannot be asked."""
+        """The span attacks' scores by name; NaN where one cannot be asked."""
         scores = span_scores(seen, self._asked, engine, known, spans).scores
         none = np.full(2 * len(self.records), nan)
-        by_name = {name: scores[name].score if name in scores else none for name in spans}
-        return {name.replace("-", "_"): torch.tensor(score) for name, score in by_name.items()}
+        return {name: torch.tensor(scores[name].score if name in scores else none) for name in spans}
 
     def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
         """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
@@ -383,7 +374,8 @@ class AttackedRun:
         assert last is not None
         training, state, _ = last
         deployed, _ = training.deployed(state)
-        scores = replace(self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within), **of_spans)
+        scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
+        scores = replace(scores, spans=of_spans)
         if scores.personal or not of_rounds:
             return scores
         client, everyone = self.records.client, torch.arange(2 * len(self.records))
@@ -442,8 +434,6 @@ class AttackedRun:
             model=model,
             population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
-            span_models=torch.empty(0, dtype=torch.float64),
-            span=torch.empty(0, dtype=torch.float64),
         )
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:
@@ -459,36 +449,3 @@ class AttackedRun:
 def _first_rounds(spans: Collection[str]) -> FirstRounds:
     """What the span attacks of these names read: none of the rounds without one, and updates for a server's alone."""
     return FirstRounds(most=ROUNDS if spans else 0, with_updates=UpdateSpan.name in spans)
-
-
-def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
-    """The scores of the attacked and the R reference federations as one matrix; ``client`` (2 Q,) has each record's."""
-    return ReferenceScores(
-        score=attacked.score.numpy(),
-        member=attacked.member.numpy(),
-        reference=_columns([scores.score for scores in references], attacked.score),
-        reference_member=_columns([scores.member for scores in references], attacked.member),
-        model=attacked.model[client].numpy(),
-        population=_population(attacked, references),
-    )
-
-
-def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray[Any]:
-    """R vectors such as ``like`` (M,) as columns (M, R); R may be 0."""
-    return (torch.stack(list(columns), dim=1) if columns else like.new_empty(len(like), 0)).numpy()
-
-
-def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
-    """The further examples on every attacked model in use, and on the model of each reference federation that most of
-    its clients use there.
-    """
-    if not attacked.population.numel():
-        return None
-    score, reference, model = [], [], []
-    for k in attacked.model.unique().tolist():
-        users = attacked.model == k
-        score.append(attacked.population[k])
-        same = [scores.population[int(scores.model[users].mode().values)] for scores in references]
-        reference.append(_columns(same, score[-1]))
-        model.append(torch.full_like(score[-1], k, dtype=torch.int64))
-    return Population(torch.cat(score).numpy(), np.concatenate(reference), torch.cat(model).numpy())

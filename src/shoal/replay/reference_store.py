@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from shoal.attacks import LossTrajectory
-from shoal.audit.attacked_records import AttackedRecords, AttackScores, attack_records
-from shoal.audit.record_table import OUTSIDER, SERVER, views_within
+from shoal.audit.attacked_records import AttackedRecords, attack_records
+from shoal.audit.record_table import OUTSIDER, SERVER, RecordTable, views_within
 from shoal.audit.update_audit import all_attacks
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import file_errors
@@ -35,11 +36,11 @@ LOG = logging.getLogger("shoal")
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
-_VERSION = 3
+_VERSION = 4
 """Version of the files; scores of another one are trained anew."""
 
-_FIELDS = ("score", "member", "model", "population", "trajectory", "span_models", "span")
-
+_FIELDS = ("score", "member", "model", "population", "trajectory")
+"""The tensors of a file; those beside them are `FederationScores.spans`."""
 
 REPLAY = -1
 """The number of the attacked run itself, trained again."""
@@ -81,7 +82,7 @@ def reference_scores(
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
         stored = ((number, store.read(number)) for number in range(count))
-        scores = {number: found for number, found in stored if found is not None and found.has(spans)}
+        scores = {number: found for number, found in stored if found is not None and {*spans} <= {*found.spans}}
         if watch is not None and count > 0:
             watch(len(scores), count)
         missing = [number for number in range(count) if number not in scores]
@@ -102,10 +103,10 @@ def reference_scores(
 
 @dataclass(frozen=True)
 class _Store:
-    """The scores of federations in a folder; without one nothing is kept.
+    """The scores of federations in a folder, one file each; without a folder nothing is kept.
 
     Args:
-        folder: of a file for each.
+        folder: of the files.
         attacked: a name for the attacked models and records.
     """
 
@@ -113,17 +114,39 @@ class _Store:
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """The scores that were kept; None: there are none of these models."""
-        return None if self.folder is None else _read(self._path(self.folder, number), self.attacked)
+        """The scores in a file; None where it is missing, damaged, or of other models, as after a run was extended."""
+        path = self._path(number)
+        if path is None or not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+            if about.get("attacked") != self.attacked:
+                return None
+            tensors = load_file(path)
+            if about.get("hash") != _fingerprint(tensors):
+                LOG.warning("%s: is not what was written; it is trained again", path)
+                return None
+            fields = {name: tensors.pop(name) for name in _FIELDS}
+            return FederationScores(**fields, spans=tensors, seconds=float(about["seconds"]))
+        except (SafetensorError, KeyError, ValueError):
+            return None
 
     def write(self, number: int, scores: FederationScores) -> None:
         """Keep the scores of a federation."""
-        if self.folder is not None:
-            _write(self._path(self.folder, number), self.attacked, scores)
+        path, fields = self._path(number), {name: getattr(scores, name).contiguous() for name in _FIELDS}
+        if path is not None:
+            tensors = {**fields, **scores.spans}
+            about = {"attacked": self.attacked, "seconds": f"{scores.seconds:.3f}", "hash": _fingerprint(tensors)}
+            write_bytes(path, save(tensors, about))
 
-    @staticmethod
-    def _path(folder: Path, number: int) -> Path:
-        return folder / ("attacked.safetensors" if number == REPLAY else f"{number:03d}.safetensors")
+    def _path(self, number: int) -> Path | None:
+        name = "attacked" if number == REPLAY else f"{number:03d}"
+        return None if self.folder is None else self.folder / f"{name}.safetensors"
+
+
+def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    return fingerprint(tuple(tensors[name] for name in sorted(tensors)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +252,7 @@ def view_scores(
     view: View = SERVER,
     folder: Path | None = None,
     spans: SpansOfRun | None = None,
-) -> tuple[dict[str, AttackScores], dict[str, str]]:
+) -> tuple[dict[str, RecordTable], dict[str, str]]:
     """The attacks of a view that an outsider cannot carry out, by name, and why others could not be computed.
 
     They are on the run's rounds, which are trained again: a few of them; with reference federations all.
@@ -261,13 +284,13 @@ def view_scores(
         omitted[LossTrajectory.name] = "clients use models of their own"
     else:
         omitted[LossTrajectory.name] = "needs the same number of models in every round"
-    return {name: found for name, found in scores.items() if found.view in views_within(view)}, omitted
+    return {name: found for name, found in scores.items() if found.view[0] in views_within(view)}, omitted
 
 
 def _of_references(span: str, references: Sequence[FederationScores]) -> Floats | None:
     """The scores (2 Q, R) of a span attack on the reference federations; None where it was not asked of all."""
-    columns = [getattr(federation, span.replace("-", "_")).numpy() for federation in references]
-    return np.stack(columns, axis=1) if columns and all(map(len, columns)) else None
+    columns = [scores.spans[span].numpy() for scores in references if span in scores.spans]
+    return np.stack(columns, axis=1) if columns and len(columns) == len(references) else None
 
 
 def replayed_scores(
@@ -298,27 +321,3 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
     about += f" {attacked.queries} queries" if attacked.queries > 1 else ""
     return hashlib.sha256(content + about.encode()).hexdigest()[:16]
-
-
-def _write(path: Path, attacked: str, stored: FederationScores) -> None:
-    tensors = {name: getattr(stored, name).contiguous() for name in _FIELDS}
-    about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": fingerprint(tuple(tensors.values()))}
-    write_bytes(path, save(tensors, about))
-
-
-def _read(path: Path, attacked: str) -> FederationScores | None:
-    """The scores in a file; None where it is missing, damaged, or of other models, as after a run was extended."""
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-        if about.get("attacked") != attacked:
-            return None
-        tensors = load_file(path)
-        if about.get("hash") != fingerprint(tuple(tensors[name] for name in _FIELDS)):
-            LOG.warning("%s: is not what was written; it is trained again", path)
-            return None
-        return FederationScores(**{name: tensors[name] for name in _FIELDS}, seconds=float(about["seconds"]))
-    except (SafetensorError, KeyError, ValueError):
-        return None

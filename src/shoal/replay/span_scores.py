@@ -21,7 +21,7 @@ from shoal.attacks import (
 )
 from shoal.attacks.scores.stack import Stack
 from shoal.attacks.span.layer_scores import calibrate_scores
-from shoal.audit.attacked_records import AttackScores
+from shoal.audit.record_table import RecordTable
 from shoal.core.errors import InputError
 from shoal.defenses import LaplaceNoise
 from shoal.engine import Engine, State, Training
@@ -48,7 +48,7 @@ class SpansOfRun(NamedTuple):
         repeat: the names of those that are worth asking of reference federations.
     """
 
-    scores: Mapping[str, AttackScores]
+    scores: Mapping[str, RecordTable]
     omitted: Mapping[str, str]
     notes: tuple[str, ...] = ()
     repeat: tuple[str, ...] = ()
@@ -84,8 +84,8 @@ def span_scores(
     if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):
         reason = "no client of an attacked record sent an update in the first rounds"
         return SpansOfRun({}, {attack.name: reason for attack in chosen})
-    scores, omitted, more = dict[str, AttackScores](), dict[str, str](), listed or {}
-    attacks: dict[str, Callable[[], AttackScores]] = {
+    scores, omitted, more = dict[str, RecordTable](), dict[str, str](), listed or {}
+    attacks: dict[str, Callable[[], RecordTable]] = {
         ModelSpan.name: lambda: _of_models(seen, asked, engine, knowledge),
         UpdateSpan.name: lambda: _of_updates(seen, asked, engine, knowledge),
         ModelJoint.name: lambda: _of_list(
@@ -116,14 +116,12 @@ def span_scores(
     return SpansOfRun(scores, omitted)
 
 
-def is_exact(scores: AttackScores | None) -> bool:
+def is_exact(scores: RecordTable | None) -> bool:
     """Whether an attack is exact of every record that it was asked of."""
-    if scores is None or scores.exact is None:
-        return False
-    return bool(scores.exact[~np.isnan(scores.score)].all())
+    return scores is not None and bool(scores.exact[~np.isnan(scores.score)].all())
 
 
-def joints_to_ask(found: Mapping[str, AttackScores]) -> tuple[str, ...]:
+def joints_to_ask(found: Mapping[str, RecordTable]) -> tuple[str, ...]:
     """The names of the joint attacks of views whose span attack is not exact of every record."""
     return tuple(joint.name for span, joint in zip(SPANS, JOINTS, strict=True) if not is_exact(found.get(span.name)))
 
@@ -144,7 +142,7 @@ def _of_list(
     attack: ModelJoint | UpdateJoint,
     score: Callable[[Candidates], tuple[Floats, Floats]],
     listed: Mapping[str, Candidates],
-) -> AttackScores:
+) -> RecordTable:
     """The scores of a joint attack; half of each group's records are called members, as many as pairs have."""
     assert asked.stratum is not None
     found = score(on_list(asked, listed.get(attack.name)))[0][: len(asked.x)]
@@ -153,10 +151,10 @@ def _of_list(
     for value in np.unique(group):
         rows = (group == value) & ~np.isnan(found)
         threshold[rows] = np.median(found[rows]) if rows.any() else np.nan
-    return AttackScores(attack.view, found, threshold)
+    return RecordTable.from_columns(found, threshold=threshold, view=attack.view)
 
 
-def _of_updates(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: Knowledge) -> AttackScores:
+def _of_updates(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: Knowledge) -> RecordTable:
     clients = torch.cat([updates.clients for updates in seen.updates]).unique()
     assert asked.client is not None
     sent = torch.isin(asked.client, clients)
@@ -164,18 +162,18 @@ def _of_updates(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge:
     found = UpdateSpan().score(seen.updates, replace(asked, row=row), engine, knowledge)
     columns = np.arange(len(row))
     score, threshold = (np.where(sent, values[row, columns], np.nan) for values in (found.score, found.threshold))
-    return AttackScores(UpdateSpan.view, score, threshold, exact=found.exact[row])
+    return RecordTable.from_columns(score, threshold=threshold, view=UpdateSpan.view, exact=found.exact[row])
 
 
-def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: Knowledge) -> AttackScores:
+def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: Knowledge) -> RecordTable:
     assert asked.client is not None
-    scores = largest(ModelSpan().score(seen.moves(), asked, engine, knowledge, seen.first), asked)
-    unseen = ~torch.isin(asked.client, seen.senders).numpy()
-    scores.score[unseen], scores.threshold[unseen] = np.nan, np.nan
-    return scores
+    found = largest(ModelSpan().score(seen.moves(), asked, engine, knowledge, seen.first), asked)
+    sent = torch.isin(asked.client, seen.senders).numpy()
+    score, threshold = (np.where(sent, values, np.nan) for values in (found.score, found.threshold))
+    return replace(found, score=score, threshold=threshold)
 
 
-def largest(found: SpanScores, candidates: Candidates) -> AttackScores:
+def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
     """The largest of each record's scores by K models, its threshold, and whether that model's span is exact.
 
     Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
@@ -199,7 +197,8 @@ def largest(found: SpanScores, candidates: Candidates) -> AttackScores:
     if (~exact).sum() > 1 and judged.any():
         cuts[~exact] = calibrate_scores(known[~exact].max(axis=0), of_known[judged], strata, ModelSpan().false_alarms)
     best, columns = values.argmax(axis=0), np.arange(values.shape[1])
-    return AttackScores(ModelSpan.view, values[best, columns], cuts[best, columns], exact=exact[best])
+    score, threshold = values[best, columns], cuts[best, columns]
+    return RecordTable.from_columns(score, threshold=threshold, view=ModelSpan.view, exact=exact[best])
 
 
 def knowledge_of(training: Training, state: State) -> Knowledge:

@@ -13,7 +13,7 @@ from shoal.attacks import Candidates, Knowledge, ModelJoint, ModelSpan, OwnedRec
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.update_audit import ScoredUpdates
 from shoal.core.errors import InputError, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data import GroupedExamples
 from shoal.engine import Engine, RoundUpdates
 from shoal.metrics.intervals import Bools, Floats, Ints
@@ -94,7 +94,6 @@ class _RecordedRounds:
         moves = self._moving[: None if self.knowledge.noisy else ROUNDS + 1]
         scores = ModelSpan().score(torch.stack([*moves]), asked, self.engine, self.knowledge, self.first)
         found, columns = largest(scores, asked), (slice(None), self._asked.numpy())
-        assert found.exact is not None
         return self._table(columns, found.score, found.threshold, found.exact)
 
     def span(self) -> _Scores:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from math import nan
 from typing import Any
 
-from shoal.audit.finding import AT_CHANCE, Estimate, Finding, attack_title, exposure_summary
+from shoal.audit.finding import Estimate, Finding, attack_title, exposure_summary
 from shoal.core.formats import DASH, count, number
+from shoal.metrics.intervals import AT_CHANCE
 from shoal.reports.exposure import limit_sentence
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, row

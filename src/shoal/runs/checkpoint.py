@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, require
 from shoal.engine import State, Tensors
-from shoal.engine.client_vectors import ClientVectors
+from shoal.engine.state import ClientVectors
 from shoal.simulation.play import SimulationState
 
 LOG = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ import pandas as pd
 from shoal.audit.finding import BY, Estimate, findings, run_findings
 from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.errors import describe, path_of, require
-from shoal.core.formats import ACCURACY, number
-from shoal.core.representation import shorten
+from shoal.core.formats import ACCURACY, number, shorten
 from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.metrics.summary import Summary
 from shoal.reports.run.run_verdict import of_groups

@@ -21,11 +21,10 @@ from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, describe, file_errors, integer, path_of, require, require_instance
 from shoal.core.foreign_files import read_json
-from shoal.core.formats import csv_text, from_cells
+from shoal.core.formats import csv_text, from_cells, shorten
 from shoal.core.processes import Workers, Workplace
-from shoal.core.representation import shorten
 from shoal.data import Federation
-from shoal.data.memory_format import to_pixels
+from shoal.data.shards import to_pixels
 from shoal.data.swap_pairs import Duplicates
 from shoal.engine import Engine, State
 from shoal.engine.state import UNKNOWN_RISK
@@ -159,7 +158,8 @@ class Result:
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
 
-        The config.toml of a simulation in Python has a table ``[simulation]`` for reading; no command can run it.
+        In the config.toml of a simulation in Python the table ``[simulation]`` lists the parts without a name, which
+        `shoal run` asks for.
 
         Raises:
             InputError: ``directory`` exists or cannot be written; nothing is left behind then.

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from shoal.audit.record_table import OUTSIDER
 from shoal.core.errors import InputError, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.core.settings import settings
 from shoal.engine import RoundReport
 from shoal.metrics.summary import FlatSummary, Metrics

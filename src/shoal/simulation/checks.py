@@ -5,26 +5,42 @@ from dataclasses import replace
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import MEMBERSHIP_ATTACKS, needs_classes
-from shoal.audit import RedTeam
+from shoal.audit import NEED_HOLDOUT, RedTeam
 from shoal.audit.record_table import OUTSIDER
 from shoal.control import LimitController
-from shoal.core.errors import InputError, describe, require
+from shoal.core.errors import InputError, describe, located, require
 from shoal.data import Federation
 from shoal.data.preferences import View
 from shoal.data.swap_pairs import Duplicates, number_of_pairs
-from shoal.defenses import TrainingSetup
+from shoal.defenses import Defense, TrainingSetup, apply_defenses
 from shoal.engine import Algorithm
 
 
-def check_algorithm_fits(algorithm: Algorithm, setup: TrainingSetup, risk_period: int) -> None:
-    """Raise `InputError` where an algorithm cannot train a network by local training, or lacks estimates of risk.
+def checked_setup(
+    setup: TrainingSetup,
+    defenses: Sequence[Defense],
+    algorithm: Algorithm,
+    coordinator: LimitController | None,
+    risk_period: int,
+) -> TrainingSetup:
+    """How clients train with the defences.
 
     An algorithm with a method ``check_layout``, also one that is wrapped, is asked about the network's. With
     ``risk_period`` 0 risks are never estimated.
+
+    Raises:
+        InputError: a defence, the algorithm or the coordinator does not go together with the others.
     """
-    algorithm.check(setup.first_local(), risk_period)
-    for base in with_bases(algorithm):
-        getattr(base, "check_layout", lambda _: None)(setup.model.layout)
+    with located("defenses"):
+        setup = apply_defenses(setup, defenses)
+    with located("algorithm"):
+        algorithm.check(setup.first_local(), risk_period)
+        for base in with_bases(algorithm):
+            getattr(base, "check_layout", lambda _: None)(setup.model.layout)
+    if coordinator is not None:
+        with located("coordinator"):
+            _check_coordinator(coordinator, setup, algorithm, risk_period)
+    return setup
 
 
 def require_algorithm(algorithm: object) -> None:
@@ -49,7 +65,7 @@ def require_defenses(defenses: object) -> None:
         require(value, f"'defenses' must hold defences, such as L2(0.01); got {describe(defense)}")
 
 
-def check_coordinator(
+def _check_coordinator(
     coordinator: LimitController, setup: TrainingSetup, algorithm: Algorithm, risk_period: int
 ) -> None:
     """Raise `InputError` where a coordinator has nothing to steer by, nothing to steer, or may not steer it.
@@ -96,19 +112,24 @@ def check_references(
     )
 
 
-def require_attack_fits(team: RedTeam, federation: Federation) -> None:
-    """Raise `InputError` where a regression's attack needs classes, or shadow models without a shadow set."""
-    if federation.classes is not None:
-        return
+def check_red_team(team: RedTeam, federation: Federation) -> None:
+    """Raise `InputError` where the red team needs classes or examples that the federation does not have."""
+    name = type(team.attack).__name__
     working = [attack.__name__ for attack in MEMBERSHIP_ATTACKS.values() if not needs_classes(attack)]
     require(
-        not needs_classes(team.attack),
-        f"{type(team.attack).__name__} needs classes, which a regression does not have; attacks on the loss work, such "
-        f"as RedTeam(attack={working[0]}()); those shipped are {', '.join(working)}",
+        federation.classes is not None or not needs_classes(team.attack),
+        f"{name} needs classes, which a regression does not have; attacks on the loss work, such as "
+        f"RedTeam(attack={working[0]}()); those shipped are {', '.join(working)}",
     )
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
     require(
         not shadows or len(federation.shadow) >= 2,
-        f"{type(team.attack).__name__} needs a shadow set of at least 2 examples, on which the server trains shadow "
-        f"models; got {len(federation.shadow)}; give 'shadow' to Federation.from_tensors",
+        f"{name} with the '{team.estimator}' estimator trains shadow models, so the server needs a shadow set of at "
+        f"least 2 examples; got {len(federation.shadow)}; give 'shadow', in a file 'data.shadow_examples' or "
+        "'data.shadow_fraction'",
+    )
+    require(
+        team.estimator not in NEED_HOLDOUT or len(federation.holdout.indices) > 0 or team.every == 0,
+        f"the '{team.estimator}' estimator needs hold-out examples of the clients; got none; give 'holdout', in a file "
+        "'data.holdout_examples' or 'data.holdout_fraction'",
     )

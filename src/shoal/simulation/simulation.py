@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
-from typing import get_args
+from typing import ClassVar, Protocol, get_args, runtime_checkable
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -17,29 +18,38 @@ from shoal.audit.record_table import OUTSIDER
 from shoal.audit.update_audit import all_attacks
 from shoal.control import LimitController
 from shoal.core.errors import InputError, describe, integer, require, require_instance
-from shoal.core.machine import cores
+from shoal.core.formats import one_line
+from shoal.core.processes import cores
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import comparable_hashes
 from shoal.data.preferences import VIEWS, View
 from shoal.data.swap_pairs import Duplicates
-from shoal.defenses import Defense, TrainingSetup, accounting, apply_defenses
-from shoal.engine import Algorithm, Engine, LocalSGD, MaliciousClients, State, Training, client_trainings
+from shoal.defenses import Defense, TrainingSetup, accounting
+from shoal.engine import (
+    Algorithm,
+    Engine,
+    LocalSGD,
+    MaliciousClients,
+    RoundReport,
+    State,
+    Tensors,
+    Training,
+    client_trainings,
+)
+from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.preflight.preflight_report import Preflight, preflight
 from shoal.preflight.visible_moves import RecognisedRisks, VisibleMoves
 from shoal.simulation.checks import (
-    check_algorithm_fits,
-    check_coordinator,
+    check_red_team,
     check_references,
+    checked_setup,
     require_algorithm,
-    require_attack_fits,
     require_defenses,
 )
 from shoal.simulation.distillation import Distillation
-from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import RoundRow
 
 DEFAULT_RED_TEAM = RedTeam(every=0, attack=Gap())
@@ -109,6 +119,52 @@ class WarmStart:
             # The models alone: whose examples others trained on says nothing of these clients.
             state = State(state.round, rows, state.risks, torch.empty(0, dtype=torch.int64))
         return replace(self, state=state, models={})
+
+
+@runtime_checkable
+class RoundAttack(Protocol):
+    """An attack that observes each round of a training, and is measured after the last. It changes no bit of training.
+
+    It is a value: what it remembers from one round to the next are tensors, kept in checkpoints.
+    """
+
+    name: ClassVar[str]
+    """Name of its table ``NAME.csv`` and of its wall time ``seconds.NAME_attack``."""
+    columns: ClassVar[tuple[str, ...]]
+    """Columns that its table always has."""
+
+    def check(self, federation: Federation, algorithm: Algorithm) -> None:
+        """Raise `InputError` where it cannot observe this algorithm on this federation."""
+        ...
+
+    def initial_memory(self, state: State) -> Tensors:
+        """What it remembers before the first round."""
+        ...
+
+    def observe(
+        self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
+    ) -> tuple[Tensors, Tensors]:
+        """What it keeps of a round, and what it remembers for the next.
+
+        Args:
+            before, after: the states before and after the round.
+            report: of the round.
+            memory: what it remembered of the rounds before.
+            training: that is observed.
+        """
+        ...
+
+    def measure(
+        self, observations: Mapping[int, Tensors], stream: Stream, *, jobs: int
+    ) -> tuple[Summary, pd.DataFrame]:
+        """Its metrics, and the rows of its table.
+
+        Args:
+            observations: what it kept, by round.
+            stream: of its random draws.
+            jobs: threads that it may use.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,17 +292,13 @@ class Simulation:
         )
         if self.reference_federations or self.widest_view != OUTSIDER:
             require_known(self)
-        require_attack_fits(self.red_team, self.federation)
+        check_red_team(self.red_team, self.federation)
         if self.round_attack is not None:
             require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
             self.round_attack.check(self.federation, self.algorithm)
         all_attacks(self.attacks)
         for metric in self.metrics:
             require_instance("metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
-        check_algorithm_fits(self.algorithm, self.setup, self.red_team.every)
-        if self.coordinator is not None:
-            require_instance("coordinator", self.coordinator, LimitController, "such as LimitController({...})")
-            check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
         accounting.check_sums(self.setup, local)
@@ -260,8 +312,11 @@ class Simulation:
         if self.features is not None and not isinstance(self.features, FeatureMap):
             how = "such as Features(('scattering', 'pca'), dimension=32)"
             require_instance("features", self.features, Features, how)
+        if self.coordinator is not None:
+            require_instance("coordinator", self.coordinator, LimitController, "such as LimitController({...})")
         kind = self.federation.kind if self.features is None else "features"
-        return apply_defenses(TrainingSetup(self.model, self.local, kind=kind), self.defenses)
+        setup = TrainingSetup(self.model, self.local, kind=kind)
+        return checked_setup(setup, self.defenses, self.algorithm, self.coordinator, self.red_team.every)
 
     def _check_canaries(self) -> None:
         if self.canaries is None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from shoal.config.build import load_source, resolve
-from shoal.config.client_files import Reading, reading_of
+from shoal.config.build import load_source, reading_of, resolve
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
 from shoal.data import SourceData
 from shoal.data.content import fingerprint
+from shoal.data.user.own_files import Reading
 from shoal.runs.directory import is_finished
 from shoal.runs.files import decisive_settings
 from shoal.sweeps.sweep_file import Sweep, SweepPoint
@@ -67,7 +67,7 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
         digest = digest_of(config, "" if config.data.path is None else _fingerprint_once(_key(run.config, data_dir)))
         if digest in planned:
             raise InputError(f"{name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
-        planned[digest] = PlannedRun(run, config, digest, resolved.training_examples)
+        planned[digest] = PlannedRun(run, config, digest, int(resolved.simulation.federation.clients.sizes.sum()))
     return tuple(planned.values())
 
 

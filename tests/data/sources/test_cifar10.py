@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from refused_input import refused
-from shoal.data.sources.cifar10 import BATCHES, find_cifar10, load_cifar10
+from shoal.data.sources.idx import BATCHES, find_cifar10, load_cifar10
 
 RNG = np.random.default_rng(1)
 RECORDS = [RNG.integers(0, 256, (n, 3073), dtype=np.uint8) for n in (3, 2, 2, 1, 2, 4)]

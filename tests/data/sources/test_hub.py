@@ -7,8 +7,7 @@ from PIL import Image
 
 from refused_input import refused
 from shoal.core.errors import InputError
-from shoal.data.sources.catalog import SOURCES, load_dataset
-from shoal.data.sources.hub import fetch
+from shoal.data.sources.catalog import SOURCES, fetch, load_dataset
 
 RNG = np.random.default_rng(2)
 

@@ -11,7 +11,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import load_dataset
 from shoal.data.sources.catalog import availability
-from shoal.data.sources.lfw import find_lfw, load_lfw
+from shoal.data.sources.tasks import find_lfw, load_lfw
 
 COLUMNS = ["Male", "Asian", "White", "Black", "Smiling", "Eyeglasses", "Sunglasses", "No Eyewear", "Bald"]
 COMMENT = "# Scores of attributes, one row a face, tab separated.\n"

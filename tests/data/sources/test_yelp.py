@@ -11,9 +11,9 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from refused_input import refused
 from shoal.core.errors import InputError
-from shoal.data.sources import yelp
+from shoal.data.sources import tasks
 from shoal.data.sources.catalog import availability, load_dataset
-from shoal.data.sources.yelp import find_yelp, load_yelp
+from shoal.data.sources.tasks import find_yelp, load_yelp
 
 NAME = "yelp_academic_dataset_review.json"
 
@@ -32,14 +32,6 @@ def line(user: str, stars: float, text: str) -> bytes:
         "date": "2018-07-07 22:09:11",
     }
     return (json.dumps(review) + "\n").encode()
-
-
-def test_the_line_is_the_official_one():
-    assert line("mh_-eMZ6K5RLWhZyISBhwA", 3.0, "Okay.\n\nFine\u00e9") == (
-        b'{"review_id": "KU_O5udG6zpxOg-VcAEodg", "user_id": "mh_-eMZ6K5RLWhZyISBhwA", "business_id": '
-        b'"XQfwVwDr-v0ZS3_CbbE5Xw", "stars": 3.0, "useful": 0, "funny": 0, "cool": 0, "text": '
-        b'"Okay.\\n\\nFine\\u00e9", "date": "2018-07-07 22:09:11"}\n'
-    )
 
 
 def write(folder, lines):
@@ -100,7 +92,7 @@ def test_words_are_numbered_by_frequency_over_the_kept_reviews_and_in_lower_case
 
 
 def test_the_vocabulary_is_count_vectorizer_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(yelp, "VOCABULARY", 20)
+    monkeypatch.setattr(tasks, "VOCABULARY", 20)
     # Word k is in 60 - k of the reviews, so that no two are equally frequent; with marks, capitals and short words.
     words = [f"Word{k}!" for k in range(50)]
     reviews = ["I, a x " + " ".join(words[: 50 - i % 50]) + " naïve-ish" * (i % 2) for i in range(60)]
@@ -116,7 +108,7 @@ def test_the_vocabulary_is_count_vectorizer_s(tmp_path, monkeypatch):
 
 
 def test_texts_without_a_known_word_are_dropped_and_the_unknown_words_of_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(yelp, "VOCABULARY", 1)
+    monkeypatch.setattr(tasks, "VOCABULARY", 1)
     lines = [line(f"u{i}", 1.0, "the the rare") for i in range(10)]
     lines += [line("u3", 2.0, "nothing known"), line("u3", 3.0, "! a"), line("u3", 4.0, "x the")]
     texts = load_yelp(write(tmp_path, lines), "score/author-1")

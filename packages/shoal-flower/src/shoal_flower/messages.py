@@ -13,8 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms import ALGORITHMS
 from shoal.core.errors import InputError, ShoalError, require
-from shoal.core.formats import cell
-from shoal.core.representation import one_line
+from shoal.core.formats import cell, one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Standardizer
 from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, remote_rounds

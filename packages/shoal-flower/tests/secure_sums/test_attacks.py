@@ -12,8 +12,8 @@ import torch
 from shoal.attacks.queries.loss_histograms import EDGES
 from shoal.config.schema import parse_config
 from shoal.core.errors import ShoalError
-from shoal_flower.client.ledger import Ledger
-from shoal_flower.client.secure_client import secure_reply
+from shoal_flower.client.client_app import secure_reply
+from shoal_flower.client.policy import Ledger
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import Offer
 from shoal_flower.secure_sums.contributions import (
@@ -24,7 +24,7 @@ from shoal_flower.secure_sums.contributions import (
     summed_histograms,
 )
 from shoal_flower.secure_sums.coordinated_sum import ClusterSums, CoordinatedSum
-from shoal_flower.secure_sums.node_keys import KnownKeys
+from shoal_flower.secure_sums.primitives import KnownKeys
 from shoal_flower.secure_sums.protocol_messages import (
     Answer,
     BlockShares,
@@ -289,9 +289,9 @@ def test_a_run_goes_on_without_a_client_that_makes_its_sums_fail(tmp_path):
 
 
 def test_a_poisoned_sum_is_not_merged(tmp_path, monkeypatch):
-    from shoal_flower.client import secure_client  # noqa: PLC0415 - what the culprit's program changes
+    from shoal_flower.client import client_app  # noqa: PLC0415 - what the culprit's program changes
 
-    honest = secure_client.update_block
+    honest = client_app.update_block
 
     def poisoned(update, models, config, clients):
         block = honest(update, models, config, clients)
@@ -300,7 +300,7 @@ def test_a_poisoned_sum_is_not_merged(tmp_path, monkeypatch):
             block[1:] = numbers_of(config, clients).encoded(np.full(len(block) - 1, 50.0))
         return block
 
-    monkeypatch.setattr(secure_client, "update_block", poisoned)
+    monkeypatch.setattr(client_app, "update_block", poisoned)
     poison = [True]
     one = {
         **ONE,

@@ -11,9 +11,19 @@ from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from shoal.core.errors import InputError
 from shoal_flower.secure_sums.contributions import FixedPoint
-from shoal_flower.secure_sums.masks import derived, mask_of, public_of, shared_key
-from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey, is_signed
-from shoal_flower.secure_sums.shamir import PRIME, draw_secret, secret_of, shares_of
+from shoal_flower.secure_sums.primitives import (
+    PRIME,
+    KnownKeys,
+    NodeKey,
+    derived,
+    draw_secret,
+    is_signed,
+    mask_of,
+    public_of,
+    secret_of,
+    shared_key,
+    shares_of,
+)
 
 KNOWN, LENGTH = 4, 12
 """Numbers of a masked vector that an attacker knows, such as those of blocks that are 0, and its length."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal_flower.secure_sums import coordinated_sum
-from shoal_flower.secure_sums.node_keys import KnownKeys
+from shoal_flower.secure_sums.primitives import KnownKeys
 from shoal_flower.secure_sums.protocol_messages import (
     COUNTS,
     BlockShares,

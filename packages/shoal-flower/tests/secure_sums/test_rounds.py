@@ -11,8 +11,8 @@ from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.defenses import accounting
 from shoal.engine import ClientUpdate
-from shoal_flower.client.ledger import Ledger
-from shoal_flower.client.secure_client import require_plain
+from shoal_flower.client.client_app import require_plain
+from shoal_flower.client.policy import Ledger
 from shoal_flower.messages import Offer
 from shoal_flower.secure_sums import participant
 from shoal_flower.secure_sums.contributions import numbers_of, summed_update, update_block

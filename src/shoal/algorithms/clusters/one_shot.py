@@ -1,4 +1,4 @@
-"""One-shot clustering: k-means of the models that clients trained by themselves, and then one model per cluster."""
+"""Clusters decided before the first round: k-means of the models that clients trained by themselves."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
@@ -192,3 +193,26 @@ def _joined(state: State, cohort: Cohort, cluster: Tensor, joins: Tensor) -> Sta
     clusters[cohort.clients[joins]] = cluster[joins]
     assignment[cohort.clients[joins]] = cluster[joins]
     return replace(state, clients={**state.clients, _CLUSTER: clusters}, assignment=assignment)
+
+
+class FixedClusters(Derived):
+    """FedAvg within clusters that stay as they are; all models begin at the same parameters."""
+
+    key: ClassVar[str]
+    """The key of `State.clients` that has each client's cluster."""
+
+    def clustered(self, state: State, cluster: Tensor, count: int) -> State:
+        """``state`` of one model, with it as each of ``count`` models, and each client's ``cluster`` (N,)."""
+        begun = State.initial(state.models.repeat(count, 1), len(cluster))
+        return replace(begun, clients={self.key: cluster})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody trains its cluster's model; clients weigh by examples."""
+        assignment = state.clients[self.key][cohort.clients]
+        weights = averaging_weights(assignment, cohort.sizes, len(state.models))
+        return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),))
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses its cluster's model."""
+        assignment = state.clients[self.key][cohort.clients]
+        return Deployed(state.models, assignment, assignment)

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.clusters.fixed_clusters import FixedClusters
-from shoal.algorithms.clusters.one_shot import canonical_labels
+from shoal.algorithms.clusters.one_shot import FixedClusters, canonical_labels
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings

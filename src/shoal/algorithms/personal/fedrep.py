@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.personal.own_layers import OwnLayers
-from shoal.algorithms.wrappers.shared_body import head_of
+from shoal.algorithms.wrappers.shared_body import OwnLayers, head_of
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import Positive, settings

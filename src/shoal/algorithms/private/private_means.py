@@ -5,8 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.algorithms.clusters.fixed_clusters import FixedClusters
-from shoal.algorithms.clusters.one_shot import k_means_by_id
+from shoal.algorithms.clusters.one_shot import FixedClusters, k_means_by_id
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, PositiveFloat, settings

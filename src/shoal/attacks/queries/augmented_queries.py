@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.attacks.membership_attack import logit_confidence
 from shoal.attacks.queries.label_only import translate_images
 from shoal.core.errors import integer, require
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.engine import Engine
 
 MAX_QUERIES = 18

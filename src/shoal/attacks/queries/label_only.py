@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, NonNegativeFloat, settings
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.data.shifts import rotate
 from shoal.engine import Engine
 

@@ -29,7 +29,7 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, State
-from shoal.metrics.intervals import Floats, Ints, RateEstimate, mean_rate_interval
+from shoal.metrics.intervals import Estimate, Floats, Ints, mean_rate_interval
 
 EDGES: Floats = np.geomspace(1e-4, 20.0, 33)
 """Edges of 32 bins of the loss, in nats; one more bin on each side takes smaller and larger losses."""
@@ -66,7 +66,7 @@ class LossHistograms:
 
     def accuracies(
         self, state: State, federation: Federation, engine: Engine, stream: Stream, *, relative: bool = False
-    ) -> list[RateEstimate]:
+    ) -> list[Estimate]:
         """The balanced accuracy of the cross-fitted loss threshold on each of K models, in [0, 1].
 
         An estimate below 0.5 is one, of a threshold that does not carry over to other clients. NaN for a model of which
@@ -99,7 +99,7 @@ class LossHistograms:
         return counts
 
 
-def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int, stream: Stream) -> list[RateEstimate]:
+def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int, stream: Stream) -> list[Estimate]:
     """The server's part of `LossHistograms.accuracies`, from what it received.
 
     Args:
@@ -156,7 +156,7 @@ def require_holdout(federation: Federation, estimator: str) -> None:
     )
 
 
-def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> RateEstimate:
+def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Estimate:
     """The balanced accuracy of a threshold that each half of the clients takes from the other; NaN without one.
 
     The interval is that of the counts as they were received: the noise of clients who add it is not in it.
@@ -173,16 +173,16 @@ def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Rate
             continue
         usable = [histograms for histograms in (other_half, elsewhere) if (histograms.sum(axis=1) > 0).all()]
         if not usable:
-            return RateEstimate.unknown()
+            return Estimate()
         cut = best_cut(usable[0])
         right += here[0, :cut].sum(), here[1, cut:].sum()
         total += here.sum(axis=1)
     # Noise can leave a total without examples, and rates outside [0, 1].
     if not (total > 0).all():
-        return RateEstimate.unknown()
+        return Estimate()
     rates = right / total
     value = float(np.clip(rates.mean(), 0, 1))
-    return RateEstimate(value, *mean_rate_interval(np.clip(rates, 0, 1).tolist(), total.tolist()))
+    return Estimate(value, *mean_rate_interval(np.clip(rates, 0, 1).tolist(), total.tolist()))
 
 
 def best_cut(counts: Counts) -> int:

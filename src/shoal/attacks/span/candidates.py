@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.shards import GroupedExamples
 from shoal.metrics.intervals import Bools, Floats, Ints
 

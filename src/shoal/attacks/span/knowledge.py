@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.engine import LocalSGD
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from shoal.core.errors import require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data.preferences import Preferences, View
 from shoal.metrics import mean_rate_interval

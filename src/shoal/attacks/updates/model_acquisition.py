@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from shoal.core.errors import require
+from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
-from shoal.core.representation import one_line
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.shards import Shards
 from shoal.engine import MaliciousTraining, State, Tensors, Training

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data.federation import Federation
 from shoal.data.preferences import View
 from shoal.engine import Engine, RoundUpdates

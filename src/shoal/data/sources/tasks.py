@@ -1,19 +1,41 @@
-"""Tasks ``"MAIN/PROPERTY"``, such as ``"smiling/sunglasses"``: the label that is learned, the property under attack.
+"""Data sets with a property under attack: images with strokes, faces with attributes, reviews with authors.
 
+A task is ``"MAIN/PROPERTY"``, such as ``"smiling/sunglasses"``: the label that is learned, the property under attack.
 Properties of grey images are the thickness and the slant of their strokes. A property should say nothing about the main
 label, so in every class the same share of images, a fifth, has it. On digits the two measures mean what their names
 say; on other images they are still measures of shape.
+
+Sources of the faces, Labeled Faces in the Wild (they need the extra ``shoal[images]``): Huang, Ramesh, Berg,
+Learned-Miller (2007), funneled; the attribute scores of Kumar, Berg, Belhumeur, Nayar (ICCV 2009), one real number per
+attribute, above 0 where it is likely present; labels of Melis, Song, De Cristofaro, Shmatikov (S&P 2019), crops of
+scikit-learn.
+
+Source of the reviews, by the ten most active authors of the Yelp Open Dataset: Kim et al., RAID 2023,
+doi:10.1145/3607199.3607218, section 4.1.1. Words are numbered as in the authors' public code, with two differences.
+That code looks words up as they are written in a vocabulary in lower case, so that capitalised words vanish; here both
+are in lower case. It pads every text to the longest one; here texts are cut at `MAX_WORDS` words.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from shoal.core.errors import InputError, quote, require, suggest
-from shoal.data.datasets import ImageDataset
+from shoal.core.foreign_files import open_file, read_pictures
+from shoal.data.datasets import ImageDataset, TextDataset
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 AUTHORS = 10
 """Authors in a set of reviews, numbered from 1 by falling number of reviews."""
@@ -124,3 +146,265 @@ def slant(pixels: Tensor) -> Tensor:
 
 
 _MEASURES = {"slanted": slant, "thick": thickness}
+
+
+FILE = "lfw_attributes.txt"
+FOLDERS = ("lfw_funneled", "lfw", "lfw-deepfunneled")
+_SIZE, _BOX, _SMALL = (250, 250), (78, 70, 172, 195), (47, 62)  # width and height; left, top, right, bottom
+_MIN_SCORE = -0.1  # a face whose largest of several scores is below this has no class
+
+
+# An attribute is the sign of one column (class 1 above 0), or the largest of several columns.
+_SMILE, _GENDER, _RACE = ("Smiling",), ("Male",), ("Asian", "White", "Black")
+_GLASSES = ("Eyeglasses", "Sunglasses", "No Eyewear")
+_MAIN = {"smiling": _SMILE, "race": _RACE, "gender": _GENDER}
+_PROPERTIES = {
+    "sunglasses": (_GLASSES, 1),
+    "eyeglasses": (_GLASSES, 0),
+    "black": (_RACE, 2),
+    "smiling": (_SMILE, 1),
+    "male": (_GENDER, 1),
+}
+_CHOICES = {
+    main: [name for name, (attribute, _) in _PROPERTIES.items() if attribute != label] for main, label in _MAIN.items()
+}
+
+
+def find_lfw(folder: Path) -> Path | None:
+    """The folder itself if it has the attributes and a folder of images, else None."""
+    return folder if (folder / FILE).is_file() and _image_folder(folder) is not None else None
+
+
+def load_lfw(path: Path, task: str | None) -> ImageDataset:
+    """The faces of a task, (M, 3, 62, 47), in the order of the attributes file, without a split.
+
+    A score's sign decides ``smiling`` and ``gender`` (1: male); the largest score decides ``race`` (0 Asian, 1 white,
+    2 black) and the glasses (eyeglasses, sunglasses, none), and a face whose largest is below -0.1 is left out. The
+    image is the middle of the original, rows 70 to 195 and columns 78 to 172, at half size.
+
+    Args:
+        path: folder with ``lfw_attributes.txt`` and ``lfw_funneled`` (or ``lfw``, ``lfw-deepfunneled``), which has one
+            folder per person.
+        task: ``"MAIN"`` or ``"MAIN/PROPERTY"``: main labels ``smiling``, ``race`` (3 classes), ``gender``;
+            properties ``sunglasses``, ``eyeglasses``, ``black``, ``smiling``, ``male``, of another attribute.
+
+    Raises:
+        InputError: no such task, files that are missing or damaged, or no Pillow.
+    """
+    main, name = read_task(task, "lfw", _CHOICES)
+    attributes = [_MAIN[main]] if name is None else [_MAIN[main], _PROPERTIES[name][0]]
+    folder = _image_folder(path)
+    if folder is None:
+        raise InputError(f"'{path}' has no folder of images; LFW's are in one of {quote(FOLDERS)}")
+    files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute])
+    labels, clear = _classes(scores[:, : len(attributes[0])])
+    has_property = None
+    if name is not None:
+        classes, also_clear = _classes(scores[:, len(attributes[0]) :])
+        clear &= also_clear
+        has_property = torch.from_numpy((classes == _PROPERTIES[name][1])[clear])
+    require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
+    images = [folder / file for file, taken in zip(files, clear, strict=True) if taken]
+    _require_images(images, path / FILE)
+    pixels = torch.from_numpy(np.stack(read_pictures(images, ("JPEG",), _face)))
+    labels = torch.from_numpy(labels[clear])
+    return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, has_property)
+
+
+def count_lfw(path: Path) -> str:
+    """The number and size of the images that the attributes file in a folder names.
+
+    Raises:
+        InputError: the file is damaged, or images are missing.
+    """
+    files, _ = _read_scores(path / FILE, [])
+    folder = _image_folder(path) or path / FOLDERS[0]
+    _require_images([folder / file for file in files], path / FILE)
+    return f"{len(files):,} of {_SMALL[1]}x{_SMALL[0]}"
+
+
+def _classes(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Classes (n,) of an attribute's scores (n, columns), and a mask (n,) of the rows that have one."""
+    if scores.shape[1] == 1:
+        return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
+    return scores.argmax(1), scores.max(1) >= _MIN_SCORE
+
+
+def _image_folder(folder: Path) -> Path | None:
+    return next((folder / name for name in FOLDERS if (folder / name).is_dir()), None)
+
+
+def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
+    """The image of each row, relative to the folder of images, and the scores (n, columns)."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError as error:
+        raise InputError(f"'{path}' is missing; LFW's attributes are needed for its labels") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"'{path}' cannot be read ({error}); it must be LFW's file of attributes as text") from error
+    # The official file has a comment before its header, and a "#" in it.
+    table = [[cell.strip() for cell in line.removeprefix("#\t").split("\t")] for line in lines]
+    start = next((i for i, cells in enumerate(table) if "person" in cells), 0)
+    header, needed = table[start] if table else [], ["person", "imagenum", *columns]
+    missing = quote(name for name in needed if name not in header)
+    require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
+    rows = [(f"'{path}', line {start + i}", cells) for i, cells in enumerate(table[start + 1 :], 2) if any(cells)]
+    require(len(rows) > 0, f"'{path}' has no rows; at least one face is needed")
+    for where, cells in rows:
+        require(len(cells) == len(header), f"{where}, has {len(cells)} columns; its header has {len(header)}")
+    places = [header.index(name) for name in needed]
+    files, scores = zip(*(_row([cells[place] for place in places], where) for where, cells in rows), strict=True)
+    return list(files), np.array(scores, dtype=np.float64)
+
+
+def _row(cells: list[str], where: str) -> tuple[Path, list[float]]:
+    """The image file and the scores of one row."""
+    person, number, *scores = cells
+    folder = person.replace(" ", "_")
+    plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
+    require(
+        plain and number.isdecimal() and len(number) < 9,
+        f"{where}, has the image {number!r} of {person!r}; a person's name and an integer are needed",
+    )
+    try:
+        values = [float(score) for score in scores]
+    except ValueError as error:
+        raise InputError(f"{where}, has a score that is not a number ({error}); only numbers are allowed") from error
+    require(bool(np.isfinite(values).all()), f"{where}, has a score that is not finite; only numbers are allowed")
+    return Path(folder) / f"{folder}_{int(number):04d}.jpg", values
+
+
+def _require_images(paths: list[Path], attributes: Path) -> None:
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise InputError(
+            f"{len(missing):,} of the {len(paths):,} images that '{attributes}' names are missing, the first "
+            f"'{missing[0]}'; unpack the whole archive again"
+        )
+
+
+def _face(image: "Image") -> np.ndarray:
+    """One image (3, 62, 47), cropped and resized as scikit-learn's fetch_lfw_people does (Pillow's bicubic)."""
+    if image.size != _SIZE:
+        raise ValueError(f"{image.size[0]}x{image.size[1]} pixels; LFW's images have {_SIZE[0]}x{_SIZE[1]}")
+    return np.asarray(image.convert("RGB").crop(_BOX).resize(_SMALL)).transpose(2, 0, 1)
+
+
+VOCABULARY = 3000
+"""Number of words that are kept, the most frequent ones; the others are left out of the texts."""
+
+MAX_WORDS = 200
+"""Words of a text that are kept: a GRU's time is that of the longest text, and a few reviews have a thousand words."""
+
+STARS = 5
+
+_FILE = "yelp_academic_dataset_review.json"
+
+
+@dataclass(frozen=True)
+class _Review:
+    user_id: str
+    stars: Annotated[float, Field(strict=True, ge=1, le=STARS, multiple_of=1)]
+    text: str
+
+
+_REVIEW = TypeAdapter(_Review)
+
+
+def find_yelp(folder: Path) -> Path | None:
+    """The official file of reviews, plain or gzipped, in a folder or its sub-folder ``yelp_dataset``."""
+    files = (folder / sub / f"{_FILE}{end}" for sub in ("", "yelp_dataset") for end in ("", ".gz"))
+    return next((path for path in files if path.is_file()), None)
+
+
+def load_yelp(path: Path, task: str | None = None) -> TextDataset:
+    """The reviews by the ten users with most of them, in the file's order.
+
+    Words are split as scikit-learn's `CountVectorizer` does: in lower case, two or more letters or digits each. The
+    3,000 most frequent words are numbered from 1 by falling frequency. A text with none of them is dropped. The file,
+    of several GB, is read twice, line by line.
+
+    Args:
+        path: ``yelp_academic_dataset_review.json`` of the Yelp Open Dataset, perhaps gzipped, or its folder.
+        task: "score" (also None), or "score/author-1" to "score/author-10", authors by falling number of reviews.
+
+    Returns:
+        Labels are stars - 1; ``has_property`` says which reviews are by the task's author. There is no official split.
+
+    Raises:
+        InputError: an unknown task, a damaged file, or one with fewer than ten users.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415 - scikit-learn takes a second to import
+
+    wanted = read_author_task(task, "yelp")
+    if path.is_dir():
+        file = find_yelp(path)
+        if file is None:
+            raise InputError(f"'{path}' has no '{_FILE}', plain or .gz, which is where Yelp's reviews are")
+        path = file
+    reviews = list(_by_most_active_users(path))
+    split = CountVectorizer().build_analyzer()
+    texts = [split(text) for text, _, _ in reviews]
+    words_by_count = _by_falling_count(Counter(word for text in texts for word in text))
+    number = {word: number for number, word in enumerate(words_by_count[:VOCABULARY], 1)}
+    numbered = [[number[word] for word in text if word in number][:MAX_WORDS] for text in texts]
+    kept = [i for i, text in enumerate(numbered) if text]
+    require(bool(kept), f"'{path}' has no text with a word of two or more letters by its ten most active users")
+    authors = torch.tensor([reviews[i][2] for i in kept])
+    return TextDataset(
+        name="yelp",
+        words=pad_sequence([torch.tensor(numbered[i]) for i in kept], batch_first=True),
+        vocabulary=len(number),
+        labels=torch.tensor([reviews[i][1] - 1 for i in kept]),
+        train_count=len(kept),
+        classes=STARS,
+        has_property=None if wanted is None else authors == wanted,
+    )
+
+
+def count_yelp(path: Path) -> str:
+    """The number of reviews in the official file, by all users: its lines, of which only the first is looked into.
+
+    Raises:
+        InputError: the file cannot be read, or begins with something else than a review.
+    """
+    count = 0
+    with open_file(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                if not count:
+                    _parsed(line, path, number)
+                count += 1
+    return f"{count:,} reviews"
+
+
+def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Text, stars and author, from 0, of each review by one of the ten users with most of them."""
+    with open_file(path) as file:
+        parsed = (_parsed(line, path, number) for number, line in enumerate(file, 1))
+        # Interned: there are several times as many lines as users.
+        users = [sys.intern(review.user_id) if review else None for review in parsed]
+    counts = Counter(user for user in users if user is not None)
+    require(len(counts) >= AUTHORS, f"'{path}' has reviews by {len(counts)} users; at least {AUTHORS} are needed")
+    rank = {user: rank for rank, user in enumerate(_by_falling_count(counts)[:AUTHORS])}
+    with open_file(path) as file:
+        for number, (line, user) in enumerate(zip(file, users, strict=True), 1):
+            if user in rank and (review := _parsed(line, path, number)):
+                yield review.text, int(review.stars), rank[user]
+
+
+def _parsed(line: bytes, path: Path, number: int) -> _Review | None:
+    """The review on a line, checked; None for an empty line."""
+    if not line.strip():
+        return None
+    try:
+        return _REVIEW.validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = "".join(f"'{key}': " for key in first["loc"]) + first["msg"].replace(" line 1", "")
+        raise InputError(f"'{path}' has no review at line {number:,} ({reason}); fetch the file again") from error
+
+
+def _by_falling_count(counts: Counter[str]) -> list[str]:
+    """The counted words, the most frequent one first; equally frequent ones in alphabetical order."""
+    return sorted(counts, key=lambda word: (-counts[word], word))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.core.errors import InputError, describe, quote, require
-from shoal.core.representation import one_line, shorten
+from shoal.core.formats import one_line, shorten
 from shoal.core.settings import Flag, settings
 from shoal.data.datasets import ImageDataset, Impute, LabelledDataset, TableDataset, TextDataset
 from shoal.data.names import require_group_names

@@ -16,7 +16,6 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import Impute, LabelledDataset, Standardizer
 from shoal.data.federation import Federation
-from shoal.data.memory_format import gather, to_channels_first
 from shoal.data.names import (
     EVERYBODY,
     NameOf,
@@ -28,7 +27,7 @@ from shoal.data.names import (
 )
 from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.preferences import Preferences
-from shoal.data.shards import GroupedExamples, Shards
+from shoal.data.shards import GroupedExamples, Shards, gather, to_channels_first
 
 _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 

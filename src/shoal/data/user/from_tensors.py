@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, describe, integer, quote, read_error, require, suggest
-from shoal.core.representation import shorten
+from shoal.core.formats import shorten
 from shoal.core.settings import MAX_CLASSES, one_of
-from shoal.data.memory_format import to_channels_last
 from shoal.data.names import EVERYBODY, own_example
 from shoal.data.preferences import Preferences, per_client
-from shoal.data.shards import GroupedExamples, Shards
+from shoal.data.shards import GroupedExamples, Shards, to_channels_last
 from shoal.data.user.arrays import Arrays, Examples, Task, group_names, integers_of, require_finite, tensors_of
 
 Limits = Tensor | Sequence[float] | float

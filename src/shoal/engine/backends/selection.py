@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
-from shoal.data.memory_format import to_channels_first, to_channels_last
+from shoal.data.shards import to_channels_first, to_channels_last
 from shoal.engine.backends.dense_network import dense_network
 from shoal.engine.backends.vmap_backend import vmap_gradients
 from shoal.engine.local_sgd import LocalSGD

@@ -10,8 +10,7 @@ from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import RoundAttackSection, name_of, title_of
 from shoal.config.schema import Config
 from shoal.control import LimitController
-from shoal.core.formats import ACCURACY
-from shoal.core.representation import one_line
+from shoal.core.formats import ACCURACY, one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import example_kind
 from shoal.metrics.metric_table import Metric

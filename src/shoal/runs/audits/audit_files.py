@@ -19,8 +19,7 @@ from shoal.audit.finding import findings
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, located, read_error, require
 from shoal.core.foreign_files import require_small_csv
-from shoal.core.formats import csv_text, from_cells
-from shoal.core.representation import one_line
+from shoal.core.formats import csv_text, from_cells, one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 from shoal.data.swap_pairs import Duplicates
 from shoal.metrics.intervals import Bools, Floats, Ints

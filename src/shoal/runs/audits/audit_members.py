@@ -14,7 +14,7 @@ from shoal.audit.update_audit import WITHOUT_ROUNDS, ScoredUpdates, all_attacks,
 from shoal.core.errors import path_of, require
 from shoal.core.processes import Workplace
 from shoal.core.randomness import Stream
-from shoal.data.memory_format import to_pixels
+from shoal.data.shards import to_pixels
 from shoal.engine import Engine
 from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun

@@ -26,7 +26,7 @@ from shoal.config.kinds import load_code, require_data
 from shoal.config.toml_files import parse, read_toml
 from shoal.core import foreign_files
 from shoal.core.errors import InputError, located, path_of, read_error, require
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
 from shoal.data.names import require_unambiguous

@@ -1,22 +1,53 @@
-"""The ClientApp: Flower's messages to `shoal_flower.client.client_round` and back.
+"""The ClientApp: Flower's messages to `shoal_flower.client.client_round` and back, and a node's part of secure sums.
 
 What goes wrong is said in the node's own log. The server gets one text whatever it is: of two, it would read off which
 of its questions the node's data make fail.
+
+A node adds to a secure sum the numbers that it would send otherwise, after the same checks by its policy and the same
+charges to its ledger. It remembers the sum between two questions on its own disk.
 """
 
+import hashlib
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import torch
+from filelock import FileLock
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from shoal.core.atomic_files import PRIVATE, private_folder, remove_unfinished, write_text
+from shoal.core.errors import require
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
-from shoal_flower.client.ledger import LEDGER, Ledger
-from shoal_flower.client.node_data import keep_features
-from shoal_flower.client.policy import Policy
-from shoal_flower.client.secure_client import require_plain, secure_reply
+from shoal_flower.client.node_data import keep_features, run_config
+from shoal_flower.client.policy import LEDGER, Ledger, Policy
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import REFUSED, NotAllowedError, Offer, Refusal
+from shoal_flower.secure_sums.contributions import (
+    check_summable,
+    histogram_block,
+    models_digest,
+    offer_digest,
+    update_block,
+)
+from shoal_flower.secure_sums.participant import Participant
+from shoal_flower.secure_sums.primitives import KnownKeys, NodeKey
+from shoal_flower.secure_sums.protocol_messages import (
+    Card,
+    Delivery,
+    Members,
+    Opening,
+    RefusedError,
+    Session,
+    SumMembers,
+    Transcript,
+    pack_answer,
+    unpack_question,
+)
 from shoal_flower.wire_codec import (
     pack_histograms,
     pack_identity,
@@ -102,3 +133,199 @@ def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], 
         LOG.exception("a message of the server could not be answered")
         content = pack_reply(Refusal(REFUSED))
     return Message(content=content, reply_to=message)
+
+
+_REMEMBERED = 1000
+"""Configurations, and models, whose sums a node remembers; a sum that was forgotten could be repeated to it."""
+
+_OPEN = 20
+"""Runs whose sum may be open at a node; the oldest is forgotten."""
+
+
+def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
+    """The node's answer to a question of a secure sum.
+
+    Raises:
+        RefusedError: a question that is repeated, out of order, or not what honest servers and clients send.
+        NotAllowedError: as `training_reply`.
+        InputError: a run whose sums would be less than the node asks for, or as `training_reply`.
+    """
+    question = unpack_question(records)
+    node = _Node(settings, settings.folder / "secure-sums")
+    with FileLock(node.folder / "lock"):
+        remove_unfinished(node.folder)
+        if isinstance(question, Opening):
+            return pack_answer(node.opened(question))
+        client = node.load(question.session)
+        config = run_config(client.config, settings.allow_code)
+        least = check_summable(config).min_clients
+        match question:
+            case SumMembers():
+                client, answer = client.letters(question, node.known, least)
+            case Members():
+                client, answer = client.count_shares(question, node.earlier(client.subjects), least)
+                node.remember(client.subjects, client.members)
+            case Transcript():
+                client, answer = client.block_shares(question, least)
+            case Delivery():
+                offer = unpack_offer(records)
+                train = client.session.kind == "train"
+                same = offer.config == client.config and offer.round == client.session.number
+                clusters = len(offer.models) * (1 if train else 2)
+                require(same and clusters == len(client.seeds) - 1, "an offer of another sum")
+                node.require_new(client.session, client.config)
+                subject = f"{client.session.kind} {models_digest(offer.models)}"
+                if train:
+                    update = training_reply(offer, settings, in_sum=True)
+                    cluster, block = update.cluster, update_block(update, offer.models, config, len(client.cards))
+                    choice = node.choose(client.session, cluster)
+                else:
+                    chosen, choice = node.choice(client.session)
+                    block = histogram_block(histograms_reply(_of_one(offer, chosen), settings))
+                    cluster = 2 * chosen + client.half(question)
+                # Sums of one choice are compared too: their counts tell the choice of whoever is in one alone.
+                answers = (offer_digest(offer), cluster, block, node.key, (subject, choice))
+                client, answer, blocks = client.masked(question, *answers)
+                node.save(client)
+                node.answered(client.session, client.config)
+                return pack_answer(answer, blocks)
+        node.save(client)
+        return pack_answer(answer)
+
+
+def require_plain(offer: Offer, settings: NodeSettings) -> Offer:
+    """The ``offer``, which a single update, histogram or vote may answer.
+
+    Raises:
+        InputError: the run's answers, or all of this node's, are secure sums.
+    """
+    require(
+        not settings.answers_sums_alone,
+        "the server asks for this client's own numbers, and the node answers secure sums alone ('secure-aggregation')",
+    )
+    secure = run_config(offer.config, settings.allow_code).secure_aggregation
+    require(secure is None, "the server asks for this client's own numbers in a run with [secure_aggregation]")
+    return offer
+
+
+class _Node:
+    """The files of a node's secure sums, in a folder of its own."""
+
+    def __init__(self, settings: NodeSettings, folder: Path) -> None:
+        self.settings, self.folder = settings, private_folder(folder)
+
+    @property
+    def key(self) -> NodeKey:
+        """By which the node signs."""
+        if self.settings.node_key is not None:
+            return NodeKey.load(self.settings.node_key)
+        return NodeKey.load_or_make(self.folder / "node.key")
+
+    @property
+    def known(self) -> KnownKeys:
+        """The keys of the other nodes."""
+        if self.settings.peer_keys is not None:
+            return KnownKeys.load(self.settings.peer_keys, fixed=True)
+        return KnownKeys.load(self.folder / "pinned-keys", fixed=False)
+
+    def opened(self, question: Opening) -> Card:
+        """The card of a new sum, of a round whose sum the node has not answered yet."""
+        session = question.session
+        section = check_summable(run_config(question.config, self.settings.allow_code))
+        least = Policy.read(self.settings.policy).sum_threshold
+        require(
+            section.min_clients >= self.settings.min_clients,
+            f"the run opens sums of {section.min_clients} clients, and this node's 'min-clients' is "
+            f"{self.settings.min_clients}",
+        )
+        require(
+            section.threshold >= least - 1e-9,
+            f"{section.threshold:g} of the clients can open a sum of this run, and the policy's 'sum_threshold' is "
+            f"{least:g}",
+        )
+        self.require_new(session, question.config)
+        client = Participant.begin(
+            session, question.config, self.settings.name, self.key, question.clusters, section.threshold
+        )
+        self.save(client)
+        return client.card
+
+    def require_new(self, session: Session, config: str) -> None:
+        """Raise `RefusedError` where the node has answered a sum of this round, or of a later one."""
+        last = self._read("answered").get(_round_of(session, config), 0)
+        if session.number <= last:
+            raise RefusedError(f"the sum of round {last} of this configuration was answered already")
+
+    def answered(self, session: Session, config: str) -> None:
+        """Remember that the node has answered this round's sum, whatever the run's name."""
+        self._write("answered", {_round_of(session, config): session.number})
+
+    def earlier(self, subjects: Sequence[str]) -> list[list[str]]:
+        """The members of the sums about any of these subjects that the node has helped to open."""
+        known = self._read("members")
+        return [members for subject in subjects for members in known.get(subject, [])]
+
+    def remember(self, subjects: Sequence[str], members: Sequence[str]) -> None:
+        """Remember the members of a sum, before the node helps to open it."""
+        known = self._read("members")
+        new = {s: [*known.get(s, []), list(members)] for s in subjects if list(members) not in known.get(s, [])}
+        self._write("members", new)
+
+    def load(self, session: Session) -> Participant:
+        """The client in the sum that is open in this run, which must be this one."""
+        path = self._sum(session)
+        if not path.exists():
+            raise RefusedError("no sum is open in this run")
+        client = Participant.read(path.read_text(encoding="utf-8"))
+        if client.session != session:
+            raise RefusedError("a question of another sum than the one that is open")
+        return client
+
+    def save(self, client: Participant) -> None:
+        """Write what the client must remember, before its answer leaves; nothing after its last answer."""
+        path = self._sum(client.session)
+        if client.finished:
+            path.unlink(missing_ok=True)
+            return
+        write_text(path, client.written(), mode=PRIVATE)
+        for old in sorted(self.folder.glob("sum-*.json"), key=lambda one: one.stat().st_mtime)[:-_OPEN]:
+            old.unlink()
+
+    def choose(self, session: Session, cluster: int) -> str:
+        """Remember the cluster that the client is in; returns what names this choice."""
+        choice = f"choice {session.run} {session.number}"
+        self._write("choices", {session.run: [cluster, choice]})
+        return choice
+
+    def choice(self, session: Session) -> tuple[int, str]:
+        """The cluster that the client was in last, in this run, and what names this choice."""
+        choices = self._read("choices")
+        if session.run not in choices:
+            raise RefusedError("the client has trained no model in this run")
+        cluster, choice = choices[session.run]
+        return int(cluster), str(choice)
+
+    def _sum(self, session: Session) -> Path:
+        return self.folder / f"sum-{session.run}.json"
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def _write(self, name: str, entries: Mapping[str, object]) -> None:
+        """Add entries to a file of the newest ones."""
+        known = {key: value for key, value in self._read(name).items() if key not in entries}
+        newest = dict([*known.items(), *entries.items()][-_REMEMBERED:])
+        write_text(self.folder / f"{name}.json", json.dumps(newest) + "\n", mode=PRIVATE)
+
+
+def _round_of(session: Session, config: str) -> str:
+    """The configuration and the kind of a sum, whose number is the round's."""
+    return f"{hashlib.sha256(config.encode()).hexdigest()} {session.kind}"
+
+
+def _of_one(offer: Offer, cluster: int) -> Offer:
+    """The offer of one of its models alone."""
+    one = torch.tensor([cluster])
+    directives = {name: values[one] for name, values in offer.directives.items()}
+    return replace(offer, models=offer.models[one], risks=offer.risks[one], directives=directives)

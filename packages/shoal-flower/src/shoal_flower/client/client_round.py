@@ -30,16 +30,15 @@ from safetensors.torch import load as parse, save as serialize
 
 from shoal.attacks.queries.loss_histograms import EDGES, client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
-from shoal.control.feedback import over_limit_answers
+from shoal.control.coordinator import over_limit_answers
 from shoal.core.atomic_files import PRIVATE, private_folder, write_bytes, write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.content import most_copies
 from shoal.defenses import DPSGD
 from shoal.engine import ClientUpdate, ClientVectors, Engine, State, Tensors, Training, client_round, client_trainings
-from shoal_flower.client.ledger import LEDGER, Ledger
 from shoal_flower.client.node_data import AskedRun, Client, asked_run, open_client
-from shoal_flower.client.policy import Policy
+from shoal_flower.client.policy import LEDGER, Ledger, Policy
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import NotAllowedError, Offer, parts_of
 

@@ -18,8 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse, load_file
 from torch import Tensor
 
-from shoal.config.build import build, checked_setup, fit_features, load_source
-from shoal.config.client_files import draw_split, reading_of
+from shoal.config.build import build, fit_features, load_source, reading_of
 from shoal.config.kinds import own_code
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import parse_toml
@@ -36,10 +35,11 @@ from shoal.data import (
     draw_preferences,
     federation_of_clients,
 )
-from shoal.data.memory_format import gather
+from shoal.data.shards import gather
 from shoal.defenses import TrainingSetup
 from shoal.models import FeatureMap, Shape, VectorShape
 from shoal.models.model import hash_of
+from shoal.simulation.checks import checked_setup
 from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import FROZEN, NO_FEATURES, NO_FROZEN, NotAllowedError
 
@@ -227,7 +227,12 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
         shape = VectorShape(network.features.width(inputs), network.classes)
     model = fit_features(network, shape)
     # As the server did, which a client need not trust with what it states to itself as its epsilon.
-    setup = checked_setup(config, model, "images" if columns is None else "rows")
+    kind = "features" if network.features is not None else "images" if columns is None else "rows"
+    algorithm, section, coordinator = config.algorithm.value, config.coordinator, None
+    if section is not None:
+        algorithm, coordinator = section.with_server_knobs(algorithm), section.coordinator()
+    setup = TrainingSetup(model, config.local, kind=kind)
+    setup = checked_setup(setup, config.defenses.all(), algorithm, coordinator, config.red_team.every)
     stream = Stream(config.seed, ("client", settings.name))
     preferences = draw_preferences(1, config.privacy.thresholds, config.privacy.beta, stream)
     return AskedRun(settings, classes, scale, replace(config, model=network), setup, preferences)
@@ -301,7 +306,7 @@ def _seen_as(data: ClientDataset, scale: Standardizer) -> ClientDataset:
 
 def _federation(run: AskedRun, data: ClientDataset) -> Federation:
     """The federation of the one client that has these ``data``, whose classes are numbered as the server's."""
-    config, section = run.config, run.config.data
+    section = run.config.data
     assert section.split is not None
     number = torch.tensor([run.classes.index(label) for label in data.class_names])
     # What is held out for a test or as a shadow set would be lost to the client: the server has these.
@@ -309,7 +314,7 @@ def _federation(run: AskedRun, data: ClientDataset) -> Federation:
     split = replace(section.split, shadow_fraction=0.0, test_fraction=min(section.split.test_fraction, least))
     # A split may hold out all examples of a class, which the seed of a server would tell how rare it is.
     unlabelled = replace(data, labels=torch.zeros_like(data.labels), class_names=data.class_names[:1])
-    indices = draw_split(replace(config, data=replace(section, split=split)), unlabelled)
+    indices = split.draw(unlabelled, Stream(run.config.seed, ("data",)))
     numbered = replace(data, labels=number[data.labels], class_names=run.classes)
     # Numbers that overflow by the server's scale are its own affair; a warning may be an error.
     with np.errstate(all="ignore"):

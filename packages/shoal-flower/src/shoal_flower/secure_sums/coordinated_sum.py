@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.metrics.intervals import Ints
-from shoal_flower.secure_sums.masks import public_of
-from shoal_flower.secure_sums.node_keys import KnownKeys, is_signed
+from shoal_flower.secure_sums.primitives import KnownKeys, is_signed, public_of, secret_of, subsets, wrong_shares
 from shoal_flower.secure_sums.protocol_messages import (
     COUNTS,
     Answer,
@@ -34,7 +33,6 @@ from shoal_flower.secure_sums.protocol_messages import (
     pair_mask,
     threshold_of,
 )
-from shoal_flower.secure_sums.shamir import secret_of, subsets, wrong_shares
 
 SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
 """Sends clients their questions, and hands out the answers that come in time: name, answer, and the blocks beside."""

@@ -9,8 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from shoal_flower.secure_sums.masks import opened, public_of, sealed, shared_key
-from shoal_flower.secure_sums.node_keys import KnownKeys, NodeKey, is_signed
+from shoal_flower.secure_sums.primitives import (
+    BYTES,
+    KnownKeys,
+    NodeKey,
+    draw_secret,
+    is_signed,
+    opened,
+    public_of,
+    sealed,
+    shared_key,
+    shares_of,
+)
 from shoal_flower.secure_sums.protocol_messages import (
     COUNTS,
     BlockShares,
@@ -33,7 +43,6 @@ from shoal_flower.secure_sums.protocol_messages import (
     refuse_unless,
     threshold_of,
 )
-from shoal_flower.secure_sums.shamir import BYTES, draw_secret, shares_of
 
 
 @dataclass(frozen=True)

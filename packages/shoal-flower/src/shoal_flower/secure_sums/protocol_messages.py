@@ -24,8 +24,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from shoal.core.errors import ShoalError
 from shoal.metrics.intervals import Ints
 from shoal_flower.flower_config import CLIENT_NAME
-from shoal_flower.secure_sums.masks import derived, is_usable, mask_of, public_of, shared_key
-from shoal_flower.secure_sums.node_keys import is_signed
+from shoal_flower.secure_sums.primitives import derived, is_signed, is_usable, mask_of, public_of, shared_key
 
 _BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", extra="forbid")
 

@@ -162,7 +162,7 @@ class LedgerStamps:
     """The last charge of each client's ledger that the server has seen, by name, in a file that outlives runs.
 
     A client whose disk went back to an older copy, or lost the ledger, would count too little: the offer says what the
-    server has seen, and the client stops. See `shoal_flower.client.ledger`.
+    server has seen, and the client stops. See `shoal_flower.client.policy.Ledger`.
 
     Args:
         path: of the file, which other runs may have too.

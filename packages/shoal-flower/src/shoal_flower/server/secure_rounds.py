@@ -21,7 +21,7 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation, Shards
 from shoal.defenses import accounting
 from shoal.engine import Engine, LocalSGD, RiskEstimate, RoundPlan, State, Training, summed_round
-from shoal.metrics.intervals import Floats, RateEstimate
+from shoal.metrics.intervals import Estimate, Floats
 from shoal_flower.messages import Offer
 from shoal_flower.secure_sums.contributions import (
     HISTOGRAMS,
@@ -33,7 +33,7 @@ from shoal_flower.secure_sums.contributions import (
     summed_update,
 )
 from shoal_flower.secure_sums.coordinated_sum import ClusterSums, CoordinatedSum
-from shoal_flower.secure_sums.node_keys import KnownKeys
+from shoal_flower.secure_sums.primitives import KnownKeys
 from shoal_flower.secure_sums.protocol_messages import (
     Answer,
     Delivery,
@@ -237,9 +237,7 @@ class SecureHistograms:
         total = np.zeros((2, len(EDGES) + 1))
         everything = sum((counts.sum(axis=0) for counts in sums.values()), total)
         estimates = [
-            cross_fitted_accuracy(sums[k], half, everything - sums[k].sum(axis=0))
-            if k in sums
-            else RateEstimate.unknown()
+            cross_fitted_accuracy(sums[k], half, everything - sums[k].sum(axis=0)) if k in sums else Estimate()
             for k in range(len(state.models))
         ]
         return of_known(estimates, state)

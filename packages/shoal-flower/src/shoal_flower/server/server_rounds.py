@@ -1,28 +1,65 @@
-"""The server's rounds: it offers, waits for what clients chose and trained, and merges what it can."""
+"""The server's rounds: it offers, waits for what clients chose and trained, and merges what it can.
+
+Between rounds it asks for histograms of losses, and whether a risk is over the clients' limits.
+"""
 
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, TypeVar
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
+from shoal.attacks.queries.loss_histograms import EDGES, accuracies_of
+from shoal.audit import RedTeam
+from shoal.audit.red_team import of_known
+from shoal.control import LimitController
+from shoal.control.coordinator import shares_of_answers, utilities
 from shoal.core.errors import require
-from shoal.data import Standardizer
-from shoal.engine import ClientUpdate, ReceivedUpdates, RoundPlan, State, Training, server_plan, server_round
+from shoal.core.randomness import Stream
+from shoal.data import Federation, Standardizer
+from shoal.engine import (
+    ClientUpdate,
+    Engine,
+    LocalSGD,
+    ReceivedUpdates,
+    RiskEstimate,
+    RoundPlan,
+    State,
+    Training,
+    server_plan,
+    server_round,
+)
 from shoal.engine.worker_pool import returned_memory
-from shoal_flower.messages import NO_FEATURES, NO_FROZEN, Offer, Refusal, RejectedReplyError, too_long
+from shoal_flower.messages import (
+    NO_FEATURES,
+    NO_FROZEN,
+    Offer,
+    Refusal,
+    RejectedReplyError,
+    check_histograms,
+    too_long,
+    with_bounded_shares,
+)
 from shoal_flower.server.attendance import Attendance, SentFile
 from shoal_flower.server.exchange import NodeReply
 from shoal_flower.server.roster import Member
-from shoal_flower.wire_codec import pack_models, pack_offer, unpack_reply
+from shoal_flower.wire_codec import (
+    pack_models,
+    pack_offer,
+    unpack_histograms,
+    unpack_refusal,
+    unpack_reply,
+    unpack_vote,
+)
 
 
 @dataclass(eq=False)
@@ -286,3 +323,94 @@ class Server:
         waiting = sorted(self.members[i].name for i in silent)
         trained = {self.members[i].name: sent.update.cluster for i, sent in islice(updates.items(), NAMES)}
         self.watch(Progress(number, asked, asked - len(silent), tuple(waiting[:NAMES]), trained))
+
+
+_Reply = TypeVar("_Reply")
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteHistograms:
+    """Implements the engine's `RiskEstimator`; every client is sent the one model that it trained last."""
+
+    server: Server
+    team: RedTeam
+
+    @property
+    def every(self) -> int:
+        """Rounds between estimates."""
+        return self.team.every
+
+    def estimate(
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+    ) -> RiskEstimate:
+        """The estimate as `RedTeam.estimate` makes it; a client that does not answer is one without histograms."""
+        del local, engine
+        bins = len(EDGES) + 1
+        counts = np.zeros((len(federation), 2, bins))
+
+        def unpack(i: int, records: RecordDict) -> np.ndarray:
+            received = unpack_histograms(records, bins)
+            limits, epsilon = self.server.attendance.settings.limits, self.team.histograms.epsilon
+            check_histograms(received, self.server.members[i].examples, limits, epsilon)
+            return received
+
+        for i, received in _replies(self.server, "histograms", state, state.risks, unpack):
+            counts[i] = received
+        counts = with_bounded_shares(counts, state.assignment.numpy())
+        estimates = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
+        return of_known(estimates, state)
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteCoordinator:
+    """Implements the engine's `LimitController`: each client answers one bit, and thresholds stay where they are.
+
+    How good a model is, is measured on the server's shadow set. A prediction before the first round knows of nobody
+    who is over a limit.
+    """
+
+    server: Server
+    law: LimitController
+
+    def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """The state before the first round; nobody is asked, so there are no answers to be randomised."""
+        return replace(self.law, vote_epsilon=None).start(state, federation, engine, stream)
+
+    def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """The state with new directives; a client that does not answer says nothing."""
+        del stream
+        risks = self.law.reported_risks(state.risks)
+        votes = dict(_replies(self.server, "votes", state, risks, lambda _, records: unpack_vote(records)))
+        answers = torch.tensor([*votes.values()], dtype=torch.bool)
+        model = state.assignment[torch.tensor([*votes], dtype=torch.int64)]
+        shares = shares_of_answers(answers, model, len(state.models), self.law.vote_epsilon)
+        return self.law.steered(state, shares, shares, *utilities(state, federation, engine))
+
+
+def _replies(
+    server: Server,
+    question: Literal["histograms", "votes"],
+    state: State,
+    risks: Tensor,
+    unpack: Callable[[int, RecordDict], _Reply],
+) -> Iterator[tuple[int, _Reply]]:
+    """The replies of all clients that are there and have a model, each asked about its own; by position."""
+    messages, attendance, packed = dict[int, RecordDict](), server.attendance, dict[int, ArrayRecord]()
+    for i, (member, cluster) in enumerate(zip(server.members, state.assignment.tolist(), strict=True)):
+        if member.node is not None and cluster >= 0:
+            one = torch.tensor([cluster])
+            # A vote is about a number; the model stays at the server.
+            models = state.models[one] if question == "histograms" else state.models[:0]
+            if cluster not in packed:
+                packed[cluster] = pack_models(models)
+            messages[i] = pack_offer(server.offer(state.round, member, models, risks[one], {}), packed[cluster])
+    for i, answer in attendance.ask(question, messages, state.round):
+        try:
+            if answer.content is None:
+                raise RejectedReplyError(answer.error)
+            if (refusal := unpack_refusal(answer.content)) is not None:
+                attendance.refuse(state.round, server.members[i], f"{question}: {refusal.reason}")
+                continue
+            yield i, unpack(i, answer.content)
+        except RejectedReplyError as error:
+            attendance.reject(state.round, server.members[i], f"{question}: {error}")

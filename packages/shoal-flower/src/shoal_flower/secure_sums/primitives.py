@@ -1,0 +1,282 @@
+"""Keys, masks and shares: long-term keys by which nodes sign, and those that two clients agree on for one sum.
+
+Masks and letters use X25519, HKDF-SHA256, ChaCha20 and ChaCha20-Poly1305. A mask is the key stream of ChaCha20 under a
+key of 256 bits that is used for nothing else. Flower's own masks are of a Mersenne twister that is seeded with 32 bits
+(`flwr.common.secure_aggregation.secaggplus_utils.pseudo_rand_gen`), which a few known numbers and two to the 32 trials
+give away; `packages/shoal-flower/tests/secure_sums` does so.
+
+Shares are Shamir's (CACM 22(11), 1979): any t of n give a secret, and t - 1 say nothing. They are integers modulo the
+prime 2^255 - 19, as X25519 private keys and seeds are.
+"""
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, islice
+from pathlib import Path
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import InputError, require
+
+_PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+_ALGORITHM = ec.ECDSA(hashes.SHA384())
+
+
+@dataclass(frozen=True)
+class NodeKey:
+    """A node's private key; ``public`` is the line of it that others may have, without a comment."""
+
+    private: _PrivateKey
+
+    @staticmethod
+    def load(path: Path) -> "NodeKey":
+        """The key in OpenSSH's form in a file, as Flower's SuperNodes have it (ECDSA, or Ed25519).
+
+        Raises:
+            InputError: the file is missing or holds no such key.
+        """
+        try:
+            key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise InputError(f"{path}: is no private key of OpenSSH without a password: {error}") from error
+        require(isinstance(key, _PrivateKey), f"{path}: must be a key of ECDSA or Ed25519")
+        assert isinstance(key, _PrivateKey)
+        return NodeKey(key)
+
+    @staticmethod
+    def load_or_make(path: Path) -> "NodeKey":
+        """The key in ``path``, made there where is none, for its owner alone to read."""
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            form = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+            text = ed25519.Ed25519PrivateKey.generate().private_bytes(serialization.Encoding.PEM, *form)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(text)
+        return NodeKey.load(path)
+
+    @property
+    def public(self) -> str:
+        """The public key, as a line of OpenSSH."""
+        form = serialization.PublicFormat.OpenSSH
+        return self.private.public_key().public_bytes(serialization.Encoding.OpenSSH, form).decode()
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of ``message``."""
+        if isinstance(self.private, ec.EllipticCurvePrivateKey):
+            return self.private.sign(message, _ALGORITHM)
+        return self.private.sign(message)
+
+
+def is_signed(public: str, signature: bytes, message: bytes) -> bool:
+    """Whether ``signature`` is of ``message`` by the owner of the ``public`` key."""
+    try:
+        key = serialization.load_ssh_public_key(public.encode())
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, message, _ALGORITHM)
+        elif isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(signature, message)
+        else:
+            return False
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """The public keys of other nodes, by their client's name.
+
+    Args:
+        keys: by name.
+        path: of the file; one client a line, its name, then its key as OpenSSH writes it.
+        fixed: whether the file is the whole list; otherwise a name that is new is added with its first key.
+    """
+
+    keys: Mapping[str, str]
+    path: Path
+    fixed: bool
+
+    @staticmethod
+    def load(path: Path, *, fixed: bool) -> "KnownKeys":
+        """The keys in a file; none where there is no file that is not ``fixed``.
+
+        Raises:
+            InputError: it cannot be read, a line is no name and key, or a name or a key is there twice.
+        """
+        if not fixed and not path.exists():
+            return KnownKeys({}, path, fixed)
+        try:
+            lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read as a list of keys: {error}") from error
+        keys = dict[str, str]()
+        for number, words in enumerate(lines, start=1):
+            if not words or words[0].startswith("#"):
+                continue
+            require(len(words) >= 3, f"{path}, line {number}: must be a client's name and its public key")
+            name, key = words[0], " ".join(words[1:3])
+            require(
+                name not in keys and key not in keys.values(), f"{path}, line {number}: '{name}' or its key is twice"
+            )
+            keys[name] = key
+        return KnownKeys(keys, path, fixed)
+
+    def fault(self, presented: Iterable[tuple[str, str]]) -> str:
+        """Why these clients, names and keys, are not those that are known; "" where they are, or are new."""
+        names, keys = set[str](), set[str]()
+        for name, key in presented:
+            if name in names or key in keys:
+                return f"the client '{name}' or its key is there twice"
+            names.add(name)
+            keys.add(key)
+            known = self.keys.get(name)
+            if known is None and self.fixed:
+                return f"the client '{name}' is not in {self.path}"
+            if known is None and key in self.keys.values():
+                return f"the client '{name}' has the key of another"
+            if known not in (None, key):
+                return f"the client '{name}' has another key than in {self.path}"
+        return ""
+
+    def pin(self, presented: Mapping[str, str]) -> None:
+        """Add the clients, name and key, that are new to the file, unless it is the whole list."""
+        if not self.fixed and not presented.keys() <= self.keys.keys():
+            lines = [f"{name} {key}" for name, key in ({**presented, **self.keys}).items()]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, "\n".join(sorted(lines)) + "\n")
+
+
+def public_of(private: bytes) -> bytes:
+    """The X25519 public key of a private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def is_usable(public: bytes) -> bool:
+    """Whether ``public`` is an X25519 key with which `shared_key` works: no point of small order."""
+    try:
+        X25519PrivateKey.from_private_bytes(bytes(31) + b"\1").exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
+def shared_key(private: bytes, public: bytes, *labels: bytes) -> bytes:
+    """The key of 32 bytes that two clients share for what ``labels`` name.
+
+    Raises:
+        ValueError: ``public`` is a point of small order, which any other key would share a known secret with.
+    """
+    agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    return derived(agreed, *labels)
+
+
+def derived(secret: bytes, *labels: bytes) -> bytes:
+    """A key of 32 bytes from ``secret``, for what ``labels`` name."""
+    info = b"".join(len(label).to_bytes(8, "little") + label for label in (b"shoal secure sum", *labels))
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(secret)
+
+
+def mask_of(key: bytes, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+    """Uniform integers of ``dtype``, the same for the same key; a key is of one mask."""
+    zeros = bytes(int(np.prod(shape)) * dtype.itemsize)
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(zeros)
+    return np.frombuffer(stream, dtype).reshape(shape)
+
+
+_ONCE = bytes(12)
+"""The nonce of every letter, since each has a key of its own."""
+
+
+def sealed(key: bytes, letter: bytes) -> bytes:
+    """The ``letter`` encrypted and authenticated by a key that seals nothing else."""
+    return ChaCha20Poly1305(key).encrypt(_ONCE, letter, None)
+
+
+def opened(key: bytes, letter: bytes) -> bytes:
+    """A letter as it was before `sealed`.
+
+    Raises:
+        ValueError: it was sealed by another key, or changed.
+    """
+    try:
+        return ChaCha20Poly1305(key).decrypt(_ONCE, letter, None)
+    except InvalidTag:
+        raise ValueError("a letter that does not open") from None
+
+
+PRIME = 2**255 - 19
+BYTES = 32
+"""Length of a secret and of a share."""
+
+
+def draw_secret() -> bytes:
+    """A secret that can be shared, uniform, from the machine's randomness."""
+    return secrets.randbelow(PRIME).to_bytes(BYTES, "little")
+
+
+def shares_of(secret: bytes, threshold: int, holders: int) -> list[bytes]:
+    """A share of ``secret`` for each of the holders 1, 2, ..., of which ``threshold`` give it back.
+
+    >>> shares = shares_of(b"7" + bytes(31), threshold=2, holders=3)
+    >>> secret_of({1: shares[0], 3: shares[2]}, threshold=2)[:1]
+    b'7'
+    """
+    coefficients = [int.from_bytes(secret, "little"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = []
+    for x in range(1, holders + 1):
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * x + coefficient) % PRIME
+        shares.append(value.to_bytes(BYTES, "little"))
+    return shares
+
+
+def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """The secret, from at least ``threshold`` shares by their holders' numbers; the first ones are taken."""
+    return _value_at(0, dict(sorted(shares.items())[:threshold]))
+
+
+def subsets(shares: Mapping[int, bytes], threshold: int, most: int) -> Iterator[dict[int, bytes]]:
+    """At most ``most`` subsets of ``threshold`` shares; the first ones leave out as few holders as possible."""
+    holders = sorted(shares)
+    spare = len(holders) - threshold
+    left_out = (set(out) for size in range(spare + 1) for out in combinations(holders, size))
+    for out in islice(left_out, most):
+        yield {x: shares[x] for x in [x for x in holders if x not in out][:threshold]}
+
+
+def wrong_shares(right: Mapping[int, bytes], shares: Mapping[int, bytes]) -> list[int]:
+    """The holders whose ``shares`` are not those of the secret that the threshold's ``right`` ones give."""
+    return [x for x, share in shares.items() if x not in right and _value_at(x, right) != share]
+
+
+def _value_at(x: int, shares: Mapping[int, bytes]) -> bytes:
+    """The value at ``x`` of the polynomial through all ``shares``."""
+    values = (int.from_bytes(share, "little") for share in shares.values())
+    total = sum(weight * value for weight, value in zip(_weights(x, tuple(shares)), values, strict=True))
+    return (total % PRIME).to_bytes(BYTES, "little")
+
+
+@lru_cache(maxsize=4)
+def _weights(x: int, holders: tuple[int, ...]) -> list[int]:
+    """Lagrange's weights at ``x`` of the shares of these holders."""
+    weights = []
+    for holder in holders:
+        above, below = 1, 1
+        for other in holders:
+            if other != holder:
+                above, below = above * (other - x) % PRIME, below * (other - holder) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
