@@ -15,10 +15,9 @@ from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.membership import roc_with_auc
 from shoal.metrics.summary import Summary
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.sweep.answer import Settings, sweep_headlines
-from shoal.reports.sweep.report_spec import ReportSpec
+from shoal.reports.sweep.report_spec import Labels, ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.sweep.sweep_tables import Settings, sweep_headlines
 from shoal.runs.comparison import describe_difference
 
 RUNS = 100

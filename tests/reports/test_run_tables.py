@@ -22,7 +22,6 @@ from run_of_any_shape import (
     view_of,
 )
 from shoal.audit.canary_audit import CANARY_COLUMNS
-from shoal.config.schema import parse_config
 from shoal.core.formats import DASH
 from shoal.metrics import Metric
 from shoal.metrics.summary import flatten, parse_summary
@@ -40,7 +39,6 @@ from shoal.reports.run.run_tables import (
     with_limits,
 )
 from shoal.reports.run.run_verdict import limits, verdict
-from shoal.reports.sweep.sweep_metrics import Labels
 from shoal.reports.table import ReportTable
 from unrendered import unrendered_figures
 
@@ -123,28 +121,11 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
     with unrendered_figures():
         page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
     assert "With what an outsider sees, and 4 reference federations." in page
-    assert "those of 4 reference federations, the whole run again each" in page
+    assert "what an outsider sees and with 4 reference federations: the run again" in page
     assert "offline LiRA, view: outsider, on b; exposed; 95 % interval 0." in page
     assert "<td>RMIA</td>" in page
     assert "It is the configured attack, not the one that decides." in page
     assert "reference federation" not in usual_page()
-
-
-@pytest.mark.usefixtures("_unrendered_figures")
-def test_a_page_says_where_they_were_asked_for_in_vain():
-    config = config_of(["a"], 1)
-    table = config.table() | {"evaluation": {"reference_federations": 3}}
-    described = RunDescription.of(parse_config(table, "test"))
-    assert described.reference_federations == 3
-    page = run_page(described, parse_summary(summary_of(["a"], 1)), {}, **frames_of(["a"], 1))
-    assert "the 3 reference federations that were asked for have no members to be asked about" in page
-
-
-def test_sweeps_have_names_for_the_new_metrics():
-    labels = Labels({})
-    assert labels.key("mia_by_other_clusters.far") == "MIA accuracy, other clusters' models, far"
-    assert labels.key("mia.far") == "MIA accuracy, far"
-    assert labels.key("references") == "reference federations"
 
 
 def test_times_of_reference_federations_are_shown_where_there_are_some():

@@ -5,7 +5,6 @@ from math import nan
 
 from shoal.audit.finding import BY, PROPERTY, Estimate, Finding, run_findings, sentence
 from shoal.config.kinds import algorithm_title
-from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
@@ -41,7 +40,7 @@ def verdict(
     found = audited or run_findings(summary)
     exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
     exceeded = [] if audited else [limits(summary)]
-    rest = (*property_sentences(summary), *exceeded, *_coordinator(summary), *_epsilon(summary, found=not audited))
+    rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
     return f"{'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}."
 
 
@@ -63,22 +62,6 @@ def limits(summary: Summary) -> str:
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     """A metric by group, where it is defined."""
     return {group: metrics[metric] for group, metrics in summary.by_group.items() if metric in metrics}
-
-
-def _coordinator(summary: Summary) -> list[str]:
-    """What a coordinator asks for at the end, and of whom in vain; nothing without one."""
-    steered = {k: metrics for k, metrics in summary.by_cluster.items() if "limit_unmet" in metrics}
-    if not steered:
-        return []
-    asked = [
-        f"{name.removeprefix(DIRECTIVE_COLUMN).replace('_', ' ')} {value:.2f} of cluster {k}"
-        for k, metrics in steered.items()
-        for name, value in metrics.items()
-        if name.startswith(DIRECTIVE_COLUMN) and value
-    ]
-    unmet = ", ".join(str(k) for k, metrics in steered.items() if metrics["limit_unmet"])
-    vain = f"; it cannot bring cluster {unmet} within the limits of its members at the cost it allows" if unmet else ""
-    return [f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}{vain}"]
 
 
 def _chance(summary: Summary, kind: str) -> list[str]:

@@ -14,8 +14,7 @@ from scipy.special import stdtrit
 
 from shoal.metrics.intervals import mean_interval, seeds_needed
 from shoal.reports.exposure import MOST_SEEDS
-from shoal.reports.sweep.report_spec import Axes, Displayed, Spread
-from shoal.reports.sweep.sweep_metrics import format_value
+from shoal.reports.sweep.report_spec import Axes, Displayed, Spread, format_value
 
 SeedValues = NDArray[np.float64]
 

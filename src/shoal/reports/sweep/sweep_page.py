@@ -12,14 +12,22 @@ from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.formats import DASH, capitalized
 from shoal.reports.page import Section, render, section_of
 from shoal.reports.plotting import Figure
-from shoal.reports.sweep.answer import Settings, settings_table, sweep_headlines
-from shoal.reports.sweep.charts import chart_content
-from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec, Value
+from shoal.reports.sweep.report_spec import (
+    SPREADS,
+    Axes,
+    Labels,
+    ReportSpec,
+    TableSpec,
+    Value,
+    format_value,
+    groups_in,
+    metric_at,
+    require_shown,
+)
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
-from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
-from shoal.reports.sweep.sweep_figures import FigureData, draw_sweep_figure
-from shoal.reports.sweep.sweep_metrics import SPREADS, Labels, format_value, groups_in, metric_at, require_shown
-from shoal.reports.sweep.sweep_tables import sweep_table
+from shoal.reports.sweep.sweep_charts import FigureData
+from shoal.reports.sweep.sweep_courses import ReadRounds, sweep_figure
+from shoal.reports.sweep.sweep_tables import Settings, settings_table, sweep_headlines, sweep_table
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, latex, markdown, row, table_csv
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
@@ -63,12 +71,6 @@ def write_sweep_report(
     path = out / "report.html"
     write_text(path, page)
     return path
-
-
-def sweep_figure(name: str, data: FigureData, read_rounds: ReadRounds) -> Figure:
-    """The figure that ``data`` describe."""
-    courses = data.spec.kind == "courses"
-    return draw_sweep_figure(name, data, curves_content(data, read_rounds) if courses else chart_content(data))
 
 
 def _replace(folder: Path, files: Mapping[str, bytes], endings: Collection[str]) -> None:
