@@ -15,7 +15,7 @@ from shoal.config.schema import Config, parse_config
 from shoal.metrics.summary import parse_summary
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
-from shoal.reports.run.run_view import RunView, with_limits
+from shoal.reports.run.run_tables import RunView, with_limits
 from shoal.reports.table import ReportTable
 from shoal.runs.result import report_of
 from shoal.simulation.measure import CLIENT_COLUMNS

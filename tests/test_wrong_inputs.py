@@ -32,6 +32,7 @@ from shoal import (
     LocalSGD,
     Model,
     NormClipping,
+    Redraw,
     RedTeam,
     Shape,
     Stream,
@@ -47,6 +48,7 @@ from shoal import (
     run,
     squared_error,
 )
+from shoal.attacks import LiRA
 from shoal.models import cross_entropy
 
 DRAW = torch.Generator().manual_seed(0)
@@ -243,6 +245,14 @@ MODELS = {
         lambda: with_model(lambda: nn.Sequential(linear(), nn.AlphaDropout())),
         "layer '1' (AlphaDropout) draws from PyTorch's global generator",
     ),
+    "recurrent dropout": (
+        lambda: with_model(lambda: nn.Sequential(nn.GRU(5, 3, num_layers=2, dropout=0.5))),
+        "layer '0' (GRU) draws from PyTorch's global generator",
+    ),
+    "random slopes": (
+        lambda: with_model(lambda: nn.Sequential(linear(), nn.RReLU())),
+        "layer '1' (RReLU) draws from PyTorch's global generator",
+    ),
     "mean loss": (lambda: with_model(linear, loss=nn.CrossEntropyLoss()), "the model's loss must be one value per"),
     "no loss": (lambda: with_model(linear, loss=lambda *_: None), "must be one value per example"),
     "a loss of others": (lambda: with_model(linear, loss=lambda x, _: x @ x), "loss cannot be computed on its outputs"),
@@ -299,6 +309,10 @@ SIMULATIONS = {
     ),
     "no red team": (lambda: simulated(algorithm=IFCAMIR()), "the red team's 'every' must be at least 1; got 0"),
     "more clusters": (lambda: simulated(algorithm=IFCA(9)), "'clusters' must be at most the federation's 4 clients"),
+    "gradient averaging": (
+        lambda: simulated(algorithm=IFCA(averaging="gradient")),
+        "local training must be of 'steps' = 1",
+    ),
     "rounds 0": (lambda: simulated(rounds=0), "'rounds' must be at least 1; got 0"),
     "rounds 2.5": (lambda: simulated(rounds=2.5), "'rounds' must be an integer, such as 30; got 2.5"),
     "rounds '3'": (lambda: simulated(rounds="3"), "'rounds' must be an integer, such as 30; got '3'"),
@@ -335,6 +349,13 @@ SIMULATIONS = {
     "a defence alone": (lambda: simulated(defenses=L2(0.1)), "'defenses' must be a list of defences, such as [L2"),
     "the class L2": (lambda: simulated(defenses=[L2]), "'defenses' must hold defences, such as L2(0.01); got"),
     "defences of names": (lambda: simulated(defenses=["l2"]), "'defenses' must hold defences"),
+    "duplicates": (lambda: simulated(duplicates="drop"), "'duplicates' must be 'keep' or 'leave-out'; got 'drop'"),
+    "an algorithm as an attack": (
+        lambda: simulated(attacks=[FedAvg()]),
+        "'attacks' must hold attacks on scores (Ref",
+    ),
+    "an attack's class among attacks": (lambda: simulated(attacks=[LiRA]), "'attacks' must hold values, such as Mine"),
+    "an attack twice": (lambda: simulated(attacks=[LiRA()]), "'attacks' must have names of their own; 'lira' is"),
     "watch 3": (lambda: simulated(watch=3), "'watch' must be a function or a tracker, such as TensorBoard(); got 3"),
     "a learning rate that diverges": (
         lambda: simulated(
@@ -348,6 +369,9 @@ SIMULATIONS = {
 SETTINGS = {
     "clusters 2.5": (lambda: IFCA(2.5), "'clusters' must be an integer; got 2.5"),
     "clusters '2'": (lambda: IFCA("2"), "'clusters' must be an integer; got '2'"),
+    "averaging": (lambda: IFCA(averaging="gradients"), "'averaging' must be 'model' or 'gradient'; got 'gradients'"),
+    "a choice": (lambda: IFCA(choose_by="some"), "'choose_by' must be 'all' or 'batch'; got 'some'"),
+    "shares above 1": (lambda: IFCA(redraw=Redraw(share=0.9)), "'redraw.share' * clusters must be at most 1; got 1.8"),
     "the class as a base": (lambda: FedOpt(FedAvg), "'base' must be a value such as FedAvg(...); got"),
     "a name as a base": (lambda: FedProx("fedavg"), "'base' must be an instance of Algorithm; got 'fedavg'"),
     "mu -1": (lambda: FedProx(FedAvg(), mu=-1), "'mu' must be at least 0; got -1"),

@@ -35,7 +35,7 @@ from shoal.property.property_page import (
     updates_by_cluster,
 )
 from shoal.property.update_table import PROPERTY_COLUMNS
-from shoal.reports.curves import fit_rounds
+from shoal.reports.charts import fit_rounds
 from shoal.reports.plotting import CHANCE_LINE, Figure, LineStyle, cluster_style, figure_files, legend
 from shoal.runs.files import read_run, read_table
 

@@ -44,6 +44,8 @@ EXACT = [
     *((replace(DIVIDED, **never), FedAvg(), {}) for never in (
         {"eps1": 0.0}, {"eps2": 1e9}, {"gamma_max": 1.0}, {"warm_up": 9})),
     (PACFL(90.1), FedAvg(), {}),
+    (IFCA(1, weighting="examples"), FedAvg(), {}),
+    (IFCAMIR(), IFCA(2), {"beta": 0.0, "risks": RISKS[:2]}),
     *((FedProx(base, mu=0.0), base, {}) for base in (FedAvg(), IFCA(2))),
     *((FedOpt(base, "sgd", 1.0, 0.0), base, {}) for base in (FedAvg(), IFCA(2))),
     *((PricedChoice(base, price), base, {"risks": RISKS[:2]})

@@ -9,15 +9,12 @@ import torch
 from scipy.stats import norm
 from sklearn.decomposition import PCA
 
-from shoal.algorithms import RDPCFL, Ditto, FedProx
+from shoal.algorithms import RDPCFL
 from shoal.algorithms.private.r_dpcfl import mixture, principal_components
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import ClientTrainings, LocalSGD
-from shoal.runs.run import simulate
-
-PRIVATE = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 
 
 def two_groups(distance, clients=20, parameters=300):
@@ -147,15 +144,6 @@ def test_epsilon_counts_the_full_batches_of_the_first_round(build, accountant):
     plain = accounting.PrivateTrainings(federation, cohorts, ClientTrainings((local,)), rule).epsilons()
     assert bool((found[:2] > plain[:2]).all())
     assert torch.equal(found[2:], plain[2:])
-
-
-@pytest.mark.parametrize(("algorithm", "more"), [(RDPCFL(2, 2, 1), 0), (Ditto(FedProx(RDPCFL(2, 2, 1))), 3)])
-def test_a_run_states_the_epsilon_of_its_first_round_too(mlp, build, algorithm, more):
-    federation = build()
-    found = simulate(federation, mlp, algorithm, PRIVATE, rounds=3, defenses=[DPSGD(1.0, 1.0)])
-    for size, stated in zip(federation.clients.sizes.tolist(), found.clients["epsilon"], strict=True):
-        spent = [(1.0, 4 / size, (2 + more) * PRIVATE.steps_of(size)), (1.0, 1.0, 2)]
-        assert stated == pytest.approx(accounting.composed(spent, 1e-5), rel=1e-9)
 
 
 def test_a_prv_accountant_that_cannot_count_it_is_refused_before_the_run():

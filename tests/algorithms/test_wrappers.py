@@ -211,31 +211,6 @@ def test_models_move_towards_the_mean_by_clients(play, directive):
     assert not torch.equal(after.models, first.models)
 
 
-def test_pooling_with_share_1_is_fedavg_of_equal_clients(play):
-    """The mean is weighted so that every client counts once."""
-    (_, begun, *_), _ = play(Pooling(IFCA(2), 1.0), rounds=1)
-    assert torch.equal(begun.models[0], begun.models[1])
-    # From the second round on all clusters train the same model.
-    (*_, pooled_last), _ = play(Pooling(IFCA(2), 1.0), rounds=2)
-    from_one = Beginning(begun.models[:1])
-    (*_, average), _ = play(from_one, rounds=2)
-    torch.testing.assert_close(pooled_last.models[0], average.models[0], rtol=1e-5, atol=1e-7)
-
-
-class Beginning:
-    """FedAvg with equal weights whose first round does nothing but give the one model a value."""
-
-    def __init__(self, model):
-        self.model, self.base = model, FedAvg("equal")
-
-    def server_update(self, state, cohort, plan, aggregate):
-        after = self.base.server_update(state, cohort, plan, aggregate)
-        return after if cohort.round > 1 else type(after)(after.round, self.model, after.risks, after.assignment)
-
-    def __getattr__(self, name):
-        return getattr(self.base, name)
-
-
 def test_a_model_that_nobody_trained_has_no_weight(play):
     """Its directive draws it to the others, and it draws nobody to itself."""
     (_, after), _ = play(Pooling(EarlyStopping(IFCA(2)), 1.0), rounds=1, stop=(0.0, 1.0), pooling=(0.0, 1.0))

@@ -8,16 +8,15 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import bench
-from comparisons import ROWS, Goal, Row, Side
-from systems.work import WORKS, load
-from tables import Measured, pool, verdict
+from comparisons import ROWS
+from systems.work import WORKS
+from tables import pool
 
 BENCHMARKS = Path(bench.__file__).resolve().parent
 TINY = ("--random-data", "--rounds", "1", "--clients", "10", "--examples", "6")
@@ -26,10 +25,6 @@ TINY = ("--random-data", "--rounds", "1", "--clients", "10", "--examples", "6")
 def printed(seconds: list[float], **other: object) -> dict:
     fields = {"images": 100, "seconds": seconds, "peak_mib": 300.0, "startup_seconds": 2.0}
     return fields | {"cpu_seconds_per_round": 1.5, "others_cores": 0.0} | other
-
-
-def compared(goal: Goal, *names: str) -> Row:
-    return Row("row", "A row", tuple(Side(name, "shoal_side", ("small-mlp",)) for name in names), (goal,))
 
 
 LAYOUT = "onednn" if torch.backends.mkldnn.is_available() else "pooled"
@@ -75,59 +70,6 @@ def test_a_side_prints_one_whole_line_of_json(
     assert pool([outcome]).seconds == tuple(outcome["seconds"])
 
 
-def test_each_group_of_the_official_setting_holds_the_same_images_turned() -> None:
-    work = WORKS["ifca-official"].resized(8, 3, random=True)
-    x, y = load(work, None)
-    assert x.shape == (24, 1, 28, 28)
-    assert x.dtype == np.float32
-    groups, labels = x.reshape(4, 6, 28, 28), y.reshape(4, 6)
-    for group in range(4):
-        upright = np.rot90(groups[group], -group, axes=(1, 2))
-        for image, label in zip(upright, labels[group], strict=True):
-            same = [(image == other).all() for other in groups[0]]
-            assert labels[0][same.index(True)] == label
-            assert sum(same) == 1
-
-
-def test_disturbed_repeats_count_only_where_there_are_no_others() -> None:
-    quiet, disturbed = printed([1.0]), printed([50.0], others_cores=0.9)
-    assert pool([disturbed, quiet]).seconds == (1.0,)
-    assert pool([disturbed, quiet]).left_out == 1
-    assert pool([disturbed]).seconds == (50.0,)
-    assert pool([disturbed]).others == 0.9
-
-
-@pytest.mark.parametrize(
-    ("goal", "words"),
-    [
-        (Goal("speed", "a", 4.0, ("b",)), "a is at least 4 times as fast as b: 3.00, **not met**"),
-        (
-            Goal("speed", "a", 1.25, ("b", "c", "gone")),
-            "a is at least 1.25 times as fast as the fastest of 3: 1.10 (against c), **not met**; gone was left out",
-        ),
-        (Goal("memory", "c", 1.3, ("a",)), "c takes at most 1.3 times the peak memory of a: 2.00, **not met**"),
-        (Goal("share", "a", 0.25, part="red_team"), "a: red team takes at most 25% of the time: 20.0%, **met**"),
-        (
-            Goal("speed", "a", 8.0, ("failed",)),
-            "a is at least 8 times as fast as failed: not measured, failed failed (no Ray)",
-        ),
-        (
-            Goal("speed", "a", 2.0, ("busy",)),
-            "a is at least 2 times as fast as busy: 9.00, **not judged, others used the machine meanwhile**",
-        ),
-    ],
-)
-def test_a_goal_says_whether_it_is_met_or_why_it_is_not_measured(goal: Goal, words: str) -> None:
-    measured = {
-        "a": pool([printed([1.0], parts={"choose": 0.1, "train": 0.7, "red_team": 0.2})]),
-        "b": pool([printed([3.0], images=1000)]),
-        "c": pool([printed([1.1], peak_mib=600.0)]),
-        "busy": pool([printed([9.0], others_cores=1.0)]),
-        "failed": Measured(failures=("no Ray",)),
-    }
-    assert verdict(goal, measured) == words
-
-
 def test_every_goal_names_sides_of_its_row() -> None:
     for row in ROWS:
         labels = [side.label for side in row.sides]
@@ -135,14 +77,6 @@ def test_every_goal_names_sides_of_its_row() -> None:
         assert all({goal.side, *goal.against} <= set(labels) for goal in row.goals)
         assert all(side.arguments[0] in WORKS for side in row.sides)
         assert all((BENCHMARKS / "systems" / f"{side.script}.py").exists() for side in row.sides)
-
-
-def test_a_side_that_ends_badly_is_told_in_its_last_words() -> None:
-    assert bench.outcome_of(0, 'noise\n{"side": "pfl"}\nmore noise\n', "") == {"side": "pfl"}
-    assert bench.outcome_of(1, '{"side": "pfl"}', "Traceback\nMemoryError: no room\n\n") == (
-        "exit code 1: MemoryError: no room"
-    )
-    assert bench.outcome_of(0, "", "") == "exit code 0: no word why"
 
 
 def test_the_command_line_chooses_rows_sides_and_rounds(tmp_path: Path) -> None:

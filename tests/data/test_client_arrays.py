@@ -22,7 +22,6 @@ from shoal import (
     MislabelledCanaries,
     Model,
     Stream,
-    Training,
 )
 from shoal.audit import final_attacks, model_scores
 from shoal.data import Shards, content
@@ -245,19 +244,6 @@ def test_taking_a_few_of_many_clients_costs_what_the_few_do(clients):
         taken = shards.take(torch.tensor([7, 3]))
     assert taken.indices.tolist() == [14, 15, 6, 7]
     assert largest.numbers <= 4
-
-
-def test_clients_are_ordered_once_and_not_in_each_round(monkeypatch):
-    ordered = []
-    argsort = torch.argsort
-    monkeypatch.setattr(torch, "argsort", lambda *given, **how: ordered.append(1) or argsort(*given, **how))
-    with Engine(MODELS["rows"]) as engine:
-        setting = (federation(pairs()), FedAvg(), LocalSGD(), engine, Stream(0))
-        training = Training(*setting, participation=0.5)
-        cohorts = [training.cohort(number) for number in (1, 2, 3)]
-        again = [Training(*setting, participation=0.5).cohort(number) for number in (1, 2, 3)]
-    assert len(ordered) == 1 + 3
-    assert all(map(torch.equal, cohorts, again))
 
 
 def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):

@@ -8,7 +8,6 @@ import torch
 
 import shoal
 from full_simulation import simulate_with
-from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.content import Copies, ExampleHashes, content_hashes
 from shoal.data.swap_pairs import number_of_pairs, pair_records
@@ -103,12 +102,6 @@ def test_copies_are_said_once_before_training(federation, caplog):
     assert audit.members == number_of_pairs(federation, "leave-out")
     assert len([each for each in caplog.messages if "are copies of training" in each]) == 1
     assert caplog.records[0].levelno == logging.WARNING
-
-
-def test_unknown_duplicates_are_refused(federation):
-    model = shoal.create_model("logistic", shoal.VectorShape(inputs=3, classes=2))
-    with pytest.raises(InputError, match="'duplicates' must be 'keep' or 'leave-out'; got 'drop'"):
-        simulate_with(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, duplicates="drop")
 
 
 def test_a_federation_without_copies_says_nothing(caplog):

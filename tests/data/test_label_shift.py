@@ -83,16 +83,3 @@ def test_label_shift_of_a_configuration(toy_config) -> None:
     group = build(plain)[1].federation.test.group
     assert torch.equal(labels[0], labels[1])
     assert torch.equal(labels[2], torch.where(group == 0, (labels[0] + 4) % 10, labels[0]))
-
-
-def test_a_property_attack_refuses_a_label_shift(toy_config) -> None:
-    # Its partition is by label and property; labels of one group that mean something else are none of the paper's.
-    with pytest.raises(InputError, match=r"'data\.groups' must be left out"):
-        build(
-            toy_config(
-                data={"source": "digits", "task": "class/thick", "clients": 4, "examples_per_client": 40,
-                      "test_examples": 40, "groups": {"all": {"share": 1.0, "label_shift": 1}}},
-                property_attack={"mode": "passive"},
-                red_team={"every": 0, "attack": "gap"},
-            )
-        )  # fmt: skip

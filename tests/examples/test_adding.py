@@ -15,7 +15,7 @@ import torch
 
 import shoal
 from full_simulation import simulate_with
-from shoal.attacks import LiRA, ReferenceAttack, UpdateAttack
+from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit import Measurement
 from shoal.cli.app import main
 from shoal.config.build import build
@@ -65,43 +65,6 @@ def test_all_of_them_run_from_a_configuration(examples, tmp_path):
     assert ">Coordinator</h2>" in page
     assert "accuracy of the worst client" in page.lower()
     assert written.evaluation == config.evaluation
-
-
-def test_all_of_them_run_from_a_script(examples):
-    import bars  # noqa: PLC0415
-    import entropy_attack  # noqa: PLC0415
-    import risk_decay  # noqa: PLC0415
-    import sticky_ifca  # noqa: PLC0415
-    import two_layers  # noqa: PLC0415
-
-    data = bars.load(None, None)
-    x, y = data.pixels.float() / data.white, data.labels
-    federation = shoal.Federation.from_tensors(
-        [(x[30 * i : 30 * i + 30], y[30 * i : 30 * i + 30]) for i in range(6)],
-        test=(x[400:600], y[400:600]),
-        shadow=(x[600:900], y[600:900]),
-    )
-    shape = shoal.Shape(1, 8, 8, 4)
-    result = shoal.simulate(
-        federation,
-        shoal.Model(lambda: two_layers.TwoLayers(shape)),
-        algorithm=sticky_ifca.StickyIFCA(2, margin=0.0),
-        local=LocalSGD(batch_size=10),
-        rounds=3,
-        red_team=shoal.RedTeam(every=1, attack=entropy_attack.EntropyAttack()),
-        defenses=[risk_decay.RiskDecay(0.5)],
-    )
-    assert result.state.round == 3
-    ifca = shoal.simulate(
-        federation,
-        shoal.Model(lambda: two_layers.TwoLayers(shape)),
-        shoal.IFCA(2),
-        LocalSGD(batch_size=10),
-        rounds=3,
-        red_team=shoal.RedTeam(every=1, attack=entropy_attack.EntropyAttack()),
-        defenses=[risk_decay.RiskDecay(0.5)],
-    )
-    assert torch.equal(result.state.models, ifca.state.models), "without a margin it is IFCA"
 
 
 FEDERATION = """
@@ -190,19 +153,6 @@ def test_own_attacks_and_metrics_from_a_script(examples, build, mlp):
     again = simulate_with(build(), mlp, shoal.FedAvg(), LocalSGD(), rounds=2)
     assert "rank" in set(again.audit(references=2, attacks=[RankAttack()]).attacks["attack"])
     assert torch.equal(again.state.models, result.state.models), "what is measured changes nothing"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ([shoal.FedAvg()], "'attacks' must hold attacks on scores .ReferenceAttack. or on updates .UpdateAttack."),
-        ([LiRA], "'attacks' must hold values, such as Mine"),
-        ([LiRA()], "'attacks' must have names of their own; 'lira' is"),
-    ],
-)
-def test_what_is_no_further_attack_is_one_sentence(build, mlp, wrong, sentence):
-    with pytest.raises(shoal.InputError, match=sentence):
-        shoal.Simulation(build(), mlp, shoal.FedAvg(), LocalSGD(), 1, attacks=wrong)
 
 
 def test_a_metric_that_cannot_be_made_is_one_sentence(examples):

@@ -22,7 +22,6 @@ from shoal.algorithms import (
     FedBN,
     FedEM,
     FedProx,
-    FedRC,
     FedRep,
     FedSoft,
     LocalOnly,
@@ -43,9 +42,6 @@ from shoal.testing import check_algorithm, same_state
 
 LOCAL = LocalSGD(epochs=2, batch_size=6, learning_rate=0.2)
 """Of clients of 5 to 12 examples: one of less than a batch, and others with whole and partial ones."""
-SOFT = (FedSoft, FedEM, FedRC)
-"""Those in which a client moves other models than that of its assigned cluster."""
-STRUCTURES = {"server", "clients", "directives", "adversary"}
 GAP = RedTeam(every=1, estimator="audit", attack=Gap())
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
 
@@ -114,18 +110,6 @@ def network(number, request) -> Model:
 @pytest.fixture
 def plain(plain_run, network, number) -> Run:
     return plain_run(network.build, number)
-
-
-def test_one_cluster_is_fedavg(model, build):
-    one, average = (played(model, build(), each) for each in (IFCA(1, weighting="examples"), FedAvg()))
-    assert torch.equal(one.models, average.models)
-
-
-def test_no_beta_is_ifca_bit_for_bit(model, build):
-    settings = {"rounds": 6, "risk_estimator": RED_TEAM}
-    mir, ifca = played(model, build(beta=0.0), IFCAMIR(), **settings), played(model, build(), IFCA(2), **settings)
-    assert same_state(mir, ifca)
-    assert len(set(mir.risks.tolist())) == 2, "the risks that nobody heeds were never estimated"
 
 
 def test_all_beta_follows_risk_alone(model, build):

@@ -153,12 +153,6 @@ def test_named_tensors_are_contiguous_copies() -> None:
     assert torch.equal(row, kept)
 
 
-def test_parameters_that_do_not_train_are_in_no_row() -> None:
-    model = Model(Frozen)
-    assert model.parameters == model.layout.size == 4 * 5 + 5
-    assert {*model.frozen} == {"before.weight", "before.bias", "after.weight", "after.bias"}
-
-
 def test_float_buffers_lie_behind_trainable_and_counters_nowhere() -> None:
     layout = Model(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))).layout
     assert [(s.name, s.start) for s in layout.slots if s.start >= layout.trainable] == [
@@ -222,37 +216,6 @@ def test_pack_refuses_a_missing_name_and_another_shape() -> None:
         LAYOUT.pack({name: t for name, t in TENSORS.items() if name not in ("matrix", "cube")})
     with pytest.raises(InputError, match=r"'matrix' must have shape \(2, 6\); got \(6, 2\)"):
         LAYOUT.pack(TENSORS | {"matrix": TENSORS["matrix"].T})
-
-
-# --- what is refused ---------------------------------------------------------------------------------------------
-
-
-class Gated(nn.Module):
-    """Random layers that are not called dropout."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.random = layer
-
-
-RANDOM = {
-    "dropout2d": lambda: nn.Dropout2d(0.1),
-    "recurrent": lambda: nn.GRU(4, 4, num_layers=2, dropout=0.5),
-    "attention": lambda: nn.MultiheadAttention(4, 2, dropout=0.5),
-    "random slopes": nn.RReLU,
-}
-
-
-@pytest.mark.parametrize("case", list(RANDOM))
-def test_layers_that_draw_from_the_global_generator_are_refused_by_name(case: str) -> None:
-    model = Model(lambda: Gated(RANDOM[case]()))
-    with pytest.raises(InputError, match=r"layer 'random.*' .* draws from PyTorch's global generator"):
-        model.init(Stream(0))
-
-
-def test_dropout_that_drops_nothing_is_taken() -> None:
-    assert Model(lambda: Gated(nn.Dropout(0.0))).parameters == 20
 
 
 # --- losses and metrics --------------------------------------------------------------------------------------

@@ -84,22 +84,6 @@ def test_a_named_model_has_the_parameters_counted_by_hand(case: str) -> None:
     assert create_model(case.partition(",")[0], shape, **options).parameters == expected
 
 
-@pytest.mark.parametrize(
-    ("build", "options", "shape", "convolutions", "layers"),
-    [
-        (MnistCNN, {}, MNIST, [(1, 28, 28), (32, 14, 14)], [(64 * 7 * 7,)]),
-        (FemnistCNN, {"padding": 0}, FEMNIST, [(1, 28, 28), (32, 26, 26)], [(64 * 12 * 12,), (128,)]),
-        (FemnistCNN, {"padding": 1}, FEMNIST, [(1, 28, 28), (32, 28, 28)], [(64 * 14 * 14,), (128,)]),
-        (FacesCNN, {}, FACES, [(3, 62, 47), (32, 30, 22), (64, 14, 10)], [(128 * 6 * 4,), (256,)]),
-    ],
-)
-def test_feature_maps_are_the_papers(build, options, shape, convolutions, layers) -> None:
-    network, x = built(build, **options), images(2, shape)
-    assert inputs_of(network, nn.Conv2d, x) == convolutions
-    assert inputs_of(network, nn.Linear, x) == layers
-    assert network(x).shape == (2, shape.classes)
-
-
 def test_mnist_output_layer_is_xavier_and_nothing_else_is() -> None:
     """Glorot uniform: |w| <= sqrt(6 / (fan in + fan out)), variance 2 / (fan in + fan out)."""
     network = built(MnistCNN)

@@ -121,25 +121,3 @@ def test_copies_share_a_body_that_is_loaded_once_and_leave_it_as_it_is() -> None
 def test_span_attacks_know_the_first_factor_as_a_dense_layer() -> None:
     model, _ = model_of("dense")
     assert any("lora_A" in layer.name for layer in dense_layers(model))
-
-
-def test_pytorchs_fast_path_leaves_adapters_of_its_encoder_out_of_evaluation_unless_it_is_off() -> None:
-    """The sharp edge of docs/sharp-edges.md: `peft`'s layer has the frozen ``weight``, which the fast path reads."""
-
-    def build() -> Any:
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        network = nn.Sequential(nn.Embedding(11, 8), layer, nn.Flatten(), nn.Linear(32, 3))
-        return adapted(network, ["linear1", "linear2"], [])
-
-    model, x = shoal.Model(build), words()
-    row = model.init(shoal.Stream(0)) + 0.3
-    merged = with_numbers(model, row).merge_and_unload()(x).detach()
-    fast = torch.backends.mha.get_fastpath_enabled()
-    differs = {}
-    try:
-        for enabled in (True, False):
-            torch.backends.mha.set_fastpath_enabled(enabled)
-            differs[enabled] = not torch.allclose(shoal.Engine(model).outputs(row, x), merged, atol=1e-4)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-    assert differs == {True: True, False: False}

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from shoal.core.randomness import Stream, seed_libraries
 from shoal.models import Model, ReviewGRU, TextShape, create_model
@@ -43,21 +42,6 @@ def test_gradients_are_those_of_pytorch_s_gru(network):
     for name, a, b in zip(dict(network.named_parameters()), ours, theirs, strict=True):
         assert b.abs().max() > 0, name
         torch.testing.assert_close(a, b)
-
-
-def test_gradients_are_those_of_finite_differences():
-    """With few units, since finite differences take two passes per parameter."""
-    with seed_libraries(Stream(3)):
-        network = ReviewGRU(6, 3)
-        network.embedding = nn.Embedding(7, 4, padding_idx=0)
-        network.gru, network.output = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
-    names, values = zip(*network.double().named_parameters(), strict=True)
-    words = padded([[1, 2], [3], [4, 5, 6]])
-
-    def outputs(*parameters: Tensor) -> Tensor:
-        return functional_call(network, dict(zip(names, parameters, strict=True)), (words,))
-
-    assert torch.autograd.gradcheck(outputs, values)
 
 
 def test_padding_other_texts_and_order_do_not_matter(network):

@@ -159,19 +159,6 @@ def test_inputs_may_be_a_tuple_or_a_tensor_and_several_in_one():
     assert torch.equal(scaled.network()(x[0]), scaled.network().forward(2 * x[0]))
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # which peft calls
-def test_lora_of_a_transformer_trains_its_adapters_and_head_alone():
-    import peft  # noqa: PLC0415 - takes seconds to import
-
-    def build() -> Any:
-        config = peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
-        return peft.get_peft_model(bert(), config)  # pyright: ignore[reportArgumentType]
-
-    model = shoal.Model(build, outputs=logits, inputs=masked)
-    assert model.parameters == 2 * (2 * 8 + 8 * 2) + 8 * 3 + 3
-    assert torch.isfinite(trained("bert", model)).all()
-
-
 def test_attention_s_own_dropout_is_refused_with_what_to_set():
     model = shoal.Model(lambda: bert(0.1), outputs=logits, inputs=masked)
     with pytest.raises(InputError, match=r"BertSelfAttention\) draws from .*attention_probs_dropout_prob=0"):

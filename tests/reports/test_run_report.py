@@ -25,7 +25,7 @@ from shoal.core.errors import InputError
 from shoal.core.formats import DASH
 from shoal.metrics.summary import Summary, parse_summary
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.run_curves import ESTIMATORS, accuracy_by_group, risk
+from shoal.reports.run.run_charts import ESTIMATORS, accuracy_by_group, risk
 from shoal.reports.run.run_page import run_page
 from shoal.runs.result import report_of
 from unrendered import unrendered_figures
@@ -78,9 +78,9 @@ def test_a_group_says_how_it_is_shifted(change: dict[str, Any], words: str) -> N
 
 def test_labels_say_how_it_ended() -> None:
     labels = " ".join(page_of(usual_page()).labels)
-    assert "cluster 0 0.530; cluster 1 0.550; cluster 0 measured 0.500; cluster 1 measured 0.580" in labels
+    assert "cluster 0 0.530, cluster 1 0.550." in labels
     assert "At the end: a 0.800, b 0.800." in labels
-    assert "6 clients; 1 are over their limit" in labels
+    assert "1 of 6 limits is exceeded" in labels
 
 
 def test_names_are_escaped_and_may_be_in_other_scripts() -> None:

@@ -1,6 +1,5 @@
 """The tables and sentences of a run's page: rates, limits, clients, canaries, time, chance and epsilon."""
 
-import re
 from math import nan
 from pathlib import Path
 
@@ -27,13 +26,20 @@ from shoal.config.schema import parse_config
 from shoal.core.formats import DASH
 from shoal.metrics import Metric
 from shoal.metrics.summary import flatten, parse_summary
-from shoal.reports.run import run_page as run_page_module, run_tables
+from shoal.reports.run import run_tables
 from shoal.reports.run.description import RecordedUpdates, RunDescription
-from shoal.reports.run.privacy_figures import violations
-from shoal.reports.run.run_page import canary_section, run_page, seconds, time_section
-from shoal.reports.run.run_tables import client_table, cluster_table, group_table, overall
+from shoal.reports.run.run_charts import violations
+from shoal.reports.run.run_page import canary_section, run_page
+from shoal.reports.run.run_tables import (
+    client_table,
+    cluster_table,
+    group_table,
+    overall,
+    strongest_attacks,
+    time_table,
+    with_limits,
+)
 from shoal.reports.run.run_verdict import limits, verdict
-from shoal.reports.run.run_view import strongest_attacks, with_limits
 from shoal.reports.sweep.sweep_metrics import Labels
 from shoal.reports.table import ReportTable
 from unrendered import unrendered_figures
@@ -142,7 +148,7 @@ def test_sweeps_have_names_for_the_new_metrics():
 
 
 def test_times_of_reference_federations_are_shown_where_there_are_some():
-    shown = [texts_of(seconds({"seconds.total": 60.0} | more)) for more in ({}, {"seconds.references": 30.0})]
+    shown = [texts_of(time_table({"seconds.total": 60.0} | more)) for more in ({}, {"seconds.references": 30.0})]
     assert ["Reference federations" in each for each in shown] == [False, True]
 
 
@@ -168,35 +174,12 @@ NEW = {f"seconds.{part}": spent for part, spent in {**PARTS, "train": 63.0, "tot
 OLD = {"seconds.choose": 20.0, "seconds.train": 70.0, "seconds.total": 100.0}
 
 
-def test_the_parts_of_the_bar_add_up_to_the_total():
-    # Training is a sum of three parts; small parts, and what no part has, are the last.
-    new = {"local training": 0.6, "evaluation": 0.2, "choosing": 0.06, "aggregation": 0.02, "everything else": 0.12}
-    assert run_page_module._shares(NEW) == pytest.approx(new)
-    assert run_page_module._shares(OLD) == pytest.approx({"training": 0.7, "choosing": 0.2, "everything else": 0.1})
-
-
-def test_more_parts_than_the_bar_has_colours_are_one_part():
-    many = {f"seconds.{part}": 10.0 for part in (*PARTS, "red_team", "files", "measurement", "references")}
-    shares = run_page_module._shares(many | {"seconds.total": 100.0})
-    assert list(shares.values()) == pytest.approx([0.1] * 6 + [0.4])
-    assert [*shares][-1] == "everything else"
-
-
 def test_the_table_has_each_part_once_with_share_and_median_where_there_is_one():
-    shown = texts_of(seconds(NEW | {"seconds.share.choose": 0.06, "seconds.round.choose": 0.5}))
+    shown = texts_of(time_table(NEW | {"seconds.round.choose": 0.5}))
     assert shown["Choosing"] == ("6.0 s", "6.0 %", "500 ms")
-    assert shown["Local training"] == ("1 min 00 s", DASH, DASH)
+    assert shown["Local training"] == ("1 min 00 s", "60.0 %", DASH)
     assert "Training" not in shown
-    assert "Training" in texts_of(seconds(OLD))
-
-
-def test_the_bar_says_its_shares_in_words_and_is_left_out_without_parts():
-    (bar,) = time_section(NEW).figures
-    label = re.search(r'aria-label="([^"]*)"', bar.image)
-    assert label is not None
-    assert label[1].startswith("One bar, 1 min 40 s in all: local training, 60.0 %; evaluation, 20.0 %")
-    assert not time_section({}).figures
-    assert not time_section({"seconds.total": 3.0}).figures
+    assert "Training" in texts_of(time_table(OLD))
 
 
 def with_intervals() -> pd.DataFrame:
@@ -301,7 +284,8 @@ def test_verdict_and_headline_say_both_numbers() -> None:
 def test_the_figure_tells_those_who_are_certainly_over_from_those_who_may_be() -> None:
     figure = violations(with_limits(with_intervals()), GROUPS)
     assert figure is not None
-    assert "5 clients; 1 are over their limit. 1 more are above it by the point estimate alone." in figure.image
+    assert "1 of 5 limits is exceeded at 95 % confidence" in figure.image
+    assert "Above the limit by the point estimate, but not at 95 % confidence: 1." in figure.image
 
 
 METRICS = {

@@ -7,14 +7,13 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
-import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as MplFigure
 
 import shoal.reports
 from html_page import figures_on, page_of
 from run_of_any_shape import clients_of, rounds_of, usual_page
-from shoal.reports.curves import NAMED, Curve
+from shoal.reports.charts import NAMED, Curve
 from shoal.reports.plotting import (
     MOST,
     add_named_points,
@@ -24,9 +23,8 @@ from shoal.reports.plotting import (
     name_points,
     use_figure_style,
 )
-from shoal.reports.run.privacy_figures import violations
-from shoal.reports.run.run_curves import cluster_sizes
-from shoal.reports.run.run_view import with_limits
+from shoal.reports.run.run_charts import cluster_sizes, violations
+from shoal.reports.run.run_tables import with_limits
 
 GROUPS = ["a", "b"]
 STYLE = (Path(shoal.reports.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
@@ -90,28 +88,9 @@ def test_files_keep_the_names_and_colours_for_paper() -> None:
     assert b"var(" not in files.svg
 
 
-def test_a_page_s_figures_have_no_white_card_and_only_colours_that_a_dark_page_knows() -> None:
-    for svg in figures_on(page_of(usual_page())):
-        assert not {"#ffffff", "#000000", "#dddddd", "#0072b2"} & set(re.findall(r"#\w{6}", svg))
-        assert re.search("stroke: var\\(--line\\)", svg)
+def test_the_colours_of_a_dark_page_are_those_of_a_light_one() -> None:
     light, dark = (re.findall(r"--(\w+):", each) for each in re.findall(r":root \{(.*?)\}", STYLE)[:2])
-    used = set(re.findall(r"var\(--(\w+)\)", STYLE + usual_page()))
-    assert used <= set(light) == set(dark)
-    # What is black in text and dots has no colour of its own in matplotlib's files.
-    assert re.search(r"figure svg \{[^}]* fill: currentColor;", STYLE)
-    assert "background: #fff" not in STYLE
-
-
-@pytest.mark.parametrize(("hatch", "filled"), [("//", True), ("", True), (None, False)])
-def test_areas_with_an_outline_give_way_to_a_dark_page(hatch: str | None, filled: bool) -> None:
-    def draw(figure: MplFigure) -> None:
-        axes = figure.subplots()
-        if filled:
-            axes.bar([0], [1], facecolor="#99bbdd", edgecolor="black", hatch=hatch)
-        else:
-            axes.plot([0], [1], marker="o", color="#99bbdd", markeredgecolor="black")
-
-    assert ("fill-opacity: var(--fill)" in draw_figure("any", "Any", "", "any", draw).image) == filled
+    assert set(re.findall(r"var\(--(\w+)\)", STYLE)) <= set(light) == set(dark)
 
 
 def test_cluster_sizes_tell_who_trained_a_model_from_who_chose_it_at_last() -> None:

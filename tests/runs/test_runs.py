@@ -330,8 +330,11 @@ REFUSED = [
     ({"privacy__view": ["client"]}, "'view' must be one view or one for each of 10 clients; got 1"),
     ({"evaluation__reference_federations": -1}, "'evaluation.reference_federations' must be at least 0; got -1"),
     (
-        {"evaluation__reference_federations": 2, "property_attack": {}},
-        r"'evaluation.reference_federations' must be 0 with \[property_attack\].*got 2",
+        {"evaluation__reference_federations": 2, "property_attack": {"warm_up": 1, "period": 2}}
+        | {"data__groups": None, "data__task": "class/thick", "red_team__attack": "gap"}
+        | {"data__clients": 3, "data__examples_per_client": 200, "data__shadow_examples": 0, "red_team__every": 0}
+        | {"algorithm__name": "fedavg"},
+        "'reference_federations' must be 0 with a round attack, such as property inference, .*got 2",
     ),
     (
         {"evaluation__reference_federations": 2, "data__test_examples": 1, "data__groups": None}

@@ -129,7 +129,9 @@ class FinishedTraining:
         """The columns of `exposure_of_clients`, and ``mia``, of all clients by view: the run's, and those of limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
         views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
-        by_model: dict[View, list[ByAttack]] = {view: self.attacks.by_model(view) for view in dict.fromkeys(views)}
+        by_model: dict[View, Sequence[ByAttack]] = {
+            view: [*self.attacks.measured("model", view).values()] for view in dict.fromkeys(views)
+        }
         return {
             view: pd.DataFrame(exposure_of_clients(attacks, trainers, federation)).assign(
                 mia=self._accuracy_of_models(view, attacks)[model]
@@ -309,7 +311,8 @@ def group_exposure(finished: FinishedTraining) -> Summary:
         _warn_of_one_answer(attacks.configured[0], federation)
     by_group = {g: _of_group(g, attacks, federation) for g in federation.groups_with_clients}
     if attacks.records_of(attacks.view) is not None:
-        by_group = {g: {**by_group[g], **_decided(by_attack)} for g, by_attack in attacks.by_group().items()}
+        decided = attacks.measured("group", attacks.view)
+        by_group = {g: {**metrics, **_decided(decided[g])} for g, metrics in by_group.items()}
     return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
 
 
@@ -388,7 +391,7 @@ def model_exposure(finished: FinishedTraining) -> Summary:
     """
     attacks, clusters = finished.attacks, dict[int, Metrics]()
     configured = attacks.records_of(attacks.view) is None or is_personal(finished.deployed)
-    by_model = [] if configured else attacks.by_model(attacks.view)
+    by_model = {} if configured else attacks.measured("model", attacks.view)
     for k, risk in enumerate(finished.state.risks.tolist()):
         same_mix = measure(attacks.shared[0].of_model(k)) if configured else by_model[k][strongest(by_model[k])[0]]
         population = measure(attacks.shared[0].of_model(k, population=True))

@@ -18,7 +18,7 @@ from shoal.metrics import METRICS, auc_interval
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
-from shoal.reports.curves import Curve, by_name, ends, fit_rounds, round_axes, round_panels
+from shoal.reports.charts import Curve, by_name, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
 from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row
 

@@ -1,12 +1,12 @@
 """Figures as SVG and PDF, images as PNG, for a page or as files. The same input gives the same bytes.
 
-Names of points appear under the pointer, and the colours of an SVG on a page follow the page, dark or light.
+Names of points appear under the pointer.
 """
 
 import io
 import warnings
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,9 +110,9 @@ def chance_key(label: str = "chance: 0.500") -> Line2D:
     return key(label, **CHANCE_LINE)
 
 
-def share_axis(axis: Axis, symbol: str = " %") -> None:
+def share_axis(axis: Axis) -> None:
     """Let an axis show shares in percent."""
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
 
 
 def draw_diamond(axes: Axes, x: float, y: float, name: str, color: str) -> None:
@@ -154,7 +154,7 @@ class Figure:
 def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, height: float = HEIGHT) -> Figure:
     """A figure of a page: ``alt`` is its content in words, for those who do not see it, ``height`` is in inches."""
     (svg,) = _render(draw, (WIDTH, height), "svg")
-    return Figure(name, title, caption, inline(svg, name, alt))
+    return Figure(name, title, caption, _inline(svg, name, alt))
 
 
 def figure_files(
@@ -162,8 +162,8 @@ def figure_files(
 ) -> Figure:
     """A figure of ``size`` (width, height; inches) as files and for a page, there no wider than in print."""
     svg, pdf = _render(draw, size, "svg", "pdf")
-    image = inline(svg, f"figure-{name}-drawn", alt, f"max-width: {size[0]:g}in")
-    return Figure(name, title, caption, image, with_names(svg), pdf)
+    image = _inline(svg, f"figure-{name}-drawn", alt, f"max-width: {size[0]:g}in")
+    return Figure(name, title, caption, image, _with_names(svg), pdf)
 
 
 def _render(draw: Draw, size: tuple[float, float], *formats: Literal["svg", "pdf"]) -> list[bytes]:
@@ -201,15 +201,6 @@ _GID, _NEXT = "hover:", "\N{LINE SEPARATOR}"
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 
-# Greys and their kind, and the one colour that is too dark on a dark page, as properties of style.css.
-_GREYS = {
-    "#eeeeee": "var(--panel)", "#ffffff": "var(--page)", "#000000": "currentColor", "#222222": "currentColor",
-    "#dddddd": "var(--line)",
-    "#444444": "var(--soft)", "#555555": "var(--soft)", "#666666": "var(--soft)", "#777777": "var(--soft)",
-    "#999999": "var(--soft)", "#8a3b00": "var(--over)",
-}  # fmt: skip
-_COLORS = _GREYS | {"#0072b2": "var(--blue)"}
-
 
 def name_points(artist: Artist, texts: Sequence[str]) -> None:
     """Let each of the points that ``artist`` draws be named under the pointer, or all of it by a single text."""
@@ -225,72 +216,44 @@ def add_named_points(axes: Axes, x: Sequence[float], y: Sequence[float], texts: 
         name_points(points, texts)
 
 
-def with_names(svg: bytes) -> bytes:
+def _with_names(svg: bytes) -> bytes:
     """The SVG file ``svg``, as matplotlib writes it, with the names of points as titles."""
-    root = _parsed(svg)
     ElementTree.register_namespace("", _SVG[1:-1])
     ElementTree.register_namespace("xlink", _LINK[1:-5])
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    return ElementTree.tostring(_named(svg), encoding="utf-8", xml_declaration=True) + b"\n"
 
 
-def inline(svg: bytes, name: str, alt: str, style: str = "") -> str:
-    """The SVG file ``svg`` as an element of a page, on which ``name`` is unique; ``alt`` is its content in words."""
-    root = _parsed(svg)
+def _inline(svg: bytes, name: str, alt: str, style: str = "") -> str:
+    """The SVG file ``svg`` as an element of a page, on which ``name`` is unique; ``alt`` is its content in words.
+
+    style.css inverts its colours on a dark page.
+    """
+    root = _named(svg)
     for parent in root.iter():
         for child in [element for element in parent if element.tag in (f"{_SVG}metadata", f"{_SVG}style")]:
             parent.remove(child)
-    for element, inside in _walk(root, ""):
+    for element in root.iter():
         element.tag = element.tag.removeprefix(_SVG)
+        for key, value in {**element.attrib}.items():
+            element.set(key, f"{name}-{value}" if key == "id" else value.replace("url(#", f"url(#{name}-"))
         if _LINK in element.attrib:
             element.set("href", f"#{name}-{element.attrib.pop(_LINK)[1:]}")
-        if "id" in element.attrib:
-            element.set("id", f"{name}-{element.attrib['id']}")
-        for key, value in element.attrib.items():
-            if "url(#" in value:
-                element.set(key, value.replace("url(#", f"url(#{name}-"))
-        if inside == "pattern" and "fill" in element.attrib:
-            # The ground of a hatch, which matplotlib colours by an attribute, where properties of a page are unknown.
-            element.set("style", f"fill: {element.attrib.pop('fill')}")
-        if "style" in element.attrib:
-            element.set("style", _on_a_page(element, inside))
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": alt} | (
         {"style": style} if style else {}
     )
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _parsed(svg: bytes) -> ElementTree.Element:
+def _named(svg: bytes) -> ElementTree.Element:
     root = ElementTree.fromstring(svg)  # noqa: S314 - matplotlib wrote it
     for group in list(root.iter(f"{_SVG}g")):
-        gid = group.get("id", "")
-        if gid.startswith(_GID):
-            del group.attrib["id"]
+        if group.get("id", "").startswith(_GID):
+            texts = group.attrib.pop("id").removeprefix(_GID).split(_NEXT)
             group.set("class", "named")
-            texts = gid.removeprefix(_GID).split(_NEXT)
-            points = list(group.iter(f"{_SVG}use"))
+            points = list(group.iter(f"{_SVG}use")) if len(texts) > 1 else [group]
             # Points outside the figure are not drawn, and then it is unknown which ones are left.
-            for element, text in zip([group] if len(texts) == 1 else points, texts, strict=False):
-                if len(texts) in (1, len(points)):
-                    title = ElementTree.Element(f"{_SVG}title")
-                    title.text = text
-                    element.insert(0, title)
+            for element, text in zip(points, texts, strict=True) if len(points) == len(texts) else ():
+                title = ElementTree.Element(f"{_SVG}title")
+                title.text = text
+                element.insert(0, title)
     return root
-
-
-def _walk(element: ElementTree.Element, inside: str) -> Iterator[tuple[ElementTree.Element, str]]:
-    """The elements, each with "defs" or "pattern" where it is a part of one."""
-    yield element, inside
-    tag = element.tag.removeprefix(_SVG)
-    for child in element:
-        yield from _walk(child, tag if tag in ("defs", "pattern") else inside)
-
-
-def _on_a_page(element: ElementTree.Element, inside: str) -> str:
-    style = dict(part.split(": ", 1) for part in element.attrib["style"].split("; "))
-    fill, stroke = style.get("fill", "none"), style.get("stroke", "none")
-    filled = fill.startswith("#") and fill not in _GREYS
-    # The fill of bars and boxes gives way to the page where it is dark, so that lines on it can be light.
-    area = element.tag == "path" and not inside and stroke not in ("none", fill)
-    if filled and (area or inside == "pattern") and not {"opacity", "fill-opacity"} & set(style):
-        style["fill-opacity"] = "var(--fill)"
-    return "; ".join(f"{key}: {_COLORS.get(value, value)}" for key, value in style.items())

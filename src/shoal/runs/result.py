@@ -158,7 +158,8 @@ class Result:
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
 
-        The config.toml of a simulation in Python has a table ``[simulation]`` for reading; no command can run it.
+        In the config.toml of a simulation in Python the table ``[simulation]`` lists the parts without a name, which
+        `shoal run` asks for.
 
         Raises:
             InputError: ``directory`` exists or cannot be written; nothing is left behind then.
@@ -242,7 +243,7 @@ class Result:
         Returns:
             Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
         """
-        from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
+        from shoal.reports.run.run_charts import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 

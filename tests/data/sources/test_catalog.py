@@ -57,11 +57,6 @@ def test_real_fashion_mnist_from_debians_package():
     assert int(images.pixels.max()) == 255
 
 
-def test_real_fashion_mnist_in_any_folder_by_path():
-    images = load_dataset("idx", path=DEBIAN)
-    assert (images.name, images.classes, len(images.labels)) == ("idx", 10, 70000)
-
-
 def test_the_digits_are_scikit_learns():
     digits, original = load_dataset("digits"), load_digits()
     assert digits.pixels.dtype == torch.uint8
@@ -106,15 +101,6 @@ def test_order_of_the_folders_in_which_a_source_is_looked_for(tmp_path, monkeypa
     assert brightness("mnist", data_dir=other) == 5
     write_idx(tmp_path / "mine", 6)
     assert brightness("mnist", path=tmp_path / "mine", data_dir=other) == 6
-
-
-def test_torchvisions_layout_tells_the_sets_apart(tmp_path):
-    write_idx(tmp_path / "MNIST" / "raw", 1)
-    write_idx(tmp_path / "FashionMNIST" / "raw", 2)
-    write_idx(tmp_path / "EMNIST" / "raw", 3, EMNIST)
-    path = [load_dataset(name, data_dir=tmp_path) for name in ("mnist", "fashion-mnist", "emnist-byclass")]
-    assert [int(images.pixels.max()) for images in path] == [1, 2, 3]
-    assert [images.classes for images in path] == [10, 10, 62]
 
 
 def test_mnists_files_are_not_taken_for_emnists(tmp_path):

@@ -34,14 +34,6 @@ def line(user: str, stars: float, text: str) -> bytes:
     return (json.dumps(review) + "\n").encode()
 
 
-def test_the_line_is_the_official_one():
-    assert line("mh_-eMZ6K5RLWhZyISBhwA", 3.0, "Okay.\n\nFine\u00e9") == (
-        b'{"review_id": "KU_O5udG6zpxOg-VcAEodg", "user_id": "mh_-eMZ6K5RLWhZyISBhwA", "business_id": '
-        b'"XQfwVwDr-v0ZS3_CbbE5Xw", "stars": 3.0, "useful": 0, "funny": 0, "cool": 0, "text": '
-        b'"Okay.\\n\\nFine\\u00e9", "date": "2018-07-07 22:09:11"}\n'
-    )
-
-
 def write(folder, lines):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME

@@ -4,14 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure as MplFigure
 
 from shoal.control import DIRECTIVE_COLUMN, LimitController
 from shoal.core.formats import DASH, capitalized, decimal, percent
 from shoal.reports import plotting as plot
-from shoal.reports.curves import ends, fit_rounds, over_rounds
+from shoal.reports.charts import RoundPanel, curves_by_cluster, rounds_chart
 from shoal.reports.page import Section
-from shoal.reports.run.run_curves import curves_by_cluster
 from shoal.reports.table import ReportTable, heads, row
 
 TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
@@ -35,8 +33,8 @@ def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> S
         paragraphs.append(_nothing(rounds, coordinator))
     if f"{DIRECTIVE_COLUMN}dp_sgd" in strengths:
         paragraphs.append("No epsilon is stated, since the strength of DP-SGD differs by cluster and round.")
-    table, figures = _requests(rounds, coordinator, [*strengths]), [_figure(coordinator, rounds, asked, never)]
-    return Section("coordinated", "Coordinator", paragraphs, table=table, figures=figures)
+    table, figure = _requests(rounds, coordinator, [*strengths]), _figure(coordinator, rounds, asked, never)
+    return Section("coordinated", "Coordinator", paragraphs, table=table, figures=[figure])
 
 
 def _method(coordinator: LimitController) -> str:
@@ -125,51 +123,36 @@ def _figure(
 ) -> plot.Figure:
     """Risk, shares over the limit, and each directive that was ever given, over rounds."""
     reported = rounds.assign(reported=coordinator.audit_level + coordinator.audit_factor * (rounds["risk"] - 0.5))
-    # The title of each panel, the name of its axis, and one curve per cluster.
+
+    def panel(label: str, title: str, column: str, **more: Any) -> RoundPanel:  # noqa: ANN401 - fields of a panel
+        return RoundPanel(curves_by_cluster(reported, column), label, title, steps=True, **more)
+
+    over = {"share": True, "least": (-0.05, 1.05), "level": coordinator.target, "line": TARGET_LINE}
     panels = [
-        ("Risk as told to clients: balanced accuracy of the attack", "risk", curves_by_cluster(reported, "reported")),
-        ("Share of the members who are over their limit", "members", curves_by_cluster(rounds, "over_limit")),
+        panel(
+            "risk", "Risk as told to clients: balanced accuracy of the attack", "reported", level=0.5, least=(0.45, 0.6)
+        ),
+        panel("members", "Share of the members who are over their limit", "over_limit", **over),
     ]
     for column in asked:
-        price, name = directive_name(column) == "price", capitalized(directive_name(column))
-        title = "Price of the model, in nats of loss" if price else f"{name}: share of its full strength"
-        panels.append((title, "price" if price else "strength", curves_by_cluster(rounds, column)))
-
-    def draw(figure: MplFigure) -> None:
-        figure.set_figheight(1.3 + 1.35 * len(panels))
-        cells = figure.subplots(len(panels), 1, sharex=True)
-        for axes, (title, name, curves) in zip(cells, panels, strict=True):
-            axes.set_title(title, loc="left")
-            end = fit_rounds(axes, rounds["round"])
-            for curve in curves:
-                curve.draw_steps(axes, end)
-            axes.set_ylabel(name)
-            if name == "strength":
-                axes.set_ylim(-0.05, 1.05)
-        low, high = cells[0].get_ylim()
-        cells[0].axhline(0.5, **plot.CHANCE_LINE)
-        cells[0].set_ylim(min(low, 0.45), max(high, 0.6))
-        cells[1].axhline(coordinator.target, **TARGET_LINE)
-        cells[1].set_ylim(-0.05, 1.05)
-        plot.share_axis(cells[1].yaxis)
-        over_rounds(cells[-1])
-        figure.align_ylabels(cells)
-        target = plot.key(f"target ({percent(coordinator.target)})", **TARGET_LINE)
-        plot.legend(figure, [*(curve.key for curve in panels[0][2]), plot.chance_key(), target], columns=2)
-
+        name = directive_name(column)
+        if name == "price":
+            panels.append(panel("price", "Price of the model, in nats of loss", column))
+        else:
+            panels.append(
+                panel("strength", f"{capitalized(name)}: share of its full strength", column, least=(-0.05, 1.05))
+            )
     factor = coordinator.audit_factor
     times = "" if factor == 1 else f", its advantage over chance times {factor:g}"
     times += "" if coordinator.audit_level == 0.5 else f", above {coordinator.audit_level:g}"
     caption = (
-        f"Top: the red team's estimate{times}. Below: the share of the members who say that it is too high; the line "
-        "is the target. Then what each cluster was asked for, which holds from the next round on; 1 is the strength "
-        "that the configuration gives."
+        f"Top: the red team's estimate{times}. Below: the share of the members who say that it is too high. Then what "
+        "each cluster was asked for, from the next round on; 1 is the strength that the configuration gives."
     )
     if never:
         caption += f" Never asked for: {', '.join(map(directive_name, never))}."
-    at_end = "; ".join(f"{title}: {ends(curves)}" for title, _, curves in panels)
-    alt = f"Over rounds, by cluster. At the end: {at_end}."
-    return plot.draw_figure("coordinator", _title(coordinator, rounds), caption, alt, draw)
+    keys = [plot.chance_key(), plot.key(f"target ({percent(coordinator.target)})", **TARGET_LINE)]
+    return rounds_chart("coordinator", _title(coordinator, rounds), caption, panels, rounds["round"], keys)
 
 
 def _title(coordinator: LimitController, rounds: pd.DataFrame) -> str:

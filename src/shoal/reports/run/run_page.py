@@ -7,28 +7,24 @@ from math import isnan
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-from matplotlib.figure import Figure as MplFigure
 from numpy.typing import NDArray
 
 from shoal.audit.finding import BY, Finding, findings, most_exposed, run_findings
 from shoal.config.schema import SIMULATION
-from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, format_duration, name_examples, percent
+from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal, name_examples
 from shoal.data import Group
 from shoal.metrics import auc_interval, median_interval
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
-from shoal.reports import plotting as plot
 from shoal.reports.exposure import exposure_headlines, exposure_tile
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
-from shoal.reports.run import run_curves, run_tables
+from shoal.reports.run import run_charts, run_tables
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
-from shoal.reports.run.privacy_figures import roc_figure, violations
-from shoal.reports.run.run_tables import client_table
+from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.run.run_view import RunView, strongest_attacks
-from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row
+from shoal.reports.table import Cell, TableRow, metric_row, metric_table, row
 
 ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "
@@ -63,12 +59,12 @@ def run_page(
     view = RunView.of(run, summary, rounds, clients)
     groups, several = view.groups, len(view.groups) > 1 or view.clusters > 1
     figures = (
-        run_curves.accuracy_by_cluster(rounds, run.kind, run.metric),
-        run_curves.accuracy_by_group(rounds, groups, run.kind, run.metric) if several else None,
-        run_curves.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind),
-        run_curves.cluster_sizes(rounds, groups, view.at_end),
-        violations(view.clients, groups),
-        roc_figure(roc, groups, configured=bool(strongest_attacks(summary))),
+        run_charts.accuracy_by_cluster(rounds, run.kind, run.metric),
+        run_charts.accuracy_by_group(rounds, groups, run.kind, run.metric) if several else None,
+        run_charts.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind),
+        run_charts.cluster_sizes(rounds, groups, view.at_end),
+        run_charts.violations(view.clients, groups),
+        run_charts.roc_figure(roc, groups, configured=bool(strongest_attacks(summary))),
     )
     found = run_findings(summary) if audit is None else findings(audit.attacks)
     sentences = verdict(summary, run.kind, run.metric, () if audit is None else found, run.algorithm_title)
@@ -92,7 +88,7 @@ def run_page(
         Section("figures", "Figures", figures=[figure for figure in figures if figure is not None]),
         _samples(run.groups, samples) if samples else None,
         section_of("overall", run_tables.overall(view)),
-        time_section(summary.overall),
+        section_of("time", run_tables.time_table(summary.overall)),
         Section(
             "configuration", "Configuration", code=run.settings,
             folded="Everything that decides this run, as a file that runs it again",
@@ -102,7 +98,7 @@ def run_page(
         "run.html.j2", run.title, lead, _key_metrics(view, found, audit), sections, style="run", kind=run.kind,
         attack=_attack(view), viewer=BY.get(summary.view, summary.view),
         answers=exposure_headlines(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
-        in_full=[("verdict", f"{sentences} {run_curves.drained(view.at_end)}".strip())],
+        in_full=[("verdict", f"{sentences} {run_charts.drained(view.at_end)}".strip())],
     )  # fmt: skip
 
 
@@ -184,74 +180,6 @@ def _description(group: Group) -> str:
     if group.shift_per == "client" and group.share > 0:
         parts.append("drawn for each client, and for each held-out image")
     return "; ".join(parts)
-
-
-SECONDS = tuple(key for key, metric in METRICS.items() if metric.format == "seconds")
-
-_LEAST_SHARE, _MOST_PARTS = 0.02, 6
-"""The smallest share that the bar shows by itself, and how many; smaller ones are one part at its end."""
-
-_INSIDE = 0.14
-"""The smallest share with room for a number above it."""
-
-
-def time_section(metrics: Metrics) -> Section:
-    """The wall time of a run by its parts, which add up to the total; ``metrics`` are of the whole run."""
-    shares = {} if not metrics.get("seconds.total") else _shares(metrics)
-    figures = () if len(shares) < 2 else [_bar(shares, metrics["seconds.total"])]
-    return Section("time", "Where the time went", table=seconds(metrics), figures=figures)
-
-
-def seconds(metrics: Metrics) -> ReportTable:
-    """Wall time, in all and of its parts, with the part's share and the median of a round where there is one."""
-    rows = []
-    for key in ("seconds.total", *_parts(metrics)):
-        metric, part = METRICS[key], key.removeprefix("seconds.")
-        share, median = (metrics.get(f"seconds.{about}.{part}") for about in ("share", "round"))
-        texts = (DASH if share is None else percent(share), DASH if median is None else _short(median))
-        if metrics.get(key) != 0:
-            rows.append(metric_row(metric, metric.text(metrics.get(key)), *texts, family="time, "))
-    return metric_table("Where the time went", ["wall time", "share", "median of a round"], rows)
-
-
-def _short(seconds: float) -> str:
-    return format_duration(seconds) if seconds >= 0.95 else f"{1000 * seconds:.0f} ms"
-
-
-def _parts(metrics: Metrics) -> list[str]:
-    """The keys of the parts that a run has. "train" is a sum of three, and a part by itself in a run without them."""
-    whole = ("seconds.total", "seconds.train") if "seconds.local_training" in metrics else ("seconds.total",)
-    return [key for key in SECONDS if key in metrics and key not in whole]
-
-
-def _shares(metrics: Metrics) -> dict[str, float]:
-    """The shares of the total by the parts' names, largest first; the small ones, and what no part has, at the end."""
-    by_key = {key: metrics[key] / metrics["seconds.total"] for key in _parts(metrics) if key != "seconds.other"}
-    largest = sorted(by_key, key=lambda key: -by_key[key])[:_MOST_PARTS]
-    shown = {METRICS[key].name.removeprefix("time, "): by_key[key] for key in largest if by_key[key] >= _LEAST_SHARE}
-    rest = 1 - sum(shown.values())
-    return shown | ({"everything else": rest} if rest > 0.005 else {})
-
-
-def _bar(shares: Mapping[str, float], total: float) -> plot.Figure:
-    texts = {name: f"{name}, {percent(share)}" for name, share in shares.items()}
-
-    def draw(figure: MplFigure) -> None:
-        axes, left = figure.subplots(), 0.0
-        for i, (name, share) in enumerate(shares.items()):
-            color = "#999999" if name == "everything else" else plot.cluster_style(i).color
-            axes.barh(0, share, left=left, color=color, edgecolor="white", linewidth=1.5, label=texts[name])
-            if share >= _INSIDE:
-                axes.text(left + share / 2, 0.45, percent(share), ha="center", va="bottom")
-            left += share
-        axes.set_xlim(0, max(1.0, left))
-        axes.set_axis_off()
-        plot.legend(figure, axes.get_legend_handles_labels()[0], columns=2)
-
-    words = f"One bar, {format_duration(total)} in all: {'; '.join(texts.values())}."
-    largest = max(shares, key=lambda name: shares[name])
-    title = f"{capitalized(largest)} takes {percent(shares[largest])} of {format_duration(total)}"
-    return plot.draw_figure("time", title, "Shares of wall time.", words, draw, height=1.3)
 
 
 _LEAST = {"canaries.found": 0, "canaries.tpr_at_fpr_0.1": 10, "canaries.tpr_at_fpr_0.01": 100}

@@ -1,17 +1,20 @@
-"""A run's tables: one metric per row, named and explained as in the table of metrics."""
+"""A finished run as its page shows it, and its tables: a metric per row, named as in the table of metrics."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite, isnan, nan
 
 import pandas as pd
 
-from shoal.audit.finding import BY
+from shoal.audit.finding import BY, attack_title, run_findings
 from shoal.core.formats import (
     ACCURACY,
     DASH,
     capitalized,
     count,
     decimal,
+    format_duration,
     join_words,
     metric_format,
     name_examples,
@@ -19,18 +22,10 @@ from shoal.core.formats import (
 )
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
-from shoal.metrics.metric_table import METRICS, Metric, is_declared
-from shoal.metrics.summary import Metrics
-from shoal.reports.run.run_view import (
-    EXCEEDED,
-    UNCERTAIN,
-    UNKNOWN,
-    WITHIN_LIMIT,
-    RunView,
-    accuracies_by_attack,
-    strongest_attacks,
-)
-from shoal.reports.table import Cell, Column, ReportTable, TableRow, metric_table, row
+from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
+from shoal.metrics.summary import Metrics, Summary, accuracy_key
+from shoal.reports.run.description import RunDescription
+from shoal.reports.table import Cell, Column, ReportTable, TableRow, metric_row, metric_table, row
 
 BY_GROUP = (
     "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_population", "mia_auc", "tpr_at_fpr_0.01",
@@ -41,8 +36,108 @@ BY_CLUSTER = (
 )  # fmt: skip
 FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
 GROUPING = ("adjusted_rand_index", "migrated")
-RATES: Mapping[str, float] = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
+RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
+
+EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", "not measured"
+"""What can be said of a client's limit, in the column ``limit``."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunView:
+    """A finished run.
+
+    Args:
+        run: how it was made.
+        summary: its metrics.
+        rounds: one row per round and cluster.
+        clients: one row per client, with the columns of `with_limits`.
+    """
+
+    run: RunDescription
+    summary: Summary
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+
+    @staticmethod
+    def of(run: RunDescription, summary: Summary, rounds: pd.DataFrame, clients: pd.DataFrame) -> "RunView":
+        """The view of a run whose ``clients`` are the rows of clients.csv."""
+        if strongest_attacks(summary):
+            clients = clients.assign(attack=clients["attack"].map(attack_title))
+        return RunView(run, summary, rounds, with_limits(clients))
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Those with clients."""
+        present = {*self.clients["group"]}
+        return [name for name in self.run.groups if name in present]
+
+    @property
+    def others(self) -> list[str]:
+        """Groups without clients, of which there are only non-members."""
+        return [name for name in self.run.groups if name not in self.groups]
+
+    @property
+    def clusters(self) -> int:
+        """K, the number of models."""
+        return int(self.rounds["cluster"].max()) + 1
+
+    @property
+    def at_end(self) -> dict[int, int]:
+        """Clients of each cluster after the last round."""
+        return {k: int((self.clients["cluster"] == k).sum()) for k in range(self.clusters)}
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the red team ever estimated a risk."""
+        return bool((self.rounds["risk"].fillna(0.5) != 0.5).any())
+
+    @property
+    def references(self) -> int:
+        """The number of reference federations; 0: the configured attack decides."""
+        return int(self.summary.overall.get("references", 0))
+
+    @property
+    def non_members(self) -> Metrics:
+        """Those of each group."""
+        by_group = self.summary.by_group
+        return {name: by_group.get(name, {}).get("non_members", nan) for name in self.groups}
+
+    def metric(self, key: str) -> Metric:
+        """The metric of a key, as this run reports it."""
+        declared = {metric.key: metric for metric in self.run.metrics}
+        return metric_of(key, measured=self.run.metric, declared=declared, attack_title=attack_title)
+
+
+def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
+    """Each attack's balanced accuracy on a group by the attack's title, the strongest first.
+
+    >>> accuracies_by_attack({"mia": 0.6, "mia_by_gap": 0.55, "mia_by_rmia_offline": 0.6})
+    {'offline RMIA': 0.6, 'gap': 0.55}
+    """
+    prefix = accuracy_key("")
+    accuracies = {attack_title(key.removeprefix(prefix).replace("_", "-")): value
+             for key, value in metrics.items() if key.startswith(prefix)}  # fmt: skip
+    return dict(sorted(accuracies.items(), key=lambda pair: -pair[1]))
+
+
+def strongest_attacks(summary: Summary) -> dict[str, str]:
+    """The title of the attack that decides about each group; nothing where only the configured attack was measured."""
+    return {one.group: one.title for one in run_findings(summary) if one.attack}
+
+
+def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
+    """The rows of clients.csv with what they say of limits, in further columns.
+
+    - ``over``: whether the limit is exceeded at 95 % confidence.
+    - ``margin``: how far the limit is exceeded by the lower end of the exposure's interval, negative below it.
+    - ``limit``: one of `EXCEEDED`, `UNCERTAIN` (above the limit by a point estimate alone), `WITHIN_LIMIT`, `UNKNOWN`.
+    """
+    threshold, exposure, over = clients["threshold"], clients["exposure"], clients["exceeded"].fillna(0) > 0
+    above = (exposure > threshold) | (clients["violated"].fillna(0) > 0)
+    limit = pd.Series(WITHIN_LIMIT, clients.index).mask(above, UNCERTAIN)
+    limit = limit.mask(exposure.isna() | threshold.isna(), UNKNOWN).mask(over, EXCEEDED)
+    return clients.assign(over=over, margin=clients["exposure_low"].fillna(exposure) - threshold, limit=limit)
 
 
 def group_table(view: RunView) -> ReportTable:
@@ -180,6 +275,20 @@ def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float
     return 1 / spread if spread else nan
 
 
+def time_table(metrics: Metrics) -> ReportTable:
+    """Wall time of a run, in all and of its parts, with their shares and the median of a round where it is known."""
+    # "train" is a sum of three parts, and a part by itself in a run without them.
+    whole = ("seconds.total", "seconds.train") if "seconds.local_training" in metrics else ("seconds.total",)
+    parts = [key for key, metric in METRICS.items() if metric.format == "seconds" and key not in whole]
+    total, rows = metrics.get("seconds.total", 0.0), []
+    for key in ("seconds.total", *(key for key in parts if metrics.get(key))):
+        metric, median = METRICS[key], metrics.get(f"seconds.round.{key.removeprefix('seconds.')}")
+        share = percent(metrics[key] / total) if total and key in metrics else DASH
+        short = DASH if median is None else format_duration(median) if median >= 0.95 else f"{1000 * median:.0f} ms"
+        rows.append(metric_row(metric, metric.text(metrics.get(key)), share, short, family="time, "))
+    return metric_table("Where the time went", ["wall time", "share", "median of a round"], rows)
+
+
 ALL_ROWS = 200
 """The most clients of which all have a row; of more, only those over their limit."""
 
@@ -190,17 +299,13 @@ WORDS = {EXCEEDED: "exceeded", UNCERTAIN: "above, not certain", WITHIN_LIMIT: "w
 """What is said of a limit."""
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
-
-
 COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
     "client": ("client", "{:.0f}".format),
     "name": ("name", None),
     "group": ("group", None),
     "cluster": ("cluster", "{:.0f}".format),
     "limit": ("limit is", None),
-    "margin": ("over by", _signed),
+    "margin": ("over by", lambda value: f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")),
     "threshold": ("limit", decimal),
     "exposure": ("exposure", decimal),
     "exposure_low": ("exposure, low end", decimal),

@@ -9,7 +9,7 @@ from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
-from shoal.reports.run.run_view import strongest_attacks
+from shoal.reports.run.run_tables import strongest_attacks
 
 
 def verdict(

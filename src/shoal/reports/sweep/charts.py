@@ -14,7 +14,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from shoal.core.formats import DASH
 from shoal.reports import plotting as plot
-from shoal.reports.curves import span
+from shoal.reports.charts import span
 from shoal.reports.plotting import name_points
 from shoal.reports.sweep.seed_statistics import Best, SeedMeans, SeedValues, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from shoal.reports.curves import Curve, over_rounds, span
+from shoal.reports.charts import Curve, over_rounds, span
 from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.seed_statistics import SeedMeans, SeedValues, estimate
 from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows

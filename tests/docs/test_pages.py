@@ -1,6 +1,7 @@
-"""The pages of algorithms, attacks and defences: one row for each that there is, with what was measured."""
+"""What pages state about the package: its version, its floors, and one row for each algorithm, attack and defence."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import shoal.attacks
@@ -13,13 +14,35 @@ from shoal.core.formats import capitalized
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WITHOUT_A_TITLE = {"canaries", "passive", "active", "scaled"}
 """Attacks that no audit asks, by their names in the table."""
 
 
+def text_of(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_the_cited_version_and_licence_are_the_package_s():
+    project = PYPROJECT["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, flags=re.MULTILINE) == [project["version"]]
+    assert re.findall(r"^license: (.+)$", citation, flags=re.MULTILINE) == [project["license"]]
+    assert f"version = {{{project['version']}}}" in text_of("citing")
+    assert re.findall(r"^authors:\n  - name: (.+)$", citation, flags=re.MULTILINE) == [project["authors"][0]["name"]]
+
+
+def test_the_house_page_has_the_floors_of_the_import_rules_and_names_files_that_are_there():
+    layers = [re.sub(r"[()]|shoal\.", "", each) for each in PYPROJECT["tool"]["importlinter"]["contracts"][0]["layers"]]
+    page = text_of("house")
+    assert [re.split(r" {2,}", floor)[0] for floor in page.split("```\n")[1].splitlines()] == layers
+    for path in re.findall(r"`([\w/]+(?:/|\.py|\.toml))`", page):
+        assert (ROOT / "src" / "shoal" / path).exists(), path
+
+
 def rows(page: str) -> list[list[str]]:
     """The cells of each row that names something in its first cell."""
-    lines = (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    lines = text_of(page).splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| .*?\(`", line)]
 
 
@@ -62,6 +85,5 @@ def test_every_folder_of_measured_files_is_linked_from_a_page():
 def test_labels_alone_find_what_the_pages_say(capsys):
     experiment_script("attacks/labels_alone").main()
     auc, labels, grouped = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
-    assert f"an AUC of {auc}" in (DOCS / "attacks.md").read_text(encoding="utf-8")
-    text = (DOCS / "results.md").read_text(encoding="utf-8")
-    assert f"{labels} by labels, {grouped} with the group" in text
+    assert f"an AUC of {auc}" in text_of("attacks")
+    assert f"{labels} by labels, {grouped} with the group" in text_of("results")

@@ -1,0 +1,239 @@
+"""The charts that pages share: curves over rounds, dots with intervals; and values with their names in titles."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as MplFigure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from shoal.core.formats import capitalized, decimal
+from shoal.metrics.intervals import Ints
+from shoal.reports.plotting import (
+    CHANCE_LINE,
+    Figure,
+    LineStyle,
+    add_named_points,
+    cluster_style,
+    draw_diamond,
+    draw_figure,
+    key,
+    legend,
+    share_axis,
+)
+
+NAMED = 60
+"""Values of a curve that are named: more could not be told apart with a pointer."""
+
+
+MOST_NAMED = 3
+"""Names and values in a title: of more, how many they are and their range."""
+
+
+def evenly(count: int, most: int = NAMED) -> Ints:
+    """At most so many indices of ``count`` values, evenly chosen and with the last.
+
+    >>> evenly(3).tolist(), evenly(9, most=3).tolist()
+    ([0, 1, 2], [0, 4, 8])
+    """
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Values by round, NaN where there is none, with the ends of their intervals where these are known."""
+
+    label: str
+    values: pd.Series
+    style: LineStyle
+    low: pd.Series | None = None
+    high: pd.Series | None = None
+
+    @property
+    def end(self) -> str:
+        """The last value, in words."""
+        values = self.values.dropna()
+        return f"{self.label} {decimal(values.iloc[-1]) if len(values) else 'unknown'}"
+
+    @property
+    def key(self) -> Line2D:
+        """Its entry in a legend."""
+        return key(self.label, **self.style.line)
+
+    def draw(self, axes: Axes, until: float | None = None) -> None:
+        """Draw the curve and the band of its intervals.
+
+        A value without neighbours has a dot, since no line would show it. With ``until``, values are steps: each holds
+        until the next one, and the last until this round.
+        """
+        band = [self.values if end is None else end for end in (self.low, self.high)]
+        values, low, high = (_held(series, until) for series in (self.values, *band))
+        valid = values.notna()
+        alone = valid & ~valid.shift(1, fill_value=False) & ~valid.shift(-1, fill_value=False) & (until is None)
+        kind: Any = "default" if until is None else "steps-post"
+        axes.plot(
+            values.index, values, **self.style.line, label=self.label, marker="o", markersize=4,
+            markevery=alone.tolist(), drawstyle=kind,
+        )  # fmt: skip
+        if self.low is not None:
+            step: Any = None if until is None else "post"
+            axes.fill_between(values.index, low, high, step=step, color=self.style.color, alpha=0.15, linewidth=0)
+        named = self.values.dropna()
+        named = named.iloc[evenly(len(named))]
+        texts = [f"{self.label}, round {number:.0f}: {decimal(value)}" for number, value in named.items()]
+        add_named_points(axes, named.index.to_list(), named.to_list(), texts)
+
+
+def _held(values: pd.Series, until: float | None) -> pd.Series:
+    return values if until is None else pd.concat([values, pd.Series({until: values.iloc[-1]})])
+
+
+def curves_by_cluster(rounds: pd.DataFrame, column: str, *ends: str) -> list[Curve]:
+    """A column of a table with one row per round and cluster, as one curve per cluster.
+
+    Args:
+        rounds: the table.
+        column: of the values.
+        ends: the columns of the ends of their intervals; none: there are no intervals.
+    """
+    columns = [rounds.pivot_table(index="round", columns="cluster", values=name, dropna=False)
+               for name in (column, *ends)]  # fmt: skip
+    return [
+        Curve(f"cluster {k}", columns[0][k], cluster_style(int(k)), *(table[k] for table in columns[1:]))
+        for k in columns[0].columns
+    ]
+
+
+def ends(curves: Iterable[Curve]) -> str:
+    """The last value of each, in words."""
+    return ", ".join(curve.end for curve in curves)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundPanel:
+    """Curves over rounds in one panel.
+
+    Args:
+        curves: drawn ones.
+        label: of the axis up.
+        title: above the panel.
+        steps: whether each value holds until the next one.
+        share: whether the axis up is in percent.
+        least: the range that it shows at least.
+        level, line: a line across, and its style.
+        measured: a value per curve, drawn as a diamond at the end; NaN: none.
+    """
+
+    curves: Sequence[Curve]
+    label: str
+    title: str = ""
+    steps: bool = False
+    share: bool = False
+    least: tuple[float, float] | None = None
+    level: float | None = None
+    line: Mapping[str, Any] = field(default_factory=lambda: CHANCE_LINE)
+    measured: Sequence[float] = ()
+
+    def draw(self, axes: Axes, rounds: pd.Series) -> None:
+        """Draw on ``axes``, which show the ``rounds`` there are."""
+        end = fit_rounds(axes, rounds)
+        for curve in self.curves:
+            curve.draw(axes, end if self.steps else None)
+        for curve, value in zip(self.curves, self.measured, strict=False):
+            if not isnan(value):
+                draw_diamond(
+                    axes, end, value, f"{curve.label}, measured at the end: {decimal(value)}", curve.style.color
+                )
+        if self.level is not None:
+            axes.axhline(self.level, **self.line)
+        if self.least is not None:
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, self.least[0]), max(high, self.least[1]))
+        if self.share:
+            share_axis(axes.yaxis)
+        axes.set_title(self.title, loc="left")
+        axes.set_ylabel(self.label)
+
+
+def rounds_chart(
+    name: str, title: str, caption: str, panels: Sequence[RoundPanel], rounds: pd.Series, keys: Sequence[Line2D] = ()
+) -> Figure:
+    """A figure of panels above each other, which share the axis of ``rounds``; ``keys`` join the legend."""
+
+    def draw(figure: MplFigure) -> None:
+        if len(panels) > 1:
+            figure.set_figheight(1.3 + 1.35 * len(panels))
+        cells = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, panel in zip(cells, panels, strict=True):
+            panel.draw(axes, rounds)
+        over_rounds(cells[-1])
+        figure.align_ylabels(cells)
+        legend(figure, [*(curve.key for curve in panels[0].curves), *keys], columns=2 if keys else 3)
+
+    alt = [
+        f"{panel.title or capitalized(panel.label)} over rounds. At the end: {ends(panel.curves)}." for panel in panels
+    ]
+    return draw_figure(name, title, caption, " ".join(alt), draw)
+
+
+def over_rounds(axes: Axes) -> None:
+    """Let the axis across count rounds."""
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def round_axes(figure: MplFigure, label: str) -> Axes:
+    """Axes over rounds."""
+    axes = figure.subplots()
+    over_rounds(axes)
+    axes.set_ylabel(label)
+    return axes
+
+
+def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[Axes]:
+    """One panel over rounds for each title, on the same scales; the figure gets the height that they need."""
+    columns = 1 if len(titles) <= 4 else 2
+    lines = -(-len(titles) // columns)
+    figure.set_figheight(max(2.6, 1.2 + 1.2 * lines))
+    cells = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
+    for axes in cells[len(titles) :]:
+        axes.set_visible(False)
+    for axes, title in zip(cells, titles, strict=False):
+        axes.set_title(title, loc="left")
+        over_rounds(axes)
+        axes.set_ylabel(label)
+        axes.label_outer()
+    panels = cells[: len(titles)]
+    for axes in panels[-columns:]:
+        axes.set_xlabel("round")
+        axes.tick_params(labelbottom=True)
+    return panels
+
+
+def fit_rounds(axes: Axes, rounds: pd.Series) -> float:
+    """Limit the axis to the ``rounds`` there are; returns its right end."""
+    first, last = float(rounds.min()), float(rounds.max())
+    end = last + max(0.5, 0.02 * (last - first + 1))
+    axes.set_xlim(first - 0.5, end)
+    return end
+
+
+def by_name(values: Mapping[str, float], form: Callable[[float], str] = decimal) -> str:
+    """Values with their names; of more than `MOST_NAMED` their span.
+
+    >>> by_name({"a": 0.5, "b": 0.7}), by_name(dict(zip("abcd", (0.5, 0.7, 0.6, 0.6))))
+    ('0.500 (a), 0.700 (b)', '0.500 to 0.700')
+    """
+    if len(values) > MOST_NAMED:
+        return span([*values.values()], form)
+    return ", ".join(f"{form(value)} ({name})" for name, value in values.items())
+
+
+def span(values: Sequence[float], form: Callable[[float], str] = decimal) -> str:
+    """The least and the largest; one where they read the same."""
+    return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))

@@ -1,0 +1,364 @@
+"""A run's figures: accuracy, risk and cluster sizes over rounds, limits against exposure, and ROC curves."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from math import isnan, nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as MplFigure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from shoal.core.formats import ACCURACY, capitalized, decimal, join_words, metric_format, name_examples, percent
+from shoal.metrics.summary import Summary
+from shoal.reports import plotting as plot
+from shoal.reports.charts import (
+    MOST_NAMED,
+    Curve,
+    RoundPanel,
+    by_name,
+    curves_by_cluster,
+    evenly,
+    fit_rounds,
+    over_rounds,
+    round_panels,
+    rounds_chart,
+    span,
+)
+from shoal.reports.run.run_tables import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
+
+MOST_CLUSTERS = 6
+"""Clusters whose sizes are in a title."""
+
+FEW = 3
+"""Clients of a cluster that has all but drained."""
+
+SMALLEST = 1e-4
+"""The smallest rate on the axes of the ROC figure; held-out sets are too small for less."""
+
+ESTIMATORS = {
+    "shadow": "taken on shadow models, since the server holds no members",
+    "federated": "counted by the clients on their own images",
+    "histogram": "taken from the clients' histograms of their losses",
+    "relative-histogram": "taken from the clients' histograms of their losses, less those on the other models",
+    "audit": "taken on the members themselves, which only a simulator knows",
+}
+"""The red team's estimators of risk, in words."""
+
+
+_KINDS: Mapping[str, Any] = {
+    "group": {"linestyle": "-", "linewidth": 2.0},
+    "population": {"linestyle": (0, (4, 2)), "linewidth": 1.4},
+}
+"""How ROC curves are drawn, by where their non-members are from."""
+
+_STATES = (
+    (WITHIN_LIMIT, plot.WITHIN, "within its limit"),
+    (UNCERTAIN, plot.UNSURE, "above, not certain"),
+    (EXCEEDED, plot.OVER, "over its limit"),
+)
+"""How a client is drawn, by what can be said of its limit."""
+
+_DIAMOND: Any = {"color": "white", "markeredgecolor": "black", "marker": "D", "linestyle": ""}
+
+
+def accuracy_by_cluster(rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY) -> plot.Figure | None:
+    """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured.
+
+    ``kind`` is what examples are, ``metric`` what the run reports as accuracy.
+    """
+    whose = "of each cluster's model, on the mix of groups that trained it. A line breaks where no client chose it."
+    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), whose)
+
+
+def accuracy_by_group(
+    rounds: pd.DataFrame, groups: Sequence[str], kind: str = "images", metric: str = ACCURACY
+) -> plot.Figure | None:
+    """Each group's accuracy with the models that its clients chose; None if never measured.
+
+    ``kind`` and ``metric`` are as in `accuracy_by_cluster`.
+    """
+    rounds, curves = _evaluated(rounds), []
+    for g, group in enumerate(groups):
+        if {f"clients.{group}", f"accuracy.{group}"} <= set(rounds):
+            clients = rounds[f"clients.{group}"]
+            right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
+            means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
+            curves.append(Curve(plot.short(group), means, plot.group_style(g)))
+    return _accuracy("group", kind, metric, curves, "of a group, each client with the model that it chose.")
+
+
+def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
+    """The rows of rounds with an evaluation; the others would break every line."""
+    measured = rounds.filter(regex="^accuracy").notna().any(axis=1)
+    return rounds[rounds["round"].isin(rounds.loc[measured, "round"])]
+
+
+def _accuracy(by: str, kind: str, metric: str, curves: Sequence[Curve], whose: str) -> plot.Figure | None:
+    last = {curve.label: values.iloc[-1] for curve in curves if len(values := curve.values.dropna())}
+    if not last:
+        return None
+    share = metric == ACCURACY
+    caption = f"{'Accuracy' if share else f'Mean {metric}'} on held-out {kind} {whose}"
+    panel = RoundPanel(
+        curves, f"{metric} on held-out {kind}", share=share, least=(0, 1.02) if share else None
+    )  # fmt: skip
+    title = f"{capitalized(metric)} by {by} ends at {by_name(last, metric_format(metric))}"
+    rounds = curves[0].values.index.to_series()
+    return rounds_chart(f"accuracy-by-{by}", title, caption, [panel], rounds)
+
+
+def risk(
+    rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str, kind: str = "images"
+) -> plot.Figure | None:
+    """The red team's estimates and the measured exposure of the final models; None if there is neither."""
+    shaded = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
+    shown = rounds if estimated else rounds.assign(risk=nan)
+    curves = curves_by_cluster(shown, "risk", *(("risk_low", "risk_high") if shaded else ()))
+    measured = {curve.label: summary.by_cluster.get(k, {}).get("mia", nan) for k, curve in enumerate(curves)}
+    known = [not isnan(value) for value in measured.values()]
+    if not estimated and not any(known):
+        return None
+    steps = "The red team estimated no risk during this run."
+    if estimated:
+        steps = (
+            "Steps: the red team's estimate of the accuracy with which an attacker tells a model's training images "
+            f"from others, {ESTIMATORS[estimator]}; 0.5 before the first estimate."
+        )
+    steps += " Shaded: its 95 % interval." * shaded
+    caption = name_examples(f"{steps} Diamonds: what attacking the final model measured.", kind)
+    title = f"The red team's estimate of risk ends at {by_name({c.label: c.values.iloc[-1] for c in curves})}"
+    if any(known):
+        named = {
+            name: value for name, value in zip(_called(rounds), measured.values(), strict=True) if not isnan(value)
+        }
+        title = f"The run's attack has balanced accuracy {by_name(named)} at the end"
+    panel = RoundPanel(
+        curves, "balanced accuracy of the attack", steps=estimated, least=(0.45, 0.6), level=0.5,
+        measured=[*measured.values()],
+    )  # fmt: skip
+    keys = [plot.key("measured at the end", **_DIAMOND), plot.chance_key()]
+    return rounds_chart("risk", title, caption, [panel], rounds["round"], keys)
+
+
+def _called(rounds: pd.DataFrame) -> list[str]:
+    """Each cluster with the group that more than half of those who trained it last are of, where there are several."""
+    sizes = rounds.filter(regex=r"^clients\.").rename(columns=lambda column: column.removeprefix("clients."))
+    called = []
+    for k in sorted(map(int, rounds["cluster"].unique())):
+        last = sizes[rounds["cluster"] == k].iloc[-1]
+        most = len(last) > 1 and 2 * last.max() > last.sum()
+        called.append(f"cluster {k}, {last.idxmax()}" if most else f"cluster {k}")
+    return called
+
+
+def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
+    """The clients of each group that trained each cluster's model, one panel per cluster.
+
+    The choice after the last round can be another than the one that the last round was trained with, so both have a
+    number, and the former has a diamond.
+
+    Args:
+        rounds: one row per round and cluster.
+        groups: those with clients.
+        at_end: clients of each cluster after the last round.
+    """
+    last = int(rounds["round"].max())
+    trained = rounds[rounds["round"] == last].set_index("cluster")["clients"].astype(int)
+    titles = [
+        f"cluster {k}: {trained.get(k, 0)} trained it in round {last}, {n} chose it after" for k, n in at_end.items()
+    ]
+
+    def draw(figure: MplFigure) -> None:
+        panels = round_panels(figure, titles, "clients")
+        for axes, (k, chosen) in zip(panels, at_end.items(), strict=True):
+            inside = rounds[rounds["cluster"] == k].set_index("round")
+            edges, below = np.append(inside.index - 0.5, inside.index[-1] + 0.5), np.zeros(len(inside))
+            for g, group in enumerate(groups):
+                top = below + inside[f"clients.{group}"].to_numpy()
+                axes.stairs(top, edges, baseline=below, fill=True, color=plot.group_style(g).color)
+                below = top
+            names = []
+            for number, row in zip(inside.index, inside.to_dict("records"), strict=True):
+                sizes = ", ".join(f"{row['clients.' + group]:.0f} of {group}" for group in groups)
+                names.append(f"cluster {k}, round {number}: {sizes}")
+            plot.add_named_points(axes, inside.index.to_list(), below.tolist(), names)
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+            end = fit_rounds(axes, inside.index.to_series())
+            plot.draw_diamond(axes, end, chosen, f"cluster {k}: chosen by {chosen} after round {last}", color="white")
+        # After the last diamond, since panels share their scale and this ends its fitting.
+        panels[0].set_ylim(0, None)
+        keys = [Patch(color=plot.group_style(g).color, label=plot.short(group)) for g, group in enumerate(groups)]
+        plot.legend(figure, [*keys, plot.key("chose it after the last round", **_DIAMOND)], columns=2)
+
+    caption = (
+        "Bars: clients that trained each cluster's model in a round, coloured by their group. Diamond: clients that "
+        f"chose it after the last round, from the final models; the tables count these. {drained(at_end)}"
+    )
+    sizes = join_words([*map(str, at_end.values())])
+    if len(at_end) > MOST_CLUSTERS:
+        sizes = f"{span([*at_end.values()], str)} of {sum(at_end.values())}"
+    title = f"Clients by cluster after round {last}: {sizes}"
+    return plot.draw_figure("sizes", title, caption.strip(), f"{title}. {'; '.join(titles)}.", draw)
+
+
+def drained(at_end: Mapping[int, int]) -> str:
+    """A warning of clusters that end with hardly any client; empty if there are none.
+
+    >>> drained({0: 46, 1: 3, 2: 0})
+    'Clusters that end with at most 3 clients: 1 (3), 2 (0). A model of so few can give them away more easily.'
+    """
+    small = ", ".join(f"{k} ({count})" for k, count in at_end.items() if count <= FEW)
+    if not small:
+        return ""
+    return f"Clusters that end with at most {FEW} clients: {small}. A model of so few can give them away more easily."
+
+
+def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | None:
+    """Each client's limit against the measured exposure of its models; None if nothing was measured.
+
+    ``clients`` has the columns of `with_limits`.
+    """
+    judged = clients.dropna(subset=["exposure", "threshold"])
+    if judged.empty:
+        return None
+    uncertain = int((judged["limit"] == UNCERTAIN).sum())
+
+    def draw(figure: MplFigure) -> None:
+        limits, exposure = judged["threshold"], judged["exposure"]
+        x = min(0.5, limits.min()) - 0.01, limits.max() + 0.01
+        y = min(0.48, exposure.min() - 0.02), max(x[1], exposure.max() + 0.02)
+        axes = figure.subplots()
+        axes.fill_between(x, x, [y[1]] * 2, color=plot.OVER, alpha=0.12, linewidth=0)
+        axes.plot(x, x, color="#444444", linewidth=1.2)
+        # The largest group first, so that it hides no other.
+        for group in sorted(groups, key=lambda name: -(judged["group"] == name).sum()):
+            for limit, color, _ in _STATES:
+                here = judged[(judged["group"] == group) & (judged["limit"] == limit)]
+                marker = plot.group_style(groups.index(group)).marker
+                dots = axes.scatter(
+                    here["threshold"], here["exposure"], s=46, marker=marker, color=color, alpha=0.75,
+                    edgecolors="white", linewidths=0.6,
+                )  # fmt: skip
+                plot.name_points(dots, [*map(_name, here.to_dict("records"))] if len(judged) <= plot.MOST else [])
+        axes.text(0.03, 0.95, "over the limit", transform=axes.transAxes, color="#8a3b00", va="top")
+        axes.set(xlim=x, ylim=y, xlabel="attack accuracy the client tolerates", ylabel="attack accuracy on its model")
+        marks = [(plot.group_style(g).marker, "#555555", plot.short(group)) for g, group in enumerate(groups)]
+        marks += [("o", color, label) for limit, color, label in _STATES if limit != UNCERTAIN or uncertain]
+        keys = [plot.key(label, linestyle="", marker=marker, color=color) for marker, color, label in marks]
+        plot.legend(figure, keys, columns=2 if len(groups) <= 2 else 3)
+
+    sizes = judged.groupby("group")["over"].agg(["sum", "size"]).reindex([*groups]).fillna(0).astype(int)
+    certain = int(sizes["sum"].sum())
+    where = [f"{over} of {size} in {name}" for name, over, size in sizes.itertuples() if over][:MOST_NAMED]
+    title = f"{certain or 'None'} of {len(judged)} limits {'are' if certain > 1 else 'is'} exceeded at 95 % confidence"
+    title += f", by the run's attack{': ' * bool(where)}{', '.join(where)}"
+    above = f"above the limit by the point estimate, but not at 95 % confidence: {uncertain}."
+    caption = (
+        "A dot is a client. Across: the attack accuracy that it tolerates. Up: its exposure, the accuracy measured on "
+        "its models. In the shaded part the attack is better than the client tolerates."
+    ) + f" Orange, {above}" * bool(uncertain)
+    alt = f"Limits against exposure. {title}." + f" {capitalized(above)}" * bool(uncertain)
+    return plot.draw_figure("violations", title, caption, alt, draw)
+
+
+def _name(client: Mapping[Hashable, Any]) -> str:
+    """A client and its numbers, in words."""
+    exposure = f"exposure {decimal(client['exposure'])} by {client['attack']}, limit {decimal(client['threshold'])}"
+    return f"client {client['client']} ({client['group']}): {exposure}"
+
+
+def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> plot.Figure | None:
+    """The attack's ROC curves by group, both axes logarithmic; None if there is none.
+
+    ``configured`` says that it is the configured attack, where a page is about others too.
+    """
+    curves = roc.dropna(subset=["fpr", "tpr"])
+    curves = curves[curves["group"].isin(groups) & curves["non_members"].isin(_KINDS)]
+    if curves.empty:
+        return None
+    measured = {name: curves[curves["group"] == name] for name in groups if (curves["group"] == name).any()}
+    styles = {name: plot.group_style(groups.index(name)).color for name in measured}
+
+    def draw(figure: MplFigure) -> None:
+        rates = curves[["fpr", "tpr"]].to_numpy()
+        low = max(SMALLEST, 10 ** np.floor(np.log10(rates[rates > 0].min(initial=0.1))))
+        axes = figure.subplots()
+        axes.plot([low, 1], [low, 1], **plot.CHANCE_LINE)
+        for group, here in measured.items():
+            for kind, line in _KINDS.items():
+                points = here.loc[(here["non_members"] == kind) & (here["tpr"] > 0), ["fpr", "tpr"]].clip(lower=low)
+                axes.plot(points["fpr"], points["tpr"], color=styles[group], **line)
+                points = points.iloc[evenly(len(points))]
+                texts = [
+                    f"{group}, others: {kind}, {percent(t)} at {percent(f)} FPR"
+                    for f, t in points.itertuples(index=False)
+                ]
+                plot.add_named_points(axes, points["fpr"].tolist(), points["tpr"].tolist(), texts)
+        axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
+        plot.log_percent(axes.xaxis)
+        plot.log_percent(axes.yaxis)
+        axes.set(xlabel="false positive rate", ylabel="true positive rate")
+        keys = [plot.key(plot.short(group), color=color) for group, color in styles.items()]
+        keys += [plot.key(f"others: {kind}", color="#444444", **line) for kind, line in _KINDS.items()]
+        plot.legend(figure, [*keys, plot.chance_key("chance")], columns=2)
+
+    caption = (
+        "Up: the share of training examples that the attack recognises. Across: the share of other examples that it "
+        "takes for training examples. The left end matters most: a curve above the diagonal there names members with "
+        "few mistakes. Solid: others from the same group. Dashed: others from the whole population."
+    )
+    if configured:
+        caption += " It is the configured attack, not the one that decides."
+    which = "configured" if configured else "run's"
+    title = (
+        f"The {which} attack has AUC {by_name({name: _area(here) for name, here in measured.items()})}; chance is 0.5"
+    )
+    return plot.draw_figure("roc", title, caption, f"ROC curves on logarithmic axes. {title}.", draw)
+
+
+def _area(curves: pd.DataFrame) -> float:
+    """The area under a group's ROC curve against its own non-members, or against those there are."""
+    own = curves[curves["non_members"] == "group"] if (curves["non_members"] == "group").any() else curves
+    return float(np.trapezoid(own["tpr"], own["fpr"]))
+
+
+def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) -> NDArray[Any]:
+    """Draw three axes over the rounds, in a figure of their own; clusters differ by colour and by dashes.
+
+    Accuracy is the share of held-out examples that are right, or the mean of the run's metric; exposure is the balanced
+    accuracy of the membership attack: lines are the red team's estimates, where it made any, and diamonds what was
+    measured on the final models.
+
+    Returns:
+        (3,) axes: accuracy or the metric, exposure, clients.
+    """
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - pages do without it
+
+    evaluated = rounds[rounds["round"].isin(rounds.loc[rounds["accuracy"].notna(), "round"])]
+    estimated = rounds if bool((rounds["risk"].fillna(0.5) != 0.5).any()) else rounds.assign(risk=nan)
+    risks = curves_by_cluster(estimated, "risk")
+    measured = [summary.by_cluster.get(k, {}).get("mia", nan) for k in range(len(risks))]
+    share = metric == ACCURACY
+    panels = (
+        RoundPanel(
+            curves_by_cluster(evaluated, "accuracy"), metric, "on held-out examples; higher is better", share=share
+        ),
+        RoundPanel(
+            risks, "exposure (balanced accuracy)", "membership attack; diamonds: measured at the end", level=0.5,
+            measured=measured,
+        ),
+        RoundPanel(curves_by_cluster(rounds, "clients"), "size (clients)", "clients that trained the cluster's model"),
+    )  # fmt: skip
+    with plot.use_figure_style():
+        figure, cells = plt.subplots(3, 1, sharex=True, figsize=(plot.WIDTH, 6.6), layout="constrained")
+        for axes, panel in zip(cells, panels, strict=True):
+            panel.draw(axes, rounds["round"])
+        cells[2].yaxis.set_major_locator(MaxNLocator(integer=True))
+        cells[2].set_ylim(0, None)
+        over_rounds(cells[2])
+        keys = [curve.key for curve in panels[2].curves]
+        figure.legend(handles=keys, loc="outside lower center", ncols=3)
+    return cells
