@@ -5,75 +5,51 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.algorithms import (
-    CFL,
-    IFCA,
-    IFCAMIR,
-    MRMTL,
-    PACFL,
-    EarlyStopping,
-    FedAvg,
-    FedEM,
-    FedOpt,
-    FedProx,
-    FedRC,
-    FedSoft,
-    FeSEM,
-    GroupPrivacy,
-    HypCluster,
-    IFCAWithinLimit,
-    LocalOnly,
-    OneShotClustering,
-    PerFedAvg,
-    Pooling,
-    PricedChoice,
-    RiskAwareChoice,
-    Scaffold,
-    SharedBody,
-    TrimmedMean,
-)
+import shoal
 from shoal.engine import LocalSGD
 
-DIVIDED = CFL(eps1=1e9, eps2=0.0)
-BY_EXAMPLES = IFCA(2, weighting="examples")
+DIVIDED = shoal.CFL(eps1=1e9, eps2=0.0)
+BY_EXAMPLES = shoal.IFCA(2, weighting="examples")
 ONE_STEP = LocalSGD(steps=1, batch_size="all", learning_rate=0.2)
 MOMENTUM = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
 RISKS = (0.9, 0.6, 0.7)
 
 EXACT = [
-    *((replace(DIVIDED, **never), FedAvg(), {}) for never in (
+    *((replace(DIVIDED, **never), shoal.FedAvg(), {}) for never in (
         {"eps1": 0.0}, {"eps2": 1e9}, {"gamma_max": 1.0}, {"warm_up": 9})),
-    (PACFL(90.1), FedAvg(), {}),
-    (IFCA(1, weighting="examples"), FedAvg(), {}),
-    (IFCAMIR(), IFCA(2), {"beta": 0.0, "risks": RISKS[:2]}),
-    *((FedProx(base, mu=0.0), base, {}) for base in (FedAvg(), IFCA(2))),
-    *((FedOpt(base, "sgd", 1.0, 0.0), base, {}) for base in (FedAvg(), IFCA(2))),
-    *((PricedChoice(base, price), base, {"risks": RISKS[:2]})
-      for base in (IFCAMIR(), IFCA(2, choose_by="batch")) for price in ((), (0.0, 0.0))),
-    (PricedChoice(FedAvg(), (3.0,)), FedAvg(), {}),
-    *((IFCAWithinLimit(base), base, {"threshold": 1.0, "risks": RISKS[: base.clusters]})
-      for base in (IFCA(3), IFCA(2, choose_by="batch", weighting="examples"))),
-    *((RiskAwareChoice(IFCA(3)), IFCAMIR(IFCA(3)), {"beta": beta, "risks": RISKS}) for beta in (0.0, 0.4, 1.0)),
-    *((RiskAwareChoice(base), base, {"beta": 0.0, "risks": RISKS}) for base in (
-        IFCA(3), HypCluster(3), HypCluster(3, "farthest-first"), FedSoft(3, 0.5), FedEM(3), FedRC(3))),
-    *((RiskAwareChoice(base), base, {"beta": 0.0}) for base in (FedAvg(),)),
-    *((FedEM(1), FedAvg(), {"local": local, "participation": 0.5}) for local in (ONE_STEP, MOMENTUM)),
-    (SharedBody(FedAvg()), FedAvg(), {}),
-    (Pooling(FedAvg(), 1.0), FedAvg(), {}),
-    (EarlyStopping(IFCA(2)), IFCA(2), {}),
-    *((MRMTL(0.0), LocalOnly(), {"local": local, "participation": 0.5}) for local in (ONE_STEP, MOMENTUM)),
+    (shoal.PACFL(90.1), shoal.FedAvg(), {}),
+    (shoal.IFCA(1, weighting="examples"), shoal.FedAvg(), {}),
+    (shoal.IFCAMIR(), shoal.IFCA(2), {"beta": 0.0, "risks": RISKS[:2]}),
+    *((shoal.FedProx(base, mu=0.0), base, {}) for base in (shoal.FedAvg(), shoal.IFCA(2))),
+    *((shoal.FedOpt(base, "sgd", 1.0, 0.0), base, {}) for base in (shoal.FedAvg(), shoal.IFCA(2))),
+    *((shoal.PricedChoice(base, price), base, {"risks": RISKS[:2]})
+      for base in (shoal.IFCAMIR(), shoal.IFCA(2, choose_by="batch")) for price in ((), (0.0, 0.0))),
+    (shoal.PricedChoice(shoal.FedAvg(), (3.0,)), shoal.FedAvg(), {}),
+    *((shoal.IFCAWithinLimit(base), base, {"threshold": 1.0, "risks": RISKS[: base.clusters]})
+      for base in (shoal.IFCA(3), shoal.IFCA(2, choose_by="batch", weighting="examples"))),
+    *((shoal.RiskAwareChoice(shoal.IFCA(3)), shoal.IFCAMIR(shoal.IFCA(3)), {"beta": beta, "risks": RISKS})
+      for beta in (0.0, 0.4, 1.0)),
+    *((shoal.RiskAwareChoice(base), base, {"beta": 0.0, "risks": RISKS}) for base in (
+        shoal.IFCA(3), shoal.HypCluster(3), shoal.HypCluster(3, "farthest-first"), shoal.FedSoft(3, 0.5),
+        shoal.FedEM(3), shoal.FedRC(3))),
+    *((shoal.RiskAwareChoice(base), base, {"beta": 0.0}) for base in (shoal.FedAvg(),)),
+    *((shoal.FedEM(1), shoal.FedAvg(), {"local": local, "participation": 0.5}) for local in (ONE_STEP, MOMENTUM)),
+    (shoal.SharedBody(shoal.FedAvg()), shoal.FedAvg(), {}),
+    (shoal.Pooling(shoal.FedAvg(), 1.0), shoal.FedAvg(), {}),
+    (shoal.EarlyStopping(shoal.IFCA(2)), shoal.IFCA(2), {}),
+    *((shoal.MRMTL(0.0), shoal.LocalOnly(), {"local": local, "participation": 0.5}) for local in (ONE_STEP, MOMENTUM)),
 ]  # fmt: skip
 CLOSE = [
-    (HypCluster(3), IFCA(3), {"sizes": (8,) * 6}),
-    (HypCluster(), BY_EXAMPLES, {}),
-    (GroupPrivacy(2), IFCA(2), {}),
-    (GroupPrivacy(1), IFCA(1), {}),
-    (OneShotClustering(1), FedAvg(), {}),
-    (FeSEM(1), FedAvg("equal"), {}),
-    (TrimmedMean(IFCA(2), trim=0.0), IFCA(2), {}),
-    (MRMTL(0.7), FedProx(FedAvg("equal"), 0.7), {"rounds": 1}),
-    (Scaffold(), FedAvg("equal"), {"rounds": 1}),
-    (PerFedAvg(1e-9), FedAvg("equal"), {"local": ONE_STEP}),
+    (shoal.HypCluster(3), shoal.IFCA(3), {"sizes": (8,) * 6}),
+    (shoal.HypCluster(), BY_EXAMPLES, {}),
+    (shoal.GroupPrivacy(2), shoal.IFCA(2), {}),
+    (shoal.GroupPrivacy(1), shoal.IFCA(1), {}),
+    (shoal.OneShotClustering(1), shoal.FedAvg(), {}),
+    (shoal.FeSEM(1), shoal.FedAvg("equal"), {}),
+    (shoal.TrimmedMean(shoal.IFCA(2), trim=0.0), shoal.IFCA(2), {}),
+    (shoal.MRMTL(0.7), shoal.FedProx(shoal.FedAvg("equal"), 0.7), {"rounds": 1}),
+    (shoal.Scaffold(), shoal.FedAvg("equal"), {"rounds": 1}),
+    (shoal.PerFedAvg(1e-9), shoal.FedAvg("equal"), {"local": ONE_STEP}),
 ]
 
 
@@ -104,14 +80,14 @@ def test_one_algorithm_is_another_in_a_limit(play, build, algorithm, other, opti
 @pytest.mark.parametrize(
     ("algorithm", "other", "options"),
     [
-        (DIVIDED, FedAvg(), {}),
-        (FedProx(mu=0.5), FedAvg(), {}),
-        (PricedChoice(IFCA(2), (0.0, 5.0)), IFCA(2), {}),
-        (BY_EXAMPLES, IFCA(2), {}),
-        (HypCluster(), IFCA(2), {}),
-        (RiskAwareChoice(IFCA(3)), IFCA(3), {"beta": 1.0, "risks": RISKS}),
-        (PerFedAvg(0.5), FedAvg("equal"), {"local": ONE_STEP}),
-        (MRMTL(0.5), LocalOnly(), {}),
+        (DIVIDED, shoal.FedAvg(), {}),
+        (shoal.FedProx(mu=0.5), shoal.FedAvg(), {}),
+        (shoal.PricedChoice(shoal.IFCA(2), (0.0, 5.0)), shoal.IFCA(2), {}),
+        (BY_EXAMPLES, shoal.IFCA(2), {}),
+        (shoal.HypCluster(), shoal.IFCA(2), {}),
+        (shoal.RiskAwareChoice(shoal.IFCA(3)), shoal.IFCA(3), {"beta": 1.0, "risks": RISKS}),
+        (shoal.PerFedAvg(0.5), shoal.FedAvg("equal"), {"local": ONE_STEP}),
+        (shoal.MRMTL(0.5), shoal.LocalOnly(), {}),
     ],
     ids=str,
 )

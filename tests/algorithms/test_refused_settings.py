@@ -4,42 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.algorithms import (
-    APFL,
-    CFL,
-    IFCA,
-    IFCAMIR,
-    MRMTL,
-    PACFL,
-    RDPCFL,
-    ClusterSizeFloor,
-    CoordinateMedian,
-    Ditto,
-    EarlyStopping,
-    FedAvg,
-    FedAvgStart,
-    FedEM,
-    FedOpt,
-    FedProx,
-    FedRC,
-    FedRep,
-    FedSoft,
-    FeSEM,
-    GroupPrivacy,
-    HypCluster,
-    IFCAWithinLimit,
-    MultiKrum,
-    OneShotClustering,
-    OneShotStart,
-    PerFedAvg,
-    Pooling,
-    PricedChoice,
-    RiskAwareChoice,
-    Scaffold,
-    ServerOnly,
-    ServerStart,
-    TrimmedMean,
-)
+import shoal
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -47,32 +12,33 @@ from shoal.defenses import DPSGD, Flooding, Mixup
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, squared_error
 
-WRONG = [
-    (APFL, "alpha", [-0.1, 1.5]),
-    (CFL, "eps1", [-0.1]), (CFL, "eps2", [-1.0]), (CFL, "gamma_max", [1.1]), (CFL, "linkage", ["ward"]),
-    (CFL, "warm_up", [-1]), (CFL, "min_clients", [0]), (CFL, "min_examples", [-1]), (CFL, "sketch", [0]),
-    (CFL, "walk", ["up"]), (CFL, "admission", [1.1, -1.1]),
-    (EarlyStopping, "after", [-1]),
-    (FedAvgStart, "fedavg_rounds", [0]), (FedAvgStart, "noise", [0.0]),
-    (FedEM, "clusters", [0]), (FedRC, "clusters", [0]), (FeSEM, "clusters", [0]), (OneShotClustering, "clusters", [0]),
-    (FedRep, "body_epochs", [0]),
-    (FedSoft, "strength", [-0.1]), (FedSoft, "smoother", [1.5]), (FedSoft, "selection", [0]), (FedSoft, "start", ["x"]),
-    (GroupPrivacy, "clusters", [0]), (GroupPrivacy, "iterations", [0]),
-    (HypCluster, "clusters", [0]), (HypCluster, "start", ["kmeans"]), (HypCluster, "candidates", [0]),
-    (HypCluster, "optimizer", ["adamw"]), (HypCluster, "server_learning_rate", [0.0]), (HypCluster, "beta1", [1.0]),
-    (HypCluster, "beta2", [-0.1]), (HypCluster, "tau", [0.0]),
-    (IFCA, "clusters", [0]),
-    (MRMTL, "strength", [-0.1, float("nan"), "strong"]),
-    (PACFL, "threshold", [0.0]), (PACFL, "vectors", [0]), (PACFL, "distance", ["x"]), (PACFL, "linkage", ["ward"]),
-    (Pooling, "share", [-0.1, 1.1, "much"]),
-    (PricedChoice, "prices", [(float("inf"), 0.0)]),
-    (ClusterSizeFloor, "min_clients", [0]),
-]  # fmt: skip
+WRONG = {
+    shoal.APFL: {"alpha": [-0.1, 1.5]},
+    shoal.CFL: {
+        "eps1": [-0.1], "eps2": [-1.0], "gamma_max": [1.1], "linkage": ["ward"], "warm_up": [-1], "min_clients": [0],
+        "min_examples": [-1], "sketch": [0], "walk": ["up"], "admission": [1.1, -1.1],
+    },
+    shoal.ClusterSizeFloor: {"min_clients": [0]},
+    shoal.EarlyStopping: {"after": [-1]},
+    shoal.FedAvgStart: {"fedavg_rounds": [0], "noise": [0.0]},
+    shoal.FedRep: {"body_epochs": [0]},
+    shoal.FedSoft: {"strength": [-0.1], "smoother": [1.5], "selection": [0], "start": ["x"]},
+    shoal.GroupPrivacy: {"clusters": [0], "iterations": [0]},
+    shoal.HypCluster: {
+        "clusters": [0], "start": ["kmeans"], "candidates": [0], "optimizer": ["adamw"], "server_learning_rate": [0.0],
+        "beta1": [1.0], "beta2": [-0.1], "tau": [0.0],
+    },
+    **{kind: {"clusters": [0]} for kind in (shoal.FedEM, shoal.FedRC, shoal.FeSEM, shoal.OneShotClustering)},
+    shoal.IFCA: {"clusters": [0]},
+    shoal.MRMTL: {"strength": [-0.1, float("nan"), "strong"]},
+    shoal.PACFL: {"threshold": [0.0], "vectors": [0], "distance": ["x"], "linkage": ["ward"]},
+    shoal.Pooling: {"share": [-0.1, 1.1, "much"]},
+    shoal.PricedChoice: {"prices": [(float("inf"), 0.0)]},
+}  # fmt: skip
+CASES = [(kind, key, value) for kind, keys in WRONG.items() for key, values in keys.items() for value in values]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "key", "value"), [(kind, key, value) for kind, key, values in WRONG for value in values], ids=str
-)
+@pytest.mark.parametrize(("algorithm", "key", "value"), CASES, ids=str)
 def test_a_setting_outside_its_range_is_refused(algorithm, key, value, toy_config):
     with pytest.raises(InputError, match=rf"^'{key}' must be [^\n]*; got [^\n]*$"):
         algorithm(**{key: value})
@@ -86,25 +52,26 @@ WITH_RISKS, LOCAL = 1, LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
 
 CHECKED = [
     *((each, local, 0, rf"^{each.title} needs plain SGD in local training: ")
-      for each in (Scaffold(), APFL(), PerFedAvg()) for local in NOT_PLAIN),
-    (FedRep(), LocalSGD(epochs=1), 0, "'epochs' must be at least 2; got 1$"),
-    (FedRep(), LocalSGD(steps=4), 0, "'epochs' must be at least 2; got steps = 4$"),
-    (FedRep(), LocalSGD(epochs=2, share=0.5), 0, "^FedRep needs all local steps"),
+      for each in (shoal.Scaffold(), shoal.APFL(), shoal.PerFedAvg()) for local in NOT_PLAIN),
+    (shoal.FedRep(), LocalSGD(epochs=1), 0, "'epochs' must be at least 2; got 1$"),
+    (shoal.FedRep(), LocalSGD(steps=4), 0, "'epochs' must be at least 2; got steps = 4$"),
+    (shoal.FedRep(), LocalSGD(epochs=2, share=0.5), 0, "^FedRep needs all local steps"),
     *((each, LOCAL, 0, rf"^{each.title} chooses by risk, so the red team's 'every' must be at least 1; got 0$")
-      for each in (IFCAWithinLimit(), RiskAwareChoice(), IFCAMIR())),
-    (ClusterSizeFloor(IFCAMIR()), LOCAL, 0, "^IFCA-MIR chooses by risk"),
-    *((RiskAwareChoice(base), LOCAL, WITH_RISKS, "weighs risk already, so it cannot be the 'base' of risk-aware choice")
-      for base in (IFCAMIR(), PricedChoice(IFCAMIR()), RiskAwareChoice())),
-    *((ClusterSizeFloor(base), LOCAL, WITH_RISKS,
+      for each in (shoal.IFCAWithinLimit(), shoal.RiskAwareChoice(), shoal.IFCAMIR())),
+    (shoal.ClusterSizeFloor(shoal.IFCAMIR()), LOCAL, 0, "^IFCA-MIR chooses by risk"),
+    *((shoal.RiskAwareChoice(base), LOCAL, WITH_RISKS, "weighs risk already, so it cannot be the 'base' of risk-aware")
+      for base in (shoal.IFCAMIR(), shoal.PricedChoice(shoal.IFCAMIR()), shoal.RiskAwareChoice())),
+    *((shoal.ClusterSizeFloor(base), LOCAL, WITH_RISKS,
        r"^ClusterSizeFloor's 'base' must be IFCA, IFCA-MIR, [^\n]*; got \w+$")
-      for base in (FedAvg(), FedProx(IFCA()), Ditto(IFCAMIR()), ClusterSizeFloor(), FedSoft(), FedEM(), FedRC())),
-    *((FedOpt(base), LOCAL, 0, r"^FedOpt's 'base' must keep its number of models, which CFL changes [^\n]*$")
-      for base in (CFL(), FedProx(CFL(), 0.1), Pooling(CFL()))),
-    *((kind(EarlyStopping(RDPCFL(), 3)), LOCAL, 0,
+      for base in (shoal.FedAvg(), shoal.FedProx(shoal.IFCA()), shoal.Ditto(shoal.IFCAMIR()), shoal.ClusterSizeFloor(),
+                   shoal.FedSoft(), shoal.FedEM(), shoal.FedRC())),
+    *((shoal.FedOpt(base), LOCAL, 0, r"^FedOpt's 'base' must keep its number of models, which CFL changes [^\n]*$")
+      for base in (shoal.CFL(), shoal.FedProx(shoal.CFL(), 0.1), shoal.Pooling(shoal.CFL()))),
+    *((kind(shoal.EarlyStopping(shoal.RDPCFL(), 3)), LOCAL, 0,
        r"^\w+'s 'base' must not have a first round of its own, as RDPCFL has$")
-      for kind in (FedAvgStart, OneShotStart)),
+      for kind in (shoal.FedAvgStart, shoal.OneShotStart)),
     *((kind(local=LocalSGD(epochs=9)), PRIVATE, 0, "^with DP-SGD a first round cannot have a 'local' of its own, ")
-      for kind in (OneShotClustering, OneShotStart, FeSEM)),
+      for kind in (shoal.OneShotClustering, shoal.OneShotStart, shoal.FeSEM)),
 ]  # fmt: skip
 
 
@@ -117,9 +84,9 @@ def test_what_an_algorithm_cannot_work_with_is_refused_before_the_run(algorithm,
 @pytest.mark.parametrize(
     ("algorithm", "local", "risk_period"),
     [
-        (FedProx(ClusterSizeFloor()), LOCAL, 0), (RiskAwareChoice(), LOCAL, WITH_RISKS),
-        (FedRep(), LocalSGD(epochs=2), 0), (OneShotClustering(), PRIVATE, 0), (OneShotStart(), PRIVATE, 0),
-        (FeSEM(), PRIVATE, 0),
+        (shoal.FedProx(shoal.ClusterSizeFloor()), LOCAL, 0), (shoal.RiskAwareChoice(), LOCAL, WITH_RISKS),
+        (shoal.FedRep(), LocalSGD(epochs=2), 0), (shoal.OneShotClustering(), PRIVATE, 0),
+        (shoal.OneShotStart(), PRIVATE, 0), (shoal.FeSEM(), PRIVATE, 0),
     ],
     ids=str,
 )  # fmt: skip
@@ -128,13 +95,15 @@ def test_what_is_near_to_it_is_not(algorithm, local, risk_period):
 
 
 IN_A_ROUND = [
-    *((FedProx(base, 0.1), {}, sentence) for base, sentence in (
-        (Scaffold(), "linear term already"), (PerFedAvg(), "^a step rule, .*, takes no linear term"))),
+    *((shoal.FedProx(base, 0.1), {}, sentence) for base, sentence in (
+        (shoal.Scaffold(), "linear term already"), (shoal.PerFedAvg(), "^a step rule, .*, takes no linear term"))),
     *((rule(base), {}, f"^{rule.__name__} merges one update of each client into one model")
-      for rule in (CoordinateMedian, TrimmedMean, MultiKrum) for base in (FedSoft(2), FedEM(), CFL(), Scaffold())),
-    *((FedEM(2), {"defenses": (each,)}, "leave") for each in (DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3))),
-    (RDPCFL(4), {"participation": 0.5}, "^R-DPCFL's first round needs a client for each of 4 clusters; it has 3$"),
-    *((kind(7), {}, "'clusters' must be at most the federation's 6") for kind in (FeSEM, OneShotClustering)),
+      for rule in (shoal.CoordinateMedian, shoal.TrimmedMean, shoal.MultiKrum)
+      for base in (shoal.FedSoft(2), shoal.FedEM(), shoal.CFL(), shoal.Scaffold())),
+    *((shoal.FedEM(2), {"defenses": (each,)}, "leave") for each in (DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3))),
+    (shoal.RDPCFL(4), {"participation": 0.5}, "^R-DPCFL's first round needs a client for each of 4 clusters; it has"),
+    *((kind(7), {}, "'clusters' must be at most the federation's 6")
+      for kind in (shoal.FeSEM, shoal.OneShotClustering)),
 ]  # fmt: skip
 
 
@@ -151,14 +120,14 @@ LINEAR, NORMED = (lambda: nn.Linear(4, 3)), (lambda: nn.Sequential(nn.Linear(4, 
 @pytest.mark.parametrize(
     ("algorithm", "data", "model", "sentence"),
     [
-        (FedRC(2), (IMAGES[0], torch.rand(6, 1)), Model(lambda: nn.Linear(4, 1), loss=squared_error),
+        (shoal.FedRC(2), (IMAGES[0], torch.rand(6, 1)), Model(lambda: nn.Linear(4, 1), loss=squared_error),
          "^FedRC needs labels that are classes; a regression has none$"),
-        (PACFL(), (torch.randint(0, 9, (6, 4)), IMAGES[1]), Model(LINEAR),
+        (shoal.PACFL(), (torch.randint(0, 9, (6, 4)), IMAGES[1]), Model(LINEAR),
          "^PACFL needs inputs that are measured, such as .*; got texts$"),
-        (ServerStart(), IMAGES, Model(LINEAR), "^'server-start' trains on the shadow set; give shadow examples$"),
-        (ServerOnly(), IMAGES, Model(LINEAR), "^'server-only' trains on the shadow set; give shadow examples$"),
+        (shoal.ServerStart(), IMAGES, Model(LINEAR), "^'server-start' trains on the shadow set; give shadow examples$"),
+        (shoal.ServerOnly(), IMAGES, Model(LINEAR), "^'server-only' trains on the shadow set; give shadow examples$"),
         *((each, IMAGES, Model(NORMED), "the network must have neither batch norm nor frozen layers$")
-          for each in (APFL(), PerFedAvg())),
+          for each in (shoal.APFL(), shoal.PerFedAvg())),
     ],
     ids=lambda each: getattr(each, "name", ""),
 )  # fmt: skip

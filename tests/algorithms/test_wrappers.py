@@ -8,19 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.algorithms import (
-    IFCA,
-    IFCAMIR,
-    ClusterSizeFloor,
-    Ditto,
-    EarlyStopping,
-    FedAvg,
-    FedOpt,
-    Pooling,
-    PricedChoice,
-    Scaffold,
-    SharedBody,
-)
+import shoal
 from shoal.algorithms.wrappers.pooling import pool_models
 from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.core.errors import InputError
@@ -30,11 +18,11 @@ from shoal.engine import Engine, LocalSGD, State, Training, client_updates
 from shoal.models import Model
 
 MEANS = {
-    "pooling": lambda base: Pooling(base, 0.7),
-    "price": lambda base: PricedChoice(base, (0.0, 5.0)),
-    "size_floor": lambda base: ClusterSizeFloor(base, 3),
-    "shared_body": SharedBody,
-    "stop": lambda base: EarlyStopping(base, after=0),
+    "pooling": lambda base: shoal.Pooling(base, 0.7),
+    "price": lambda base: shoal.PricedChoice(base, (0.0, 5.0)),
+    "size_floor": lambda base: shoal.ClusterSizeFloor(base, 3),
+    "shared_body": shoal.SharedBody,
+    "stop": lambda base: shoal.EarlyStopping(base, after=0),
 }
 FIXED = [name for name in MEANS if name != "price"]  # A price is no fraction of another one.
 
@@ -44,9 +32,9 @@ def same(one: State, other: State) -> bool:
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
-BASES = [IFCA(2), IFCAMIR(IFCA(2, weighting="examples")), FedOpt(IFCA(2))]
+BASES = [shoal.IFCA(2), shoal.IFCAMIR(shoal.IFCA(2, weighting="examples")), shoal.FedOpt(shoal.IFCA(2))]
 # ClusterSizeFloor is wrapped by FedOpt, and not the other way round.
-PAIRS = [(name, base) for name in MEANS for base in BASES if name != "size_floor" or not isinstance(base, FedOpt)]
+PAIRS = [(name, base) for name in MEANS for base in BASES if name != "size_floor" or not isinstance(base, shoal.FedOpt)]
 
 
 @pytest.mark.parametrize(("name", "base"), PAIRS, ids=str)
@@ -62,7 +50,7 @@ def test_a_directive_of_0_is_the_base_bit_for_bit(play, name, base):
 
 @pytest.mark.parametrize("name", FIXED)
 def test_a_directive_of_1_is_the_means_without_one(play, name):
-    assert same(play(MEANS[name](IFCA(2)), **{name: (1.0, 1.0)})[0][-1], play(MEANS[name](IFCA(2)))[0][-1])
+    assert same(play(MEANS[name](shoal.IFCA(2)), **{name: (1.0, 1.0)})[0][-1], play(MEANS[name](shoal.IFCA(2)))[0][-1])
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -70,12 +58,12 @@ def test_a_directive_of_1_is_the_means_without_one(play, name):
 def test_other_directives_are_one_sentence(play, name, wrong):
     sentence = rf"^the directive '{name}' must be a number in \[0, 1\] for each of 2 clusters; got [^\n]*$"
     with pytest.raises(InputError, match=sentence):
-        play(MEANS[name](IFCA(2)), **{name: wrong})
+        play(MEANS[name](shoal.IFCA(2)), **{name: wrong})
 
 
 @pytest.mark.parametrize("name", MEANS)
 def test_steered_clusters_go_on_after_an_interruption_and_with_their_clients_permuted(mlp, build, name):
-    algorithm = MEANS[name](IFCA(2))
+    algorithm = MEANS[name](shoal.IFCA(2))
     local, order = LocalSGD(epochs=1, batch_size=4, learning_rate=0.3), torch.tensor([3, 0, 5, 1, 4, 2])
     strength = {name: torch.tensor([0.3, 1.0], dtype=torch.float64)}
 
@@ -107,7 +95,7 @@ def trained_clients(monkeypatch):
     return seen
 
 
-class Counting(IFCA):
+class Counting(shoal.IFCA):
     """IFCA that counts how often each client took part."""
 
     def init(self, engine, federation, local, stream):
@@ -122,9 +110,9 @@ class Counting(IFCA):
 
 
 def test_clients_of_a_stopped_cluster_choose_it_and_sit_the_round_out(play, trained_clients, mlp, build):
-    (_, plain), (chosen,) = play(IFCA(2), rounds=1, training={"record_every": 1})
+    (_, plain), (chosen,) = play(shoal.IFCA(2), rounds=1, training={"record_every": 1})
     trained_clients.clear()
-    algorithm, recorded = EarlyStopping(Counting(2)), {"record_every": 1}
+    algorithm, recorded = shoal.EarlyStopping(Counting(2)), {"record_every": 1}
     (first, after), (report,) = play(algorithm, rounds=1, stop=(0.0, 1.0), training=recorded)
     trains = report.assignment == 0
     assert torch.equal(report.assignment, chosen.assignment)
@@ -146,19 +134,21 @@ def test_clients_of_a_stopped_cluster_choose_it_and_sit_the_round_out(play, trai
 
 
 def test_members_of_a_stopped_model_are_those_who_trained_it_before(play):
-    (*_, last), _ = play(EarlyStopping(IFCA(2), after=2), rounds=5)
-    (*_, then), _ = play(IFCA(2), rounds=2)
+    (*_, last), _ = play(shoal.EarlyStopping(shoal.IFCA(2), after=2), rounds=5)
+    (*_, then), _ = play(shoal.IFCA(2), rounds=2)
     assert last.round == 5
     assert torch.equal(last.models, then.models)
     assert torch.equal(last.trained, then.trained)
     assert torch.equal(last.trainers(1), then.trainers(1))
 
 
-@pytest.mark.parametrize("base", [Scaffold(), Ditto(FedAvg()), FedOpt(), Ditto(IFCA(2))], ids=repr)
+@pytest.mark.parametrize(
+    "base", [shoal.Scaffold(), shoal.Ditto(shoal.FedAvg()), shoal.FedOpt(), shoal.Ditto(shoal.IFCA(2))], ids=repr
+)
 def test_after_so_many_rounds_nothing_changes(play, trained_clients, base):
     (*_, then), _ = play(base, rounds=2)
     trained_clients.clear()
-    (*_, last), _ = play(EarlyStopping(base, after=2), rounds=4)
+    (*_, last), _ = play(shoal.EarlyStopping(base, after=2), rounds=4)
     expected = list(trained_clients)
     trained_clients.clear()
     play(base, rounds=2)
@@ -172,8 +162,8 @@ def test_after_so_many_rounds_nothing_changes(play, trained_clients, base):
 
 
 def test_personal_models_of_a_stopped_cluster_stay_and_others_move_as_ever(play):
-    (first, plain), (report,) = play(Ditto(IFCA(2)), rounds=1)
-    (_, after), _ = play(EarlyStopping(Ditto(IFCA(2))), rounds=1, stop=(0.0, 1.0))
+    (first, plain), (report,) = play(shoal.Ditto(shoal.IFCA(2)), rounds=1)
+    (_, after), _ = play(shoal.EarlyStopping(shoal.Ditto(shoal.IFCA(2))), rounds=1, stop=(0.0, 1.0))
     stopped = report.assignment == 1
     began, ended, free = (each.personal["ditto"].tensor() for each in (first, after, plain))
     assert torch.equal(ended[stopped], began[stopped])
@@ -182,14 +172,14 @@ def test_personal_models_of_a_stopped_cluster_stay_and_others_move_as_ever(play)
 
 
 def test_a_stopped_model_stays_where_its_base_would_pool_it(play):
-    (first, after), _ = play(EarlyStopping(Pooling(IFCA(2), 1.0)), rounds=1, stop=(0.0, 1.0))
+    (first, after), _ = play(shoal.EarlyStopping(shoal.Pooling(shoal.IFCA(2), 1.0)), rounds=1, stop=(0.0, 1.0))
     assert torch.equal(after.models[1], first.models[1])
     assert not torch.equal(after.models[0], first.models[0])
 
 
 def test_less_than_1_does_not_stop_and_rounds_do_not_either_where_the_server_says(play):
-    plain = play(IFCA(2))[0][-1]
-    for algorithm in (EarlyStopping(IFCA(2)), EarlyStopping(IFCA(2), after=0)):
+    plain = play(shoal.IFCA(2))[0][-1]
+    for algorithm in (shoal.EarlyStopping(shoal.IFCA(2)), shoal.EarlyStopping(shoal.IFCA(2), after=0)):
         assert torch.equal(play(algorithm, stop=(0.99, 0.0))[0][-1].models, plain.models)
 
 
@@ -201,8 +191,8 @@ def by_hand(models, rho, counts):
 @pytest.mark.parametrize("directive", [None, (1.0, 0.25, 0.0)])
 def test_models_move_towards_the_mean_by_clients(play, directive):
     steered = {} if directive is None else {"pooling": directive}
-    (first, after), (report,) = play(Pooling(IFCA(3), 0.4), rounds=1, **steered)
-    (_, plain), _ = play(IFCA(3), rounds=1)
+    (first, after), (report,) = play(shoal.Pooling(shoal.IFCA(3), 0.4), rounds=1, **steered)
+    (_, plain), _ = play(shoal.IFCA(3), rounds=1)
     counts = np.bincount(report.assignment, minlength=3)
     assert len(set(counts.tolist())) > 1, "the weights of the mean must matter"
     rho = 0.4 * np.array(directive or (1, 1, 1))
@@ -213,8 +203,10 @@ def test_models_move_towards_the_mean_by_clients(play, directive):
 
 def test_a_model_that_nobody_trained_has_no_weight(play):
     """Its directive draws it to the others, and it draws nobody to itself."""
-    (_, after), _ = play(Pooling(EarlyStopping(IFCA(2)), 1.0), rounds=1, stop=(0.0, 1.0), pooling=(0.0, 1.0))
-    (_, plain), _ = play(IFCA(2), rounds=1)
+    (_, after), _ = play(
+        shoal.Pooling(shoal.EarlyStopping(shoal.IFCA(2)), 1.0), rounds=1, stop=(0.0, 1.0), pooling=(0.0, 1.0)
+    )
+    (_, plain), _ = play(shoal.IFCA(2), rounds=1)
     assert torch.equal(after.models[0], plain.models[0])
     assert torch.equal(after.models[1], plain.models[0])
 
@@ -248,9 +240,9 @@ def test_the_head_is_the_last_linear_layer_and_nothing_else(network, head):
 
 
 def test_a_shared_body_is_pooling_with_share_1_of_the_body_and_0_of_the_head(play, mlp):
-    (_, shared), _ = play(SharedBody(IFCA(2)), rounds=1)
-    (_, together), _ = play(Pooling(IFCA(2), 1.0), rounds=1)
-    (_, apart), _ = play(IFCA(2), rounds=1)
+    (_, shared), _ = play(shoal.SharedBody(shoal.IFCA(2)), rounds=1)
+    (_, together), _ = play(shoal.Pooling(shoal.IFCA(2), 1.0), rounds=1)
+    (_, apart), _ = play(shoal.IFCA(2), rounds=1)
     head = head_of(mlp.layout, "last")
     assert torch.equal(head, torch.arange(mlp.layout.size) >= 36 * 8 + 8)
     assert torch.equal(shared.models[:, ~head], together.models[:, ~head])
@@ -259,7 +251,7 @@ def test_a_shared_body_is_pooling_with_share_1_of_the_body_and_0_of_the_head(pla
 
 
 def test_another_layer_may_be_the_head(play, mlp):
-    (*_, last), _ = play(SharedBody(IFCA(2), head="hidden"))
+    (*_, last), _ = play(shoal.SharedBody(shoal.IFCA(2), head="hidden"))
     views = mlp.layout.views(last.models)
     assert torch.equal(*views["output.weight"])
     assert not torch.equal(*views["hidden.weight"])
@@ -267,7 +259,7 @@ def test_another_layer_may_be_the_head(play, mlp):
 
 def test_networks_without_such_a_head_are_one_sentence(play):
     with pytest.raises(InputError, match=r"^'head' must be 'last' or a layer of the network, 'hidden' or 'output'; "):
-        play(SharedBody(head="outptu"))
+        play(shoal.SharedBody(head="outptu"))
     for network, sentence in (
         (lambda: nn.Linear(4, 3), "^a shared body needs a network of several layers with parameters; this one has"),
         (lambda: nn.Conv2d(1, 2, 3), "^a shared body needs a network with a linear layer, or 'head' by its name$"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal import IFCA, Gap, LocalSGD, NormClipping, RedTeam, Simulation
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -9,20 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import shoal
 from full_simulation import simulate_with
-from shoal import (
-    IFCA,
-    ClientArrays,
-    Engine,
-    Examples,
-    FedAvg,
-    Federation,
-    InputError,
-    LocalSGD,
-    MislabelledCanaries,
-    Model,
-    Stream,
-)
 from shoal.audit import final_attacks, model_scores
 from shoal.data import Shards, content
 from shoal.engine import engine as engine_module
@@ -47,7 +35,7 @@ class SmallCNN(nn.Module):
         return self.output(torch.relu(self.convolution(images)).flatten(1))
 
 
-MODELS = {"rows": Model(lambda: nn.Linear(3, 3)), "pictures": Model(SmallCNN)}
+MODELS = {"rows": shoal.Model(lambda: nn.Linear(3, 3)), "pictures": shoal.Model(SmallCNN)}
 INPUTS = {"rows": X, "pictures": PICTURES}
 
 
@@ -56,19 +44,19 @@ def kind(request):
     return request.param
 
 
-def saved(folder: Path, kind: str = "rows", y: torch.Tensor = Y) -> ClientArrays:
+def saved(folder: Path, kind: str = "rows", y: torch.Tensor = Y) -> shoal.ClientArrays:
     """Files, and what is mapped of them."""
     x = INPUTS[kind].numpy()
     np.save(folder / "x.npy", x.transpose(0, 2, 3, 1) if kind == "pictures" else x)
     np.save(folder / "y.npy", y.numpy())
     mapped = np.load(folder / "x.npy", mmap_mode="c").transpose(0, 3, 1, 2) if kind == "pictures" else folder / "x.npy"
-    return ClientArrays(mapped, folder / "y.npy", SIZES)
+    return shoal.ClientArrays(mapped, folder / "y.npy", SIZES)
 
 
-def federation(clients, kind="rows", **given) -> Federation:
+def federation(clients, kind="rows", **given) -> shoal.Federation:
     x = INPUTS[kind][:8]
-    return Federation.from_tensors(
-        clients, test=Examples(x, Y[:8], ["north", "south"] * 4), groups=GROUPS, classes=3, **given
+    return shoal.Federation.from_tensors(
+        clients, test=shoal.Examples(x, Y[:8], ["north", "south"] * 4), groups=GROUPS, classes=3, **given
     )
 
 
@@ -76,10 +64,10 @@ def pairs(kind="rows"):
     return list(zip(INPUTS[kind].split(SIZES), Y.split(SIZES), strict=True))
 
 
-def run(given: Federation, kind: str, algorithm=None, **settings):
-    local = LocalSGD(epochs=2, batch_size=2)
+def run(given: shoal.Federation, kind: str, algorithm=None, **settings):
+    local = shoal.LocalSGD(epochs=2, batch_size=2)
     return simulate_with(
-        given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings
+        given, MODELS[kind], algorithm or shoal.IFCA(clusters=2), local, rounds=3, participation=0.75, **settings
     )
 
 
@@ -106,8 +94,8 @@ def test_a_run_from_mapped_files_is_the_run_from_memory_bit_for_bit(kind, precis
 def test_canaries_and_reference_federations_of_mapped_files_are_those_from_memory(precision, tmp_path):
     found = []
     for clients in (saved(tmp_path), pairs()):
-        given, canaries = MislabelledCanaries(per_client=1).insert(federation(clients), Stream(0))
-        assert given.clients.mapped == isinstance(clients, ClientArrays)
+        given, canaries = shoal.MislabelledCanaries(per_client=1).insert(federation(clients), shoal.Stream(0))
+        assert given.clients.mapped == isinstance(clients, shoal.ClientArrays)
         found.append(run(given, "rows", canaries=canaries, reference_federations=2, precision=precision))
     require_same(*found)
     assert found[0].summary.overall["references"] == 2
@@ -115,23 +103,23 @@ def test_canaries_and_reference_federations_of_mapped_files_are_those_from_memor
 
 
 def test_client_arrays_in_memory_equal_pairs(kind):
-    together = federation(ClientArrays(INPUTS[kind], Y, SIZES), kind)
+    together = federation(shoal.ClientArrays(INPUTS[kind], Y, SIZES), kind)
     assert content.fingerprint(together) == content.fingerprint(federation(pairs(kind), kind))
     assert not together.clients.mapped
 
 
 @pytest.mark.parametrize("form", [tuple, torch.tensor, np.array, lambda sizes: np.array(sizes, "uint8")])
 def test_sizes_may_be_integers_of_any_type(form):
-    assert federation(ClientArrays(X, Y, form(SIZES))).clients.sizes.tolist() == SIZES
-    equal = Federation.from_tensors(ClientArrays(X[:12], Y[:12], 4), test=(X, Y))
+    assert federation(shoal.ClientArrays(X, Y, form(SIZES))).clients.sizes.tolist() == SIZES
+    equal = shoal.Federation.from_tensors(shoal.ClientArrays(X[:12], Y[:12], 4), test=(X, Y))
     assert equal.clients.sizes.tolist() == [4, 4, 4], "one size is of all clients"
 
 
 def test_labels_of_other_types_and_targets_are_read_from_files_too(tmp_path):
     np.save(tmp_path / "y.npy", Y.numpy().astype("uint8"))
-    given = ClientArrays(X, tmp_path / "y.npy", SIZES)
+    given = shoal.ClientArrays(X, tmp_path / "y.npy", SIZES)
     assert torch.equal(federation(given).clients.y, Y)
-    targets = Federation.from_tensors(given, test=(X, Y), task="regression").clients.y
+    targets = shoal.Federation.from_tensors(given, test=(X, Y), task="regression").clients.y
     assert torch.equal(targets, Y[:, None].float())
 
 
@@ -148,7 +136,7 @@ def test_mapped_files_stay_unchanged_and_are_never_copied_whole(kind, tmp_path):
     for path in before:
         path.chmod(0o444)
     mapped = federation(given, kind)
-    with Engine(MODELS[kind], precision="bf16") as engine:
+    with shoal.Engine(MODELS[kind], precision="bf16") as engine:
         ready = engine.prepare(mapped)
     assert mapped.clients.mapped
     assert ready.clients.x.data_ptr() == mapped.clients.x.data_ptr()
@@ -196,33 +184,36 @@ WRONG_FILES = {
 
 @pytest.mark.parametrize(("make", "sentence"), WRONG_FILES.values(), ids=WRONG_FILES.keys())
 def test_a_file_that_cannot_be_used_gets_one_sentence(make, sentence, tmp_path):
-    with pytest.raises(InputError, match=sentence) as error:
-        federation(ClientArrays(make(tmp_path), Y, SIZES))
+    with pytest.raises(shoal.InputError, match=sentence) as error:
+        federation(shoal.ClientArrays(make(tmp_path), Y, SIZES))
     assert "\n" not in str(error.value)
 
 
 WRONG = {
-    "fewer labels": (lambda: ClientArrays(X, Y[:-1], SIZES), "'clients' has 13 examples but 12 labels"),
-    "another sum": (lambda: ClientArrays(X, Y, [3, 5, 1, 5]), "'sizes' of 'clients' sum to 14, but it has 13 examples"),
-    "no divisor": (lambda: ClientArrays(X, Y, 4), "'sizes' of 'clients' must divide its 13 examples"),
-    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be integers from 0"),
-    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be integers from 0"),
-    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be integers from 0"),
-    "a client without": (lambda: ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
-    "nobody": (lambda: ClientArrays(X[:0], Y[:0], np.array([], int)), "a federation needs at least one client"),
-    "not finite": (lambda: ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "inputs that are NaN or infinite"),
+    "fewer labels": (lambda: shoal.ClientArrays(X, Y[:-1], SIZES), "'clients' has 13 examples but 12 labels"),
+    "another sum": (
+        lambda: shoal.ClientArrays(X, Y, [3, 5, 1, 5]),
+        "'sizes' of 'clients' sum to 14, but it has 13 examples",
+    ),
+    "no divisor": (lambda: shoal.ClientArrays(X, Y, 4), "'sizes' of 'clients' must divide its 13 examples"),
+    "negative": (lambda: shoal.ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be integers from 0"),
+    "fractions": (lambda: shoal.ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be integers from 0"),
+    "words": (lambda: shoal.ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be integers from 0"),
+    "a client without": (lambda: shoal.ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
+    "nobody": (lambda: shoal.ClientArrays(X[:0], Y[:0], np.array([], int)), "a federation needs at least one client"),
+    "not finite": (lambda: shoal.ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "inputs that are NaN or infinite"),
 }
 
 
 @pytest.mark.parametrize(("make", "sentence"), WRONG.values(), ids=WRONG.keys())
 def test_client_arrays_that_do_not_match_are_one_sentence(make, sentence):
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(shoal.InputError, match=sentence):
         federation(make())
 
 
 def test_a_holdout_of_other_clients_gets_one_sentence():
-    with pytest.raises(InputError, match="'holdout' must be of 4 clients, as 'clients'; got 1"):
-        federation(pairs(), holdout=ClientArrays(X, Y, 13))
+    with pytest.raises(shoal.InputError, match="'holdout' must be of 4 clients, as 'clients'; got 1"):
+        federation(pairs(), holdout=shoal.ClientArrays(X, Y, 13))
 
 
 class Largest(TorchDispatchMode):
@@ -250,7 +241,7 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
     monkeypatch.setitem(engine_module._EVALUATED, "vmap", 2)
     monkeypatch.setattr(engine_module, "_TOGETHER", 2)
     model, rows = MODELS["rows"], torch.arange(12, 1, -1)
-    with Engine(model, backend="vmap") as engine:
+    with shoal.Engine(model, backend="vmap") as engine:
         row = model.layout.pack(dict(model.network().named_parameters())).detach()
         parts = list(engine.outputs_in_parts(row, X, rows))
         whole = engine.outputs(row, X, rows)
@@ -258,7 +249,7 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
     assert torch.equal(torch.cat([outputs for _, outputs in parts]), whole)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(clusters=2)], ids=["fedavg", "ifca"])
+@pytest.mark.parametrize("algorithm", [shoal.FedAvg(), shoal.IFCA(clusters=2)], ids=["fedavg", "ifca"])
 def test_predictions_of_members_alone_measure_the_same(algorithm, monkeypatch):
     kept = []
     margins_of = final_attacks.margins_of
@@ -277,8 +268,8 @@ def test_predictions_of_members_alone_measure_the_same(algorithm, monkeypatch):
 
 def test_a_fingerprint_up_to_rounding_sees_other_pixels_and_labels_and_no_last_bits():
     x, y = torch.linspace(0.1, 0.9, 24).reshape(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    test = Examples(x, y, ["a"] * 6)
-    given = Federation.from_tensors([(x, y)] * 3, groups=["a"] * 3, test=test)
+    test = shoal.Examples(x, y, ["a"] * 6)
+    given = shoal.Federation.from_tensors([(x, y)] * 3, groups=["a"] * 3, test=test)
     said = content.fingerprint_up_to_rounding(given)
 
     def changed(**values):

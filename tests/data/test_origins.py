@@ -10,21 +10,13 @@ import torch
 from PIL import Image
 
 import shoal
-from shoal.data import (
-    ClientSplit,
-    Federation,
-    PictureFormat,
-    draw_preferences,
-    federation_of_clients,
-    load_folder,
-    load_table,
-)
+from shoal.data import ClientSplit, PictureFormat, federation_of_clients, load_folder, load_table
 
 STREAM = shoal.Stream(0)
 PARTS = ("clients", "holdout", "test")
 
 
-def named(federation: Federation, part: str) -> dict[str, torch.Tensor]:
+def named(federation: shoal.Federation, part: str) -> dict[str, torch.Tensor]:
     """The inputs of a part of the federation by their names, which are all different."""
     x = getattr(federation, part).x
     names = [federation.origins[part](row) for row in range(len(x))]
@@ -36,9 +28,9 @@ def table_of(rows: int) -> pd.DataFrame:
     return pd.DataFrame({"who": ["b", "a", "c"] * rows, "age": np.arange(3.0 * rows), "ill": [0, 1] * (3 * rows // 2)})
 
 
-def federation_of(data: shoal.data.ClientDataset) -> Federation:
+def federation_of(data: shoal.data.ClientDataset) -> shoal.Federation:
     indices = ClientSplit(holdout_fraction=0.2).draw(data, STREAM)
-    return federation_of_clients(data, indices, draw_preferences(len(data.client_names), (0.5, 0.8), 0.5, STREAM))
+    return federation_of_clients(data, indices, shoal.draw_preferences(len(data.client_names), (0.5, 0.8), 0.5, STREAM))
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -75,7 +67,7 @@ def test_names_of_tensors_examples_are_python_expressions() -> None:
     numbers = torch.arange(60.0)[:, None]
     clients = [numbers[:10], numbers[10:17], numbers[17:30]]
     holdout, test = [numbers[30:32], numbers[32:33], numbers[33:36]], numbers[40:]
-    made = Federation.from_tensors(
+    made = shoal.Federation.from_tensors(
         [(x, [0, 1] * (len(x) // 2) + [0] * (len(x) % 2)) for x in clients],
         holdout=[(x, [0] * len(x)) for x in holdout],
         test=(test, [0, 1] * 10),
@@ -90,7 +82,7 @@ def test_names_of_tensors_examples_are_python_expressions() -> None:
 @pytest.mark.parametrize("part", ["clients", "test"])
 def test_rows_of_a_frame_are_counted_in_its_order(part: str) -> None:
     table = table_of(4).set_index(np.arange(100, 112))
-    found = named(Federation.from_table(table, shoal.Columns("who", "ill"), test=table), part)
+    found = named(shoal.Federation.from_table(table, shoal.Columns("who", "ill"), test=table), part)
     rows = [int(name.removesuffix("]").split("[")[1]) for name in found]
     ages, x = table["age"].to_numpy()[rows], torch.stack(list(found.values())).squeeze(1)
     assert np.corrcoef(ages, x)[0, 1] == pytest.approx(1)

@@ -18,25 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import shoal
 from every_algorithm import ALGORITHMS
 from linear_training import MODEL, Kept
 from shoal import algorithms, simulate
-from shoal.algorithms import (
-    APFL,
-    PACFL,
-    RDPCFL,
-    Ditto,
-    EarlyStopping,
-    FedAvg,
-    FedEM,
-    FedRC,
-    FedSoft,
-    FineTuning,
-    HypCluster,
-    PerFedAvg,
-    Scaffold,
-    ServerOnly,
-)
 from shoal.algorithms.wrapper import choice_noise, with_bases
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -52,13 +37,13 @@ LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 PRIVATE = replace(LOCAL, gradient_privacy=RULE)
 SIZES = (8, 12, 4, 16, 8, 12)
 CLIENT, RECORD = 3, 5
-REFUSED = (APFL, FedEM, FedRC, FedSoft, PACFL, PerFedAvg, Scaffold)
+REFUSED = (shoal.APFL, shoal.FedEM, shoal.FedRC, shoal.FedSoft, shoal.PACFL, shoal.PerFedAvg, shoal.Scaffold)
 
 
 def refused(algorithm: Any) -> bool:
     """Whether DP-SGD should be refused: clients send what is computed without noise, or steps are not DP-SGD's."""
     return any(
-        isinstance(each, REFUSED) or (isinstance(each, HypCluster) and each.start == "farthest-first")
+        isinstance(each, REFUSED) or (isinstance(each, shoal.HypCluster) and each.start == "farthest-first")
         for each in with_bases(algorithm)
     )
 
@@ -201,12 +186,12 @@ def test_a_record_moves_what_is_sent_by_its_clipped_share(algorithm, build):
 @pytest.mark.parametrize(("factor", "shares"), [(0, 1), (-1, 2)])
 def test_the_clipped_share_bound_is_tight(build, factor, shares):
     federation = build(SIZES)
-    for each in rounds(FedAvg(), federation, with_record(federation, factor)):
+    for each in rounds(shoal.FedAvg(), federation, with_record(federation, factor)):
         expected = shares * each.bounds * (each.senders == CLIENT)
         torch.testing.assert_close(each.moved, expected, rtol=1e-3, atol=1e-6)
 
 
-class Faulty(FedAvg):
+class Faulty(shoal.FedAvg):
     """FedAvg in which something that is sent follows from clients' losses, without noise."""
 
     def changed(self, training: LocalTraining, losses: Tensor, state: State) -> LocalTraining:
@@ -242,10 +227,10 @@ class SteppedByLoss(Faulty):
 @pytest.mark.parametrize(
     ("algorithm", "found"),
     [
-        (FedSoft(2, 0.5), {"sent", "weights"}),
-        (FedSoft(2, 0.0, start="clusters"), {"sent", "weights"}),
-        (PACFL(45.0, 1), {"start"}),  # Of examples in one direction a second vector would be any.
-        (HypCluster(3, "farthest-first"), {"server"}),
+        (shoal.FedSoft(2, 0.5), {"sent", "weights"}),
+        (shoal.FedSoft(2, 0.0, start="clusters"), {"sent", "weights"}),
+        (shoal.PACFL(45.0, 1), {"start"}),  # Of examples in one direction a second vector would be any.
+        (shoal.HypCluster(3, "farthest-first"), {"server"}),
         (WeighedByLoss(), {"weights"}),
         (StartedByLoss(), {"sent"}),
         (PulledByLoss(), {"sent"}),
@@ -266,8 +251,8 @@ def marked(federation: Federation) -> Federation:
 
 
 TWICE = [
-    FineTuning(Ditto(local=LocalSGD(steps=3, batch_size=4)), LocalSGD(epochs=3, batch_size="all")),
-    Ditto(FineTuning(RDPCFL(2, 2, 1))),
+    shoal.FineTuning(shoal.Ditto(local=LocalSGD(steps=3, batch_size=4)), LocalSGD(epochs=3, batch_size="all")),
+    shoal.Ditto(shoal.FineTuning(shoal.RDPCFL(2, 2, 1))),
 ]
 
 
@@ -298,16 +283,17 @@ def test_epsilon_counts_every_private_step_on_a_client_s_examples(algorithm, bui
     cohorts = [training.cohort(number) for number in (1, 2, 3)]
     stated = accounting.PrivateTrainings(training.federation, cohorts, trainings, RULE).epsilons()
     spent = [composed((1.0, *part) for part in each.items()) for each in taken]
-    if isinstance(algorithm, EarlyStopping | ServerOnly):
+    if isinstance(algorithm, shoal.EarlyStopping | shoal.ServerOnly):
         assert all(one >= other for one, other in zip(stated.tolist(), spent, strict=True))
     else:
         assert stated.tolist() == pytest.approx(spent, rel=1e-9)
-    assert max(spent) > 0 or isinstance(algorithm, ServerOnly)
+    assert max(spent) > 0 or isinstance(algorithm, shoal.ServerOnly)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "steps"), [(FedAvg(), 6), (Ditto(), 12), (Ditto(local=LocalSGD(steps=5, batch_size="all")), 21),
-                             (FineTuning(), 8), (FineTuning(Ditto()), 14)]
+    ("algorithm", "steps"),
+    [(shoal.FedAvg(), 6), (shoal.Ditto(), 12), (shoal.Ditto(local=LocalSGD(steps=5, batch_size="all")), 21),
+     (shoal.FineTuning(), 8), (shoal.FineTuning(shoal.Ditto()), 14)],
 )  # fmt: skip
 def test_a_run_states_the_epsilon_of_all_its_steps(algorithm, steps, build):
     """Full batches, three rounds of two: by Opacus' accountant and, from below, by exact Gaussian composition."""
@@ -334,7 +320,7 @@ def gaussian_delta(shift: float, epsilon: float) -> float:
     return normal.cdf(shift / 2 - epsilon / shift) - math.exp(epsilon) * normal.cdf(-shift / 2 - epsilon / shift)
 
 
-class TrainsTwice(FedAvg):
+class TrainsTwice(shoal.FedAvg):
     """FedAvg that trains once more and does not say so."""
 
     def plan(self, state, cohort):
@@ -342,7 +328,7 @@ class TrainsTwice(FedAvg):
         return replace(plan, trainings=plan.trainings * 2)
 
 
-class TunesAfterwards(FedAvg):
+class TunesAfterwards(shoal.FedAvg):
     def deployed(self, state, cohort):
         return replace(super().deployed(state, cohort), fine_tuning=(None,))
 

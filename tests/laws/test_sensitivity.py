@@ -20,43 +20,16 @@ import pytest
 import torch
 from torch import Tensor
 
+import shoal
 from every_algorithm import ALGORITHMS
 from linear_training import MODEL, Kept
 from shoal import defenses
-from shoal.algorithms import (
-    IFCA,
-    IFCAMIR,
-    ClusterSizeFloor,
-    Ditto,
-    FedAvg,
-    FedAvgStart,
-    FedOpt,
-    FedSoft,
-    FineTuning,
-    HypCluster,
-    IFCAWithinLimit,
-    Pooling,
-    PricedChoice,
-    PrivateMeans,
-    RiskAwareChoice,
-    ServerStart,
-    SharedBody,
-)
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Gap
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.data import Federation
-from shoal.defenses import (
-    DPSGD,
-    L2,
-    Augmentation,
-    Dropout,
-    LaplaceNoise,
-    NormClipping,
-    ShorterTraining,
-    accounting,
-)
+from shoal.defenses import accounting
 from shoal.engine import ClientTrainings, Engine, LocalSGD
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.rounds import training as training_module
@@ -64,11 +37,12 @@ from shoal.simulation.measure import PrivacyBudget
 from shoal.simulation.simulation import Simulation
 
 SIZES, CLIENT, OTHER, RECORD, ROUNDS = (12,) * 4, 3, 0, 5, 2
-AT_CLIENTS = DPSGD(0.5, 2.0), LocalSGD(epochs=2, batch_size="all", learning_rate=0.1)
-IN_SUMS = DPSGD(0.5, 2.0, noise="sum", min_clients=4), LocalSGD(epochs=1, batch_size="all", learning_rate=0.1)
+AT_CLIENTS = shoal.DPSGD(0.5, 2.0), LocalSGD(epochs=2, batch_size="all", learning_rate=0.1)
+IN_SUMS = shoal.DPSGD(0.5, 2.0, noise="sum", min_clients=4), LocalSGD(epochs=1, batch_size="all", learning_rate=0.1)
 SUMMED = (
-    FedAvg, FedAvgStart, FedOpt, HypCluster, IFCA, IFCAMIR, IFCAWithinLimit, Pooling, PricedChoice, PrivateMeans,
-    RiskAwareChoice, ClusterSizeFloor, ServerStart, SharedBody,
+    shoal.FedAvg, shoal.FedAvgStart, shoal.FedOpt, shoal.HypCluster, shoal.IFCA, shoal.IFCAMIR, shoal.IFCAWithinLimit,
+    shoal.Pooling, shoal.PricedChoice, shoal.PrivateMeans, shoal.RiskAwareChoice, shoal.ClusterSizeFloor,
+    shoal.ServerStart, shoal.SharedBody,
 )  # fmt: skip
 """Algorithms whose clients send one update, which is averaged."""
 
@@ -176,7 +150,7 @@ def mu(seen: Seen) -> float:
 
 
 def mus(
-    algorithm: Any, setting: tuple[DPSGD, LocalSGD], federation: Federation, other: Federation, *defenses: Any
+    algorithm: Any, setting: tuple[shoal.DPSGD, LocalSGD], federation: Federation, other: Federation, *defenses: Any
 ) -> dict[str, tuple[float, float]]:
     """The measured and the stated ``mu`` of each view."""
     rule, local = setting
@@ -227,7 +201,7 @@ def _exact_composition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "gaussian_epsilon", lambda mu, delta: mu)
 
 
-def refuses(algorithm: Any, setting: tuple[DPSGD, LocalSGD]) -> bool:
+def refuses(algorithm: Any, setting: tuple[shoal.DPSGD, LocalSGD]) -> bool:
     """Whether an algorithm refuses these steps; `test_privacy` says which should."""
     rule, local = setting
     try:
@@ -241,7 +215,7 @@ def refuses(algorithm: Any, setting: tuple[DPSGD, LocalSGD]) -> bool:
 @pytest.mark.parametrize("tuned", [False, True], ids=["", "tuned"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 def test_no_view_sees_more_of_a_record_than_the_stated_epsilon_assumes(algorithm, setting, tuned, build):
-    federation, run = build(SIZES), FineTuning(algorithm) if tuned else algorithm
+    federation, run = build(SIZES), shoal.FineTuning(algorithm) if tuned else algorithm
     try:
         found = mus(run, setting, federation, without(federation))
     except InputError:
@@ -253,13 +227,13 @@ def test_no_view_sees_more_of_a_record_than_the_stated_epsilon_assumes(algorithm
 
 
 DEFENSES = [
-    (L2(0.5), ()),
-    (ShorterTraining(0.5), ()),
-    (Dropout(0.5), ()),
-    (Augmentation(), ()),
-    (Augmentation(multiplicity=2), ()),
-    (NormClipping(1e-3), (IN_SUMS,)),
-    (LaplaceNoise(epsilon=10.0), (IN_SUMS,)),
+    (shoal.L2(0.5), ()),
+    (shoal.ShorterTraining(0.5), ()),
+    (shoal.Dropout(0.5), ()),
+    (shoal.Augmentation(), ()),
+    (shoal.Augmentation(multiplicity=2), ()),
+    (shoal.NormClipping(1e-3), (IN_SUMS,)),
+    (shoal.LaplaceNoise(epsilon=10.0), (IN_SUMS,)),
 ]
 """Defences beside DP-SGD, which refuses those with an objective of their own, and the settings that refuse them."""
 
@@ -268,7 +242,7 @@ DEFENSES = [
 @pytest.mark.parametrize(("defense", "refused"), DEFENSES, ids=repr)
 def test_no_defence_shows_more_of_a_record_than_the_stated_epsilon_assumes(defense, refused, setting, build):
     federation = build(SIZES)
-    algorithm = FedAvg() if setting is IN_SUMS else FineTuning()
+    algorithm = shoal.FedAvg() if setting is IN_SUMS else shoal.FineTuning()
     if setting in refused:
         with pytest.raises(InputError):
             mus(algorithm, setting, federation, without(federation), defense)
@@ -279,12 +253,12 @@ def test_no_defence_shows_more_of_a_record_than_the_stated_epsilon_assumes(defen
 
 def test_defences_cover_every_defence():
     kinds = {each for each in defenses.DEFENSES.values() if not hasattr(each, "objective")}
-    assert {type(defense) for defense, _ in DEFENSES} | {DPSGD} == kinds
+    assert {type(defense) for defense, _ in DEFENSES} | {shoal.DPSGD} == kinds
 
 
 @pytest.mark.parametrize(
     ("algorithm", "setting"),
-    [(FedAvg(), AT_CLIENTS), (FineTuning(Ditto()), AT_CLIENTS), (FedAvg(), IN_SUMS)],
+    [(shoal.FedAvg(), AT_CLIENTS), (shoal.FineTuning(shoal.Ditto()), AT_CLIENTS), (shoal.FedAvg(), IN_SUMS)],
     ids=["noise at clients", "twice a round and tuned", "noise in sums"],
 )
 @pytest.mark.parametrize("copies", [1, 3])
@@ -294,19 +268,19 @@ def test_what_is_stated_is_what_views_see(algorithm, setting, copies, build):
         assert 0.99 * stated < measured <= stated * (1 + 1e-3)
 
 
-class UncheckedFedSoft(FedSoft):
+class UncheckedFedSoft(shoal.FedSoft):
     def check(self, local, risk_period):
         pass
 
 
-class UncountedDitto(Ditto):
+class UncountedDitto(shoal.Ditto):
     def client_trainings(self, local):
         return ClientTrainings((local,))
 
 
 @pytest.mark.parametrize(
     ("algorithm", "setting"),
-    [(FineTuning(), IN_SUMS), (UncheckedFedSoft(), AT_CLIENTS), (UncountedDitto(), AT_CLIENTS)],
+    [(shoal.FineTuning(), IN_SUMS), (UncheckedFedSoft(), AT_CLIENTS), (UncountedDitto(), AT_CLIENTS)],
     ids=["a final share of noise", "importances without noise", "a second training"],
 )
 def test_the_law_finds_known_faults(algorithm, setting, build, monkeypatch):

@@ -8,21 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn, vmap
 
+import shoal
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
-from shoal.models import (
-    VGG,
-    DigitsCNN,
-    Logistic,
-    MnistCNN,
-    Model,
-    NegativeLoss,
-    accuracy,
-    cross_entropy,
-    metric_name,
-    squared_error,
-)
+from shoal.models import VGG, DigitsCNN, Logistic, MnistCNN, NegativeLoss, accuracy, cross_entropy, metric_name
 
 
 class Frozen(nn.Module):
@@ -55,15 +45,15 @@ MODELS = {
 
 
 def test_the_same_stream_gives_the_same_row_and_another_stream_another() -> None:
-    model = Model(DigitsCNN)
+    model = shoal.Model(DigitsCNN)
     stream = Stream(3)("model", 0)
-    assert torch.equal(model.init(stream), Model(DigitsCNN).init(stream))
+    assert torch.equal(model.init(stream), shoal.Model(DigitsCNN).init(stream))
     assert not torch.equal(model.init(stream), model.init(Stream(3)("model", 1)))
     assert not torch.equal(model.init(stream), model.init(Stream(4)("model", 0)))
 
 
 def test_initial_rows_neither_read_nor_move_the_global_generator() -> None:
-    model = Model(DigitsCNN)
+    model = shoal.Model(DigitsCNN)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         before = torch.random.get_rng_state()
@@ -79,7 +69,7 @@ def test_the_initial_row_is_the_network_s_own_initialisation() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(stream.generator().get_state())
         network = MnistCNN()
-    model = Model(MnistCNN)
+    model = shoal.Model(MnistCNN)
     for name, tensor in model.state_dict(model.init(stream)).items():
         assert torch.equal(tensor, network.state_dict()[name]), name
 
@@ -90,7 +80,7 @@ def test_the_initial_row_is_the_network_s_own_initialisation() -> None:
 @pytest.mark.parametrize("case", list(MODELS))
 def test_loading_a_row_into_a_fresh_network_reproduces_its_outputs(case: str) -> None:
     build, shape = MODELS[case]
-    model = Model(build)
+    model = shoal.Model(build)
     trained = model.network()
     with torch.no_grad():
         kept = {slot.name for slot in model.layout.slots}
@@ -120,7 +110,7 @@ class Tied(nn.Module):
 
 
 def test_a_network_takes_all_named_tensors_and_no_others() -> None:
-    model = Model(Tied)
+    model = shoal.Model(Tied)
     named = model.state_dict(model.init(Stream(5)))
     assert named.keys() == Tied().state_dict().keys()
     assert torch.equal(named["second.weight"], named["first.weight"])
@@ -138,13 +128,13 @@ def test_torch_compile_changes_neither_names_nor_parameters(whole: bool) -> None
         network = nn.Sequential(body, head)
         return cast("nn.Module", torch.compile(network, backend="eager")) if compiled and whole else network
 
-    plain, model = (Model(partial(build, compiled=compiled)) for compiled in (False, True))
+    plain, model = (shoal.Model(partial(build, compiled=compiled)) for compiled in (False, True))
     assert model.layout == plain.layout
     assert torch.equal(model.init(Stream(1)), plain.init(Stream(1)))
 
 
 def test_named_tensors_are_contiguous_copies() -> None:
-    model = Model(DigitsCNN)
+    model = shoal.Model(DigitsCNN)
     row = model.init(Stream(0))
     kept = row.clone()
     for tensor in model.state_dict(row).values():
@@ -154,7 +144,7 @@ def test_named_tensors_are_contiguous_copies() -> None:
 
 
 def test_float_buffers_lie_behind_trainable_and_counters_nowhere() -> None:
-    layout = Model(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))).layout
+    layout = shoal.Model(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))).layout
     assert [(s.name, s.start) for s in layout.slots if s.start >= layout.trainable] == [
         ("1.running_mean", 15),
         ("1.running_var", 18),
@@ -244,23 +234,23 @@ def test_cross_entropy_has_the_bits_of_pytorch_s(transformed: Callable[..., Call
 def test_squared_error_is_the_mean_over_the_targets_of_pytorch_s() -> None:
     outputs, targets = draw(6, 3), draw(6, 3, seed=8)
     expected = nn.functional.mse_loss(outputs, targets, reduction="none").mean(dim=1)
-    torch.testing.assert_close(squared_error(outputs, targets), expected)
+    torch.testing.assert_close(shoal.squared_error(outputs, targets), expected)
 
 
 def test_squared_error_does_not_broadcast_labels_over_examples() -> None:
     outputs, targets = draw(6, 1), draw(6, seed=8)
-    torch.testing.assert_close(squared_error(outputs, targets), (outputs[:, 0] - targets).square())
+    torch.testing.assert_close(shoal.squared_error(outputs, targets), (outputs[:, 0] - targets).square())
     with pytest.raises(RuntimeError):
-        squared_error(draw(6, 3), targets[:, None])
+        shoal.squared_error(draw(6, 3), targets[:, None])
 
 
 def test_the_metric_is_accuracy_of_classes_and_minus_the_loss_of_targets() -> None:
-    model = Model(partial(nn.Linear, 2, 2), squared_error)
+    model = shoal.Model(partial(nn.Linear, 2, 2), shoal.squared_error)
     assert model.metric_for(2) is accuracy
     outputs, targets = draw(4, 2), draw(4, 2, seed=8)
-    torch.testing.assert_close(model.metric_for(None)(outputs, targets), -squared_error(outputs, targets))
+    torch.testing.assert_close(model.metric_for(None)(outputs, targets), -shoal.squared_error(outputs, targets))
     assert accuracy(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1])).tolist() == [1, 0]
-    own = Model(partial(nn.Linear, 2, 2), metric=cross_entropy)
+    own = shoal.Model(partial(nn.Linear, 2, 2), metric=cross_entropy)
     assert own.metric_for(2) is own.metric_for(None) is cross_entropy
 
 
@@ -268,8 +258,8 @@ def test_metrics_are_named_by_their_functions() -> None:
     named = {
         "accuracy": accuracy,
         "cross entropy": cross_entropy,
-        "minus squared error": NegativeLoss(squared_error),
-        "minus the loss": NegativeLoss(partial(squared_error)),
+        "minus squared error": NegativeLoss(shoal.squared_error),
+        "minus the loss": NegativeLoss(partial(shoal.squared_error)),
         "metric": lambda outputs, _: outputs,
         "CrossEntropyLoss": nn.CrossEntropyLoss(reduction="none"),
     }

@@ -9,32 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import shoal
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream, seed_libraries
-from shoal.models import (
-    MLP,
-    MODELS,
-    VGG,
-    DigitsCNN,
-    FacesCNN,
-    FemnistCNN,
-    Logistic,
-    MnistCNN,
-    Shape,
-    TextShape,
-    VectorShape,
-    create_model,
-)
+from shoal.models import MLP, MODELS, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 
-MNIST = Shape(1, 28, 28, 10)
-FEMNIST = Shape(1, 28, 28, 62)
-CIFAR = Shape(3, 32, 32, 10)
-DIGITS = Shape(1, 8, 8, 10)
-FACES = Shape(3, 62, 47, 2)
+MNIST = shoal.Shape(1, 28, 28, 10)
+FEMNIST = shoal.Shape(1, 28, 28, 62)
+CIFAR = shoal.Shape(3, 32, 32, 10)
+DIGITS = shoal.Shape(1, 8, 8, 10)
+FACES = shoal.Shape(3, 62, 47, 2)
 SMALL = [name for name in MODELS if not name.startswith("vgg") and name not in {"faces-cnn", "gru"}]
 
 
-def images(count: int, shape: Shape) -> Tensor:
+def images(count: int, shape: shoal.Shape) -> Tensor:
     return torch.rand(count, shape.channels, shape.height, shape.width, generator=Stream(5).generator())
 
 
@@ -81,7 +69,7 @@ HAND_COUNTS = {
 @pytest.mark.parametrize("case", list(HAND_COUNTS))
 def test_a_named_model_has_the_parameters_counted_by_hand(case: str) -> None:
     shape, options, expected = HAND_COUNTS[case]
-    assert create_model(case.partition(",")[0], shape, **options).parameters == expected
+    assert shoal.create_model(case.partition(",")[0], shape, **options).parameters == expected
 
 
 def test_mnist_output_layer_is_xavier_and_nothing_else_is() -> None:
@@ -118,7 +106,7 @@ def literal_faces(n: FacesCNN, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("height", "width"), [(62, 47), (22, 23), (47, 62)])
 def test_faces_give_the_same_in_onednn_s_layout(height: int, width: int) -> None:
     network = built(FacesCNN, height=height, width=width)
-    x = images(3, Shape(3, height, width, 2))
+    x = images(3, shoal.Shape(3, height, width, 2))
     assert network.onednn_layout
     parameters = list(network.parameters())
     results = []
@@ -192,7 +180,7 @@ def test_vgg_pools_where_the_number_of_filters_grows() -> None:
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_vgg_says_log_probabilities(norm: str) -> None:
-    network = create_model("vgg11", CIFAR, norm=norm).network()
+    network = shoal.create_model("vgg11", CIFAR, norm=norm).network()
     outputs = network(images(3, CIFAR))
     assert outputs.shape == (3, 10)
     torch.testing.assert_close(outputs.exp().sum(dim=1), torch.ones(3))
@@ -200,8 +188,8 @@ def test_vgg_says_log_probabilities(norm: str) -> None:
 
 
 def test_batch_norm_keeps_running_numbers_and_group_norm_none() -> None:
-    batch = create_model("vgg11", CIFAR, norm="batch")
-    group = create_model("vgg11", CIFAR, norm="group")
+    batch = shoal.create_model("vgg11", CIFAR, norm="batch")
+    group = shoal.create_model("vgg11", CIFAR, norm="group")
     assert batch.parameters == group.parameters
     assert batch.layout.size - batch.layout.trainable == 2 * sum(VGG_CHANNELS[11])
     assert group.layout.size == group.layout.trainable
@@ -235,36 +223,36 @@ def test_mlp_is_one_hidden_layer_with_relu() -> None:
     ("name", "least"), [("mnist-cnn", 4), ("femnist-cnn", 6), ("digits-cnn", 2), ("vgg11", 32), ("vgg13", 32)]
 )
 def test_the_least_image_works_and_one_pixel_less_is_refused(name: str, least: int) -> None:
-    smallest = Shape(1, least, least, 3)
-    assert create_model(name, smallest).network().eval()(images(1, smallest)).shape == (1, 3)
+    smallest = shoal.Shape(1, least, least, 3)
+    assert shoal.create_model(name, smallest).network().eval()(images(1, smallest)).shape == (1, 3)
     with pytest.raises(InputError, match=rf"'{name}' takes square images of at least {least}x{least}") as refused:
-        create_model(name, Shape(1, least - 1, least - 1, 3))
+        shoal.create_model(name, shoal.Shape(1, least - 1, least - 1, 3))
     assert f"the data has {least - 1}x{least - 1}" in str(refused.value)
 
 
 FITTED = [
-    *((name, shape) for name in SMALL for shape in (Shape(1, 8, 8, 10), Shape(3, 13, 13, 4))),
-    *(("vgg11", Shape(3, side, side, 5)) for side in (32, 40, 64)),
-    *((name, Shape(1, 4, 7, 3)) for name in ("mlp", "logistic")),
-    ("faces-cnn", Shape(1, 22, 30, 2)),
+    *((name, shape) for name in SMALL for shape in (shoal.Shape(1, 8, 8, 10), shoal.Shape(3, 13, 13, 4))),
+    *(("vgg11", shoal.Shape(3, side, side, 5)) for side in (32, 40, 64)),
+    *((name, shoal.Shape(1, 4, 7, 3)) for name in ("mlp", "logistic")),
+    ("faces-cnn", shoal.Shape(1, 22, 30, 2)),
 ]
 
 
 @pytest.mark.parametrize(("name", "shape"), FITTED, ids=str)
-def test_a_network_fits_itself_to_images_and_classes(name: str, shape: Shape) -> None:
-    network = create_model(name, shape).network().eval()
+def test_a_network_fits_itself_to_images_and_classes(name: str, shape: shoal.Shape) -> None:
+    network = shoal.create_model(name, shape).network().eval()
     assert network(images(2, shape)).shape == (2, shape.classes)
 
 
 REFUSED = [
-    *((name, Shape(1, 40, 41, 3), f"'{name}' takes square images .* the data has 40x41") for name in
+    *((name, shoal.Shape(1, 40, 41, 3), f"'{name}' takes square images .* the data has 40x41") for name in
       ("mnist-cnn", "femnist-cnn", "digits-cnn", "vgg16")),
-    ("faces-cnn", Shape(1, 30, 21, 2), "'faces-cnn' takes images of at least 22x22 pixels; the data has 30x21"),
+    ("faces-cnn", shoal.Shape(1, 30, 21, 2), "'faces-cnn' takes images of at least 22x22 pixels; the data has 30x21"),
     ("qqq", MNIST, "known: digits-cnn, faces-cnn, femnist-cnn, gru, logistic, .*vgg16"),
     ("gru", MNIST, "model 'gru' takes texts, but the data are images"),
-    ("gru", VectorShape(3, 2), "model 'gru' takes texts, but the data are rows of a table"),
-    ("vgg11", VectorShape(3, 2), "model 'vgg11' takes images, but the data are rows of a table; 'mlp', 'logistic'"),
-    *((name, TextShape(20, 3), f"model '{name}' takes images, but the data are texts") for name in MODELS
+    ("gru", shoal.VectorShape(3, 2), "model 'gru' takes texts, but the data are rows of a table"),
+    ("vgg11", shoal.VectorShape(3, 2), "model 'vgg11' takes images, but the data are rows of a table; 'mlp', "),
+    *((name, shoal.TextShape(20, 3), f"model '{name}' takes images, but the data are texts") for name in MODELS
       if name != "gru"),
 ]  # fmt: skip
 
@@ -272,11 +260,11 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "shape", "sentence"), REFUSED, ids=str)
 def test_a_network_of_other_inputs_is_refused(name: str, shape, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        create_model(name, shape)
+        shoal.create_model(name, shape)
 
 
 def test_sizes_that_a_network_does_not_have_are_refused() -> None:
     with pytest.raises(InputError, match="11, 13 or 16; got 19"):
         VGG(depth=19)
     with pytest.raises(InputError, match=r"'filters' must be a list of 3; got \(3, 4\)"):
-        create_model("faces-cnn", FACES, filters=[3, 4])
+        shoal.create_model("faces-cnn", FACES, filters=[3, 4])

@@ -155,6 +155,9 @@ def test_a_run_from_python_is_repeated_once_its_parts_have_names(saved, result, 
     assert "parts that have no name in a file: 'data.source', 'model.name'; name each" in capsys.readouterr().err
     assert main([*command, "--set", "data.source=own:source"]) == 2
     assert "parts that have no name in a file: 'model.name'; name each" in capsys.readouterr().err
+    (tmp_path / "sweep.toml").write_text(f'base = "{saved}/config.toml"\nseeds = [0]\n[grid]\n"local.epochs" = [1]\n')
+    assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "swept")]) == 2
+    assert "have no name in a file: 'data.source', 'model.name'" in capsys.readouterr().err
     assert main([*command, "--set", "data.source=own:source", "--set", "model.name=own:network"]) == 0
     require_same_models(result, shoal.load(tmp_path / "again", allow_code=True))
 
@@ -267,23 +270,6 @@ def test_a_finished_run_by_configuration_is_loaded_with_its_models(toy_run, tmp_
         (broken / name).unlink()
         with pytest.raises(shoal.InputError, match=name):
             shoal.load(broken)
-
-
-def test_killed_and_resumed_is_never_killed(tmp_path):
-    whole, out = simulated(), tmp_path / "out"
-    for number in (1, 3):
-        with pytest.raises(KeyboardInterrupt):
-            simulated(out=out, resume=number > 1, watch=stop_after(number))
-    assert not (out / "summary.json").exists()
-    resumed = simulated(out=out, resume=True)
-    require_same(whole, resumed)
-    require_same(whole, shoal.load(out))
-    assert [path.name[:12] for path in (out / "checkpoint").iterdir()] == ["round-000004"]
-    log = (out / "run.log").read_text()
-    assert "resume after round 3" in log
-    assert log.count("round 4:") == 1
-    # A finished one is only read.
-    require_same(resumed, simulated(out=out, resume=True, watch=stop_after(4)))
 
 
 def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_path):

@@ -30,7 +30,7 @@ from shoal.models import FeatureMap, Model, metric_name
 from shoal.models.named_models import NamedBuild, Network
 from shoal.reports.run.description import RunDescription
 from shoal.runs.files import require_same_examples, require_unchanged, stored_examples
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import Simulation, apply_feature_map
 
 

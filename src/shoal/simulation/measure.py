@@ -23,10 +23,9 @@ from shoal.audit.measurement import (
     model_exposure,
     reference_models,
     repeated_attacks,
-    roc_curves,
     shadow_examples,
 )
-from shoal.audit.model_scores import Membership
+from shoal.audit.model_scores import Membership, roc_curves
 from shoal.audit.red_team import NEED_HOLDOUT
 from shoal.control import LimitController
 from shoal.core.errors import require_instance
