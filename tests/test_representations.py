@@ -10,7 +10,7 @@ from torch import nn
 
 import shoal
 from shoal.config.schema import parse_config
-from shoal.core.representation import one_line
+from shoal.core.formats import one_line
 from shoal.data import GroupedExamples
 from shoal.engine import Aggregate, Cohort, Deployed, LocalTraining, RoundPlan, RoundReport, State
 from shoal.metrics.summary import Summary
