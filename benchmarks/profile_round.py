@@ -31,8 +31,7 @@ from shoal.engine.worker_pool import TRAIN
 from shoal.metrics.metric_table import METRICS
 from shoal.models import Model
 from shoal.models.layers import seeded_dropouts
-from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.play import SimulationState, initial_state, move_to_engine, run_rounds
+from shoal.simulation.play import EngineSettings, SimulationState, initial_state, move_to_engine, run_rounds
 from shoal.simulation.round_metrics import round_metrics
 from shoal.simulation.simulation import Simulation, apply_feature_map
 

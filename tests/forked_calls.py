@@ -23,6 +23,13 @@ from joblib.externals.loky.backend import fork_exec
 LOKY = "joblib.externals.loky.backend.popen_loky_posix"
 EXEC = fork_exec.fork_exec
 
+PROCESS = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("shoal", run_name="__main__")
+"""
+"""`python -m shoal`, also where the tests run in the background of a shell, which ignores Ctrl-C."""
+
 
 @dataclass
 class Call:

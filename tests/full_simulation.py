@@ -4,7 +4,7 @@ from typing import Any
 
 from shoal.runs.result import Result
 from shoal.runs.run import Run
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import Simulation
 
 _OF_ENGINES = ("device", "threads", "precision", "backend")

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shoal.replay.reference_federations import AttackedRun
+
+TRAIN_REFERENCE = AttackedRun.train_reference
 TABLES = ("config.toml", "rounds.csv", "clients.csv", "roc.csv", "property.csv")
 TENSORS = ("models.safetensors", "samples.safetensors")
 
@@ -29,3 +32,17 @@ def stop_after(number: int) -> Callable[..., None]:
             raise KeyboardInterrupt
 
     return watch
+
+
+def count_references(monkeypatch: Any, stop_at: int | None = None) -> list[int]:
+    """The numbers of reference federations as they are trained; number ``stop_at`` is interrupted instead."""
+    trained: list[int] = []
+
+    def counted(self: AttackedRun, number: int, engine: Any, **spans: Any) -> Any:
+        if number == stop_at:
+            raise KeyboardInterrupt
+        trained.append(number)
+        return TRAIN_REFERENCE(self, number, engine, **spans)
+
+    monkeypatch.setattr(AttackedRun, "train_reference", counted)
+    return trained

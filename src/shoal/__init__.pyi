@@ -145,7 +145,7 @@ from .runs.run import (
 from .runs.run_training import MeasurementError as MeasurementError
 from .runs.sinks import TensorBoard as TensorBoard
 from .simulation.distillation import Distillation as Distillation
-from .simulation.engine_settings import EngineSettings as EngineSettings
+from .simulation.play import EngineSettings as EngineSettings
 from .simulation.simulation import Simulation as Simulation
 
 __version__: str

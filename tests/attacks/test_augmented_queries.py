@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attacked_run import attacked_run
 from shoal.attacks.membership_attack import logit_confidence
 from shoal.attacks.queries.augmented_queries import MAX_QUERIES, image_copies, mean_confidence, require_queries
 from shoal.cli.app import main
@@ -14,10 +15,8 @@ from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
-from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import reference_scores
 from shoal.runs.run import run
-from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 
 
 def test_the_copies_are_two_flips_of_nine_shifts_by_an_eighth():
@@ -51,11 +50,7 @@ def attacked(toy_config):
     """A toy run attacked with so many queries, and its engine."""
     _, simulation = build(toy_config(algorithm__name="ifca"))
     with Engine(simulation.setup.model, threads=1) as engine:
-        moved = move_to_engine(simulation, engine)
-        now = initial_state(moved, engine)
-        for after, _ in run_rounds(moved, engine, now):
-            now = after
-        yield lambda queries: AttackedRun.from_run(moved, now.state, now.rows, engine, queries=queries), engine
+        yield lambda queries: attacked_run(simulation, engine, queries=queries), engine
 
 
 def test_all_models_are_asked_the_same_copies_and_training_is_the_same(attacked):

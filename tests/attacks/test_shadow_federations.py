@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.attacks import LossThreshold, Query, ShadowModels
+from shoal.attacks import ShadowModels
 from shoal.attacks.queries.shadow_models import ShadowFederation, split_between_owners, train_shadow_federations
 from shoal.core.randomness import Stream
 from shoal.data import Shards
@@ -73,8 +73,10 @@ def test_as_many_owners_as_the_cluster_has_clients(clustered, monkeypatch):
     assert [len(one) for one in sizes[2:]] == [4, 4]
     assert [len(one.examples) for one in federations] == [21, 21, 30, 30] == [sum(one) for one in sizes]
     empty = replace(clustered[0], assignment=torch.zeros(6, dtype=torch.int64))
-    records_of((empty, *clustered[1:]), ShadowModels(number=1, training="federated"), FULL)
-    assert seen[1][0][1].sizes.tolist() == [round(55 / 6)], "an empty cluster: one average client"
+    records_of((empty, *clustered[1:]), ShadowModels(number=1, epochs=7, training="federated"), FULL)
+    (of_all, of_empty), _ = seen[1]
+    assert of_empty.sizes.tolist() == [round(55 / 6)], "an empty cluster: one average client"
+    assert (of_all.local.epochs, of_all.local.steps) == (7, None), "in every round"
 
 
 def test_each_cluster_s_owners_train_as_its_clients_do(clustered):
@@ -104,34 +106,6 @@ def test_one_shadow_model_s_batches_do_not_depend_on_the_others(clustered):
     )
     assert torch.equal(few[1], many[1])
     assert not torch.equal(few[0], many[0])
-
-
-def test_rounds_make_members_known_as_one_warm_round_does_not(clustered):
-    """With random labels nothing can be known of an example but by heart."""
-    state, federation, engine = clustered
-    random = torch.randint(0, 3, federation.shadow.y.shape, generator=torch.Generator().manual_seed(0))
-    federation = replace(federation, shadow=replace(federation.shadow, y=random))
-    state = replace(state, round=60)
-    local = LocalSGD(epochs=3, batch_size=4, learning_rate=0.2)
-    gaps = {}
-    for training in ("pooled", "federated"):
-        (records, _) = records_of((state, federation, engine), ShadowModels(number=3, training=training), local)
-        scores = LossThreshold().fit(records, Stream(0)).score(Query(records.outputs, records.labels))
-        member = records.member.numpy()
-        gaps[training] = scores[member].mean() - scores[~member].mean()
-    assert gaps["federated"] > gaps["pooled"] + 0.1, gaps
-
-
-def test_shadow_epochs_are_of_every_round(clustered, monkeypatch):
-    seen = []
-
-    def spy(federations, shadow, rounds, engine, stream):
-        seen.extend(one.local for one in federations)
-        return torch.stack([one.start for one in federations])
-
-    monkeypatch.setattr("shoal.attacks.queries.shadow_models.train_shadow_federations", spy)
-    records_of(clustered, ShadowModels(number=1, epochs=7, training="federated"), FULL)
-    assert [(one.epochs, one.steps) for one in seen] == [(7, None)] * 2
 
 
 def test_reference_models_are_those_that_were_trained(clustered):

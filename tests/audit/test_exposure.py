@@ -37,31 +37,25 @@ def scripted(*script):
     return algorithm
 
 
-def test_the_engine_records_who_trained_which_model_and_when(mlp, build):
-    federation = build()
-    algorithm = scripted([0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 1, 1], [1, 1, 0, 0, 1, 1])
+def trained(mlp, federation, *script):
+    """The state after a round per row of the script."""
     with Engine(mlp) as engine:
-        training = Training(federation, algorithm, LOCAL, engine, Stream(0))
-        state = list(training.rounds(training.start(), 3))[-1][0]
+        training = Training(federation, scripted(*script), LOCAL, engine, Stream(0))
+        return list(training.rounds(training.start(), len(script)))[-1][0]
+
+
+def test_the_engine_records_who_trained_which_model_and_when(mlp, build):
+    state = trained(mlp, build(), [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 1, 1], [1, 1, 0, 0, 1, 1])
     assert state.trained.tolist() == [[2, 3], [1, 3], [3, 0], [3, 2], [0, 3], [0, 3]]
-    assert state.trainers(1).tolist() == [
-        [False, True],
-        [False, True],
-        [True, False],
-        [True, False],
-        *[[False, True]] * 2,
-    ]
+    assert state.trainers(1)[:, 0].tolist() == [False, False, True, True, False, False]
+    assert torch.equal(state.trainers(1)[:, 1], ~state.trainers(1)[:, 0])
     assert state.trainers(2)[0].tolist() == [True, True]
     assert state.trainers(3)[1].tolist() == [True, True]
     assert torch.equal(state.trainers(2**70), state.trainers(100))
 
 
 def test_a_model_that_rests_keeps_its_members(mlp, build):
-    federation = build()
-    algorithm = scripted([0, 0, 0, 1, 1, 1], *[[1] * 6] * 9)
-    with Engine(mlp) as engine:
-        training = Training(federation, algorithm, LOCAL, engine, Stream(0))
-        state = list(training.rounds(training.start(), 10))[-1][0]
+    state = trained(mlp, build(), [0, 0, 0, 1, 1, 1], *[[1] * 6] * 9)
     assert state.trainers(2)[:, 0].tolist() == [True, True, True, False, False, False]
 
 

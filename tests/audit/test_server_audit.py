@@ -1,6 +1,5 @@
 """What the audit of a server says beside membership, on made-up values."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -49,19 +48,11 @@ def test_preferences_are_asked_where_they_are_known():
     assert audit.omitted == {}
 
 
-@pytest.mark.parametrize(
-    ("group", "clusters", "reason"),
-    [
-        ([0, 0, 0, 0], 2, "needs clients of at least two groups; got 1"),
-        ([0, 0, 0, 1], 2, "needs at least two clients of each group, .* a group has 1"),
-        ([0, 0, 1, 1], 1, "needs clients that chose at least two clusters; they chose 1"),
-    ],
-)
-def test_where_choices_can_tell_nothing_the_reason_is_said(group, clusters, reason):
-    audit = audit_server(scores(np.arange(8).reshape(2, 4) % clusters, np.array(group)))
+def test_where_choices_can_tell_nothing_the_reason_is_said():
+    audit = audit_server(scores(np.arange(8).reshape(2, 4) % 2, np.zeros(4, dtype=np.int64)))
     assert not any(key.startswith("cluster-identity") for key in audit.flat())
     assert audit.flat()["group-inference.accuracy"] > 0
-    assert re.search(reason, audit.omitted["cluster-identity"])
+    assert audit.omitted["cluster-identity"].startswith("needs clients of at least two groups; got 1")
 
 
 def test_members_need_records_of_nobody_with_their_group_and_label():

@@ -45,7 +45,12 @@ SUMMARY = Summary(
 
 
 def test_a_summary_is_parsed_from_its_flat_keys_whatever_the_groups_are_called() -> None:
-    assert parse_summary(flatten(SUMMARY)) == SUMMARY
+    flat, parsed = flatten(SUMMARY), parse_summary(flatten(SUMMARY))
+    assert parsed == SUMMARY
+    assert (list(flatten(parsed)), list(parsed.by_group)) == (list(flat), GROUPS), "in their order"
+    assert all(isinstance(flat[key], int) for key in ("seed", "violations.total", "violations.north"))
+    new = Summary(overall={"novel": 1}, by_group={"few": {"novel": 2}}, by_cluster={0: {"novel": 3}})
+    assert flatten(new) == {"novel": 1, "novel.few": 2, "clusters.0.novel": 3}
 
 
 def test_it_is_a_dict_with_the_keys_of_the_file():
@@ -56,12 +61,6 @@ def test_it_is_a_dict_with_the_keys_of_the_file():
     assert dict(before) == {"migrated": 1}
     for copied in (pickle.loads(pickle.dumps(SUMMARY)), copy.deepcopy(SUMMARY)):
         assert (copied, dict(copied)) == (SUMMARY, dict(SUMMARY))
-
-
-def test_the_order_of_the_keys_survives() -> None:
-    parsed = parse_summary(flatten(SUMMARY))
-    assert list(flatten(parsed)) == list(flatten(SUMMARY))
-    assert list(parsed.by_group) == GROUPS
 
 
 def test_the_order_of_the_keys_is_that_of_the_blocks_of_a_run() -> None:
@@ -81,17 +80,6 @@ def test_the_order_of_the_keys_is_that_of_the_blocks_of_a_run() -> None:
         "mia.many", "clusters.0.risk", "migrated", "violations.few", "violations.many", "clusters.0.clients", "epsilon",
         "clusters.0.cosine", "property.auc", "clusters.0.property_auc", "seconds.total",
     ]  # fmt: skip
-
-
-def test_a_metric_of_a_new_name_is_in_the_file() -> None:
-    summary = Summary(overall={"novel": 1}, by_group={"few": {"novel": 2}}, by_cluster={0: {"novel": 3}})
-    assert flatten(summary) == {"novel": 1, "novel.few": 2, "clusters.0.novel": 3}
-
-
-def test_counts_stay_integers() -> None:
-    flat = flatten(SUMMARY)
-    counts = {"seed", "rounds", "violations.total", "violations.north", "clusters.11.clients"}
-    assert {key for key in counts if isinstance(flat[key], int)} == counts
 
 
 def test_undefined_metrics_are_left_out() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shoal import IFCA, FedAvg, FineTuning, Gap, LocalSGD, NormClipping, RedTeam, Shape, Simulation, create_model
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import struct
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_calls import called
+from forked_calls import PROCESS, called
 from run_files import content
 from shoal.__main__ import script
 from shoal.cli.app import main
@@ -26,13 +25,6 @@ def config(toy_config, tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(toy_config(data__clients=6, algorithm__rounds=2, red_team__every=1).toml())
     return path
-
-
-@pytest.fixture(autouse=True)
-def _logging_is_left_as_it_was():
-    handlers = logging.getLogger().handlers[:]
-    yield
-    logging.getLogger().handlers[:] = handlers
 
 
 def test_run_compare_report(config, tmp_path, capsys):
@@ -183,13 +175,6 @@ def test_data_says_how_many_examples_have_the_property(config, capsys):
 
 
 INTERRUPTED = "shoal: interrupted; a run goes on with --resume, a sweep when it is started again"
-
-# `python -m shoal`, also where the tests run in the background of a shell, which ignores Ctrl-C.
-PROCESS = """
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("shoal", run_name="__main__")
-"""
 
 
 @pytest.mark.processes

@@ -1,7 +1,6 @@
 """`shoal sweep` as its users meet it: exit codes, what it prints, and the sentences for wrong files."""
 
 import io
-import logging
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
+from forked_calls import PROCESS
 from shoal.cli.app import main
 from shoal.cli.displays import SweepDisplay
 from shoal.sweeps import SweepProgress
@@ -33,13 +33,6 @@ def sweep(toy_sweep, tmp_path, monkeypatch):
     changes = {"data__groups": {"all": {"share": 1.0}}, "algorithm": {"name": "ifca", "rounds": 2}}
     path = toy_sweep(tmp_path, SWEEP, **changes, red_team={"every": 0, "attack": "gap"})
     return path.rename(tmp_path / "rates.toml")
-
-
-@pytest.fixture(autouse=True)
-def _logging_is_left_as_it_was():
-    handlers = logging.getLogger().handlers[:]
-    yield
-    logging.getLogger().handlers[:] = handlers
 
 
 def test_a_sweep_says_how_far_it_is_and_where_its_report_is(sweep, tmp_path, capsys, monkeypatch):
@@ -99,14 +92,6 @@ def test_interrupted_it_says_how_to_go_on(sweep, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("shoal.sweeps.run_sweep", interrupt)
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 130
     assert "a sweep when it is started again" in capsys.readouterr().err
-
-
-# `python -m shoal`, also where the tests run in the background of a shell, which ignores Ctrl-C.
-PROCESS = """
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("shoal", run_name="__main__")
-"""
 
 
 @pytest.mark.processes

@@ -49,7 +49,7 @@ def test_what_the_file_says_and_what_it_leaves_out(base: Path) -> None:
         ["local.epochs=3", "seed=12345678901234567890"],
         ["local.batch_size=all", "privacy.beta=0.25", "red_team.shadow_size=40", "red_team.shadow_epochs=2"],
         ["privacy.beta=[0, 0.1, 1]", 'data.path="a \\"quoted\\" \\\\ é"', "data.dirichlet_alpha=1e-3"],
-        ["algorithm.redraw={}", "data.groups.minority.brightness=[0.5, 1.1]", 'data.groups."a b"={share=0.1}'],
+        ["algorithm.redraw={}", "data.groups.minority.brightness=[0.5, 1.1]", 'data.groups."a, b."={share=0.1}'],
         ["algorithm.redraw.share=0.1", "red_team.warm_start=false", "engine.device=cuda:1", "model.classes=62"],
     ],
 )
@@ -73,15 +73,6 @@ def test_toml_is_complete(base: Path) -> None:
         "secure_aggregation",
     }, "what is not asked for is left out"
     assert said["privacy"] == {"thresholds": [0.5, 0.8], "beta": "threshold"}
-
-
-def test_a_group_whose_name_needs_quotes_survives(base: Path, tmp_path: Path) -> None:
-    given = tomllib.loads(base.read_text())
-    given["data"]["groups"] = {"over 60, rural.": {"share": 1.0}}
-    config = parse_config(given, "here")
-    again = tmp_path / "again.toml"
-    again.write_text(config.toml(), encoding="utf-8")
-    assert read_config(again) == config
 
 
 def test_without_groups_there_is_one(base: Path) -> None:
@@ -136,11 +127,7 @@ def test_a_change_reaches_into_groups(base: Path, key: str) -> None:
     assert groups["minority"].share == 0.3
     assert groups["minority"].rotation == (0, 25)
     assert list(groups) == ["minority", "majority"]
-
-
-def test_a_change_reaches_a_group_whose_name_has_a_dot(base: Path) -> None:
-    groups = read_config(base, ['data.groups."v1.2".share=0.1']).data.groups
-    assert groups["v1.2"].share == 0.1
+    assert read_config(base, ['data.groups."v1.2".share=0.1']).data.groups["v1.2"].share == 0.1
 
 
 def test_later_changes_win_and_the_file_stays(base: Path) -> None:
@@ -170,24 +157,24 @@ def test_a_missing_key_or_table_is_named(base: Path, line: str, key: str) -> Non
         read_config(base)
 
 
-def test_an_empty_file_names_the_first_missing_table(base: Path) -> None:
-    base.write_text("")
-    with pytest.raises(InputError, match=r"base.toml: the key 'data' is missing"):
-        read_config(base)
-
-
-@pytest.mark.parametrize("text", ["seed = ", "[data\nseed = 1", "seed = 1\nseed = 2", "= 5"])
-def test_a_file_that_is_not_toml(base: Path, text: str) -> None:
-    base.write_text(text)
-    with pytest.raises(InputError, match=r"base.toml: is not TOML: "):
-        read_config(base)
-
-
-@pytest.mark.parametrize("path", [r"C:\Users\t.csv", r"C:\data", "C:\\data\\"])
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_a_backslash_in_double_quotes_is_named(base: Path, path: str, end: str) -> None:
-    base.write_text(f'seed = 1\npath = "{path}"{end}')
-    with pytest.raises(InputError, match=r"base.toml: is not TOML: .*backslash in double quotes.*single quotes"):
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "the key 'data' is missing"),
+        *(
+            (text, "is not TOML: ")
+            for text in (b"seed = ", b"[data\nseed = 1", b"seed = 1\nseed = 2", b"= 5", b"seed = 1 # \xff")
+        ),
+        *(
+            (f'seed = 1\npath = "{path}"{end}'.encode(), "is not TOML: .*backslash in double quotes.*single quotes")
+            for path in (r"C:\Users\t.csv", r"C:\data", "C:\\data\\")
+            for end in ("", "\n")
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence(base: Path, content: bytes, sentence: str) -> None:
+    base.write_bytes(content)
+    with pytest.raises(InputError, match=f"base.toml: {sentence}"):
         read_config(base)
 
 
@@ -202,12 +189,6 @@ def test_a_missing_file_is_said_with_the_folder(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"in the folder '{tmp_path / 'sub'}'"):
         read_config("sub/none.toml")
-
-
-def test_a_file_that_is_not_text(base: Path) -> None:
-    base.write_bytes(b"seed = 1 # \xff\xfe")
-    with pytest.raises(InputError, match=r"base.toml: is not TOML: "):
-        read_config(base)
 
 
 def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path) -> None:

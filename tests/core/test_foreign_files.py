@@ -13,8 +13,8 @@ from PIL import Image
 from shoal.config.toml_files import read_toml
 from shoal.core import foreign_files
 from shoal.core.errors import InputError
+from shoal.core.foreign_files import read_pictures
 from shoal.data import Columns, load_table
-from shoal.data.sources.file_contents import read_pictures
 from shoal.data.sources.idx import load_cifar10, read_idx
 from shoal.runs.audits.audit_files import read_scores
 from shoal.runs.audits.trace import parse_arrays

@@ -13,7 +13,7 @@ from shoal.defenses import DPSGD, Augmentation
 from shoal.engine import Engine, LinearTerm, LocalSGD
 from shoal.engine.backends import vmap_backend
 from shoal.engine.backends.dense_network import DenseNetwork, dense_network, row_class
-from shoal.engine.steps import Gradient
+from shoal.engine.local_sgd import Gradient
 from shoal.models import MLP, Logistic, Model, cross_entropy, squared_error
 
 NETWORKS = {

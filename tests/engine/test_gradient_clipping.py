@@ -1,4 +1,4 @@
-"""Sums of clipped gradients against one example at a time by autograd, and against Opacus' own."""
+"""Gradients of single examples, and sums of clipped ones, against one example at a time by autograd, and Opacus."""
 
 import warnings
 
@@ -8,9 +8,11 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.core.randomness import Stream
+from shoal.engine import Engine
 from shoal.engine.backends import gradient_clipping
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.gradient_clipping import PerExampleClipper
+from shoal.engine.backends.selection import vmap_obstacle
 from shoal.models import VGG, MnistCNN, Model, cross_entropy
 
 CPU = torch.device("cpu")
@@ -271,3 +273,69 @@ def test_opacus_finds_the_same_gradients():
     kept = (bound / norms).clamp(max=1)
     expected = {name: torch.einsum("b,b...->...", kept, g) for name, g in each.items()}
     close(PerExampleClipper(network.network, cross_entropy, torch.float32)(network._forward, x, y, bound), expected)
+
+
+class RecurrentRows(nn.Module):
+    """A recurrent layer, whose backward pass torch.func does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.output = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.layer(x)[0][:, -1])
+
+
+def partly_frozen() -> nn.Module:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    network[1].requires_grad_(False)
+    return network
+
+
+@pytest.mark.parametrize("build", [RecurrentRows, partly_frozen], ids=["recurrent", "partly frozen"])
+@pytest.mark.parametrize("batch", [1, 2, 4, 5, 9])
+def test_each_example_has_its_own_gradient_in_batches_of_any_size(build, batch, monkeypatch):
+    monkeypatch.setattr("shoal.engine.engine.batch_of_gradients", lambda _: batch)
+    model = Model(build)
+    row, x, y = model.init(Stream(0)), torch.randn(9, 2, 3, generator=Stream(1).generator()), torch.arange(9) % 3
+    with Engine(model, threads=1) as engine:
+        found = torch.cat(list(engine.example_gradients_into(torch.clone, row, x, y)))
+    network = build().eval()
+    network.load_state_dict(model.state_dict(row))
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for i, gradient in enumerate(found):
+        loss = cross_entropy(network(x[i : i + 1]), y[i : i + 1]).sum()
+        expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)])
+        torch.testing.assert_close(gradient, expected)
+
+
+class Centred(nn.Linear):
+    """A linear layer of inputs without the mean of their batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(dim=0))
+
+
+class Branching(nn.Linear):
+    """A linear layer that looks at its inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("network", "obstacle"),
+    [
+        (lambda: nn.Linear(4, 3), None),
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), None),
+        (lambda: Centred(4, 3), "what it gives for an example depends on the others of the batch"),
+        (lambda: Branching(4, 3), "PyTorch says: It looks like you"),
+        (lambda: nn.Linear(5, 3), None),
+    ],
+    ids=["linear", "layers", "mean of the batch", "if", "neither backend"],
+)
+def test_vmap_is_refused_where_it_would_not_give_the_loop_s_gradients(network, obstacle, count):
+    x, y = torch.randn(count, 4, generator=Stream(0).generator()), torch.arange(count) % 3
+    found = vmap_obstacle(Model(network), x, y)
+    assert found is None if obstacle is None else found.startswith(obstacle)

@@ -1,5 +1,6 @@
-"""What algorithms, defences and malicious clients may do through the protocols of the engine."""
+"""What algorithms, defences and malicious clients may do through the engine's protocols; and how updates are merged."""
 
+import pickle
 from dataclasses import dataclass, replace
 
 import pytest
@@ -21,6 +22,8 @@ from shoal.engine import (
     Training,
     client_updates,
 )
+from shoal.engine.rounds.cohort_trainer import Aggregator
+from shoal.engine.state import ClientVectors
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 
@@ -286,3 +289,67 @@ def test_losses_after_the_last_round_are_of_the_models_that_are_asked_for(mlp, b
         )
     assert torch.equal(torch.stack(found), torch.stack(expected))
     assert not torch.equal(*found)
+
+
+def moved(models, weights, ends, parts):
+    aggregator = Aggregator(models, weights)
+    for clients in parts:
+        aggregator.add(aggregator.partial_sum(clients, ends[clients]))
+    return aggregator.result()
+
+
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_aggregated_models_do_not_depend_on_the_partial_sums(size):
+    draw = Stream(0).generator()
+    models, ends = torch.randn(3, 5, generator=draw), torch.randn(12, 5, generator=draw)
+    weights = torch.rand(3, 12, generator=draw, dtype=torch.float64)
+    # Rows sum to 1, to less, and to 0: one model moves all the way, one in part, and one stays.
+    weights *= torch.tensor([[1.0], [0.4], [0.0]]) / weights.sum(dim=1, keepdim=True)
+    expected = models.double() + torch.stack(
+        [row @ (ends.double() - k) for row, k in zip(weights, models.double(), strict=True)]
+    )
+    found = moved(models, weights, ends, torch.arange(12).split(size))
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[2], models[2])
+
+
+def test_sums_of_many_clients_lose_no_digits():
+    """Client after client, float32 would be off by about 1e-5."""
+    count = 3000
+    found = moved(
+        torch.zeros(1, 1), torch.full((1, count), 1 / count), torch.ones(count, 1), torch.arange(count).split(1)
+    )
+    assert float(found) == pytest.approx(1.0, abs=2e-7)
+
+
+CLIENTS, WIDTH = 7, 5
+
+
+def test_vectors_equal_a_tensor_and_every_earlier_value_stays():
+    vectors = ClientVectors.same(torch.arange(float(WIDTH)), CLIENTS)
+    reference = torch.arange(float(WIDTH)).repeat(CLIENTS, 1)
+    values, draw = [(vectors, reference)], torch.Generator().manual_seed(0)
+    for i in range(24):
+        some = torch.randperm(CLIENTS, generator=draw)[: 1 + i % CLIENTS]
+        update = torch.randn(len(some), WIDTH, generator=draw)
+        if i % 2:
+            vectors, reference = vectors.replaced(some, update), reference.index_copy(0, some, update)
+        else:
+            vectors, reference = vectors.moved(some, update), reference.index_add(0, some, update)
+        values.append((vectors, reference))
+    for value, expected in values:
+        assert torch.equal(value[torch.tensor([4, 0])], expected[[4, 0]])
+        assert value[torch.tensor([], dtype=torch.int64)].shape == (0, WIDTH)
+        assert value.shape == expected.shape
+        for same in (value, pickle.loads(pickle.dumps(value))):
+            assert torch.equal(same.tensor(), expected)
+            first, number = same.distinct()
+            assert torch.equal(expected[first][number], expected)
+            assert len(first) == len(expected.unique(dim=0))
+            assert first.tolist() == sorted(first.tolist())
+
+
+def test_a_vector_keeps_none_of_those_that_came_with_it():
+    vectors = ClientVectors.same(torch.arange(float(WIDTH)), CLIENTS)
+    stored = vectors.replaced(torch.arange(CLIENTS), torch.ones(CLIENTS, WIDTH))
+    assert {row.untyped_storage().nbytes() for row in stored._rows} == {4 * WIDTH}

@@ -29,7 +29,7 @@ from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State, Training
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.simulation.privacy_budget import accountable_trainings
+from shoal.simulation.measure import accountable_trainings
 
 CLIP = 0.5
 RULE = DPSGD(CLIP, 0.5)

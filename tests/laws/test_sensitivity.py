@@ -33,7 +33,7 @@ from shoal.defenses import accounting
 from shoal.engine import ClientTrainings, Engine, LocalSGD
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.rounds import training as training_module
-from shoal.simulation.privacy_budget import PrivacyBudget
+from shoal.simulation.measure import PrivacyBudget
 from shoal.simulation.simulation import Simulation
 
 SIZES, CLIENT, OTHER, RECORD, ROUNDS = (12,) * 4, 3, 0, 5, 2

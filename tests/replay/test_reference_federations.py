@@ -16,7 +16,8 @@ from shoal.core.errors import InputError
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay import reference_federations
-from shoal.replay.reference_federations import AttackedRun, join_scores
+from shoal.replay.attack_inputs import join_scores
+from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.span_scores import SPAN_NAMES
 from shoal.replay.stages import RecordedRisks, matching_engine
 from shoal.simulation.play import initial_state

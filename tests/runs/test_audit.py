@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from forked_calls import workers_are_forks
-from full_simulation import simulate_with
+from run_files import count_references
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
 from shoal.audit import RedTeam
@@ -33,7 +33,7 @@ from shoal.runs.audits.audit_files import read_scores, write_scores
 from shoal.runs.audits.audit_members import audit_scores, audit_trace
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.result import load
-from shoal.runs.run import run, simulate
+from shoal.runs.run import Run, run, simulate
 from unrendered import unrendered_figures
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
@@ -112,21 +112,10 @@ def without_references(finished, out):
 
 def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, monkeypatch):
     out = without_references(finished, tmp_path / "run")
-    train, trained = AttackedRun.train_reference, []
-
-    def interrupted(self, number, engine, **spans):
-        if number == 2:
-            raise KeyboardInterrupt
-        return train(self, number, engine, **spans)
-
-    def counted(self, number, engine, **spans):
-        trained.append(number)
-        return train(self, number, engine, **spans)
-
-    monkeypatch.setattr(AttackedRun, "train_reference", interrupted)
+    count_references(monkeypatch, stop_at=2)
     with pytest.raises(KeyboardInterrupt):
         audit_run(out, references=4)
-    monkeypatch.setattr(AttackedRun, "train_reference", counted)
+    trained = count_references(monkeypatch)
     audit_run(out, references=4)
     assert trained == [2, 3]
     assert without_seconds(out) == without_seconds(audited.page.parent)
@@ -209,13 +198,7 @@ def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, mon
     out = run(short, tmp_path / "run")
     before = audit_run(out, references=1)
     run(long, out, resume=True)
-    numbers, train = [], AttackedRun.train_reference
-
-    def counted(self, number, engine, **spans):
-        numbers.append(number)
-        return train(self, number, engine, **spans)
-
-    monkeypatch.setattr(AttackedRun, "train_reference", counted)
+    numbers = count_references(monkeypatch)
     after = audit_run(out, references=1)
     assert numbers == [0]
     assert before.flat != after.flat
@@ -388,19 +371,20 @@ def test_a_record_may_be_a_member_of_one_model_and_none_of_another(tmp_path):
     assert len(read_scores(tmp_path / "scores.csv")) == 4
 
 
-@pytest.mark.parametrize("model", [0.5, -1, 1e300])
-def test_attacked_models_have_whole_numbers(tmp_path, model):
-    frame = pd.read_csv(written(tmp_path, SCORES)).assign(model=[0, 0, 0, model])
-    frame.to_csv(tmp_path / "scores.csv", index=False)
-    with pytest.raises(InputError, match="line 5: 'model' must be an integer, at least 0; got"):
-        read_scores(tmp_path / "scores.csv")
-
-
-@pytest.mark.parametrize("member", ["0", "1"])
-def test_a_score_file_with_one_kind_alone_is_refused(tmp_path, member):
-    frame = pd.read_csv(written(tmp_path, SCORES)).assign(member=int(member))
-    frame.to_csv(tmp_path / "scores.csv", index=False)
-    with pytest.raises(InputError, match="has no non-member" if member == "1" else "has no member"):
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        *(
+            ({"model": [0, 0, 0, wrong]}, "line 5: 'model' must be an integer, at least 0")
+            for wrong in (0.5, -1, 1e300)
+        ),
+        ({"member": 0}, "has no member"),
+        ({"member": 1}, "has no non-member"),
+    ],
+)
+def test_models_without_numbers_and_records_of_one_kind_alone_are_refused(tmp_path, columns, sentence):
+    pd.read_csv(written(tmp_path, SCORES)).assign(**columns).to_csv(tmp_path / "scores.csv", index=False)
+    with pytest.raises(InputError, match=sentence):
         read_scores(tmp_path / "scores.csv")
 
 
@@ -538,24 +522,13 @@ def test_a_run_without_recorded_updates_is_no_trace(finished, tmp_path, capsys):
 def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path):
     config = toy_config(algorithm__name="ifca", algorithm__participation=0.7)
     from_file = audit_run(run(config, tmp_path / "run"), references=3)
-    _, simulation = build(config)
-    result = simulate_with(
-        simulation.federation,
-        simulation.setup.model,
-        simulation.algorithm,
-        simulation.setup.local,
-        rounds=simulation.rounds,
-        seed=simulation.seed,
-        participation=simulation.participation,
-        red_team=simulation.red_team,
-        member_rounds=simulation.member_rounds,
-    )
+    result = Run(build(config)[1]).train()
     audit = result.audit(tmp_path / "audit", references=3)
     assert {path.name for path in (tmp_path / "audit").iterdir()} == FILES
     assert audit.flat() == from_file.audit.flat() == result.audit(references=3).flat()
     with pytest.raises(InputError, match="was read from a directory"):
         load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
-    with pytest.raises(InputError, match="or audit it there"):
+    with pytest.raises(InputError, match="or run and audit it in Python"):
         audit_run(tmp_path / "saved")
 
 
@@ -563,11 +536,7 @@ def test_clients_that_train_all_models_are_audited_on_the_one_that_they_use(toy_
     """FedEM: from its directory as from memory, by the model of clients.csv."""
     config = toy_config(algorithm={"name": "fedem", "rounds": 2, "clusters": 2}, red_team={"every": 0, "attack": "gap"})
     from_file = audit_run(run(config, tmp_path / "run"), references=0)
-    _, simulation = build(config)
-    result = simulate(
-        simulation.federation, simulation.setup.model, simulation.algorithm, simulation.setup.local,
-        rounds=2, seed=simulation.seed, red_team=simulation.red_team,
-    )  # fmt: skip
+    result = Run(build(config)[1]).train()
     assert result.audit(tmp_path / "audit", references=0).flat() == from_file.audit.flat()
     used = pd.read_csv(tmp_path / "run" / "clients.csv").set_index("client")["cluster"]
     assert used.nunique() == 2

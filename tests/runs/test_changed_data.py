@@ -3,13 +3,13 @@
 import random
 import struct
 
-import numpy as np
 import pytest
 import tomli_w
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import shoal
+from client_files import clinics, pictures
 from full_simulation import simulate_with
 from shoal.cli.app import main
 from shoal.sweeps import read_sweep
@@ -24,26 +24,10 @@ BASE = {
 }
 
 
-def table(folder):
-    draw = np.random.default_rng(0)
-    rows = [f"{'abc'[i // 8]},{'ill' if i % 2 else 'well'},{draw.normal()},{draw.normal()}" for i in range(24)]
-    (folder / "t.csv").write_text("\n".join(["clinic,state,age,dose", *rows]))
-    return {"source": "table", "path": str(folder / "t.csv"), "client": "clinic", "label": "state"}
-
-
 def reordered(folder):
     head, *rows = (folder / "t.csv").read_text().splitlines()
     random.Random(0).shuffle(rows)
     (folder / "t.csv").write_text("\n".join([head, *rows]))
-
-
-def pictures(folder):
-    images = pytest.importorskip("PIL.Image")
-    for i in range(24):
-        path = folder / "pictures" / "abc"[i // 8] / ("cat" if i % 2 else "dog") / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        images.new("L", (4, 4), 10 * i).save(path)
-    return {"source": "folder", "path": str(folder / "pictures"), "test_fraction": 0.25}
 
 
 def repainted(folder):
@@ -74,7 +58,7 @@ def run_on(folder, data):
 
 
 @pytest.mark.parametrize(
-    ("given", "change"), [(table, reordered), (pictures, repainted), (idx, repixeled)], ids=["table", "folder", "idx"]
+    ("given", "change"), [(clinics, reordered), (pictures, repainted), (idx, repixeled)], ids=["table", "folder", "idx"]
 )
 def test_other_examples_are_refused_by_audit_gate_trace_and_resume(given, change, tmp_path, capsys):
     out = run_on(tmp_path, given(tmp_path))
@@ -97,7 +81,7 @@ def test_other_examples_are_refused_by_audit_gate_trace_and_resume(given, change
 
 
 def test_a_file_that_was_changed_after_the_run_is_named(tmp_path, capsys):
-    out = run_on(tmp_path, table(tmp_path))
+    out = run_on(tmp_path, clinics(tmp_path))
     for name in ("models.safetensors", "clients.csv", "updates/round-0001.safetensors", "config.toml"):
         path = out / name
         content = path.read_bytes()
@@ -112,7 +96,7 @@ def test_a_file_that_was_changed_after_the_run_is_named(tmp_path, capsys):
 
 
 def test_the_same_data_elsewhere_are_the_same(tmp_path):
-    out = run_on(tmp_path, table(tmp_path))
+    out = run_on(tmp_path, clinics(tmp_path))
     moved = (tmp_path / "t.csv").rename(tmp_path / "moved.csv")
     (out / "config.toml").write_text((out / "config.toml").read_text().replace(str(tmp_path / "t.csv"), str(moved)))
     assert main(["audit", str(out), "--references", "0", "--quiet"]) == 0
@@ -140,7 +124,7 @@ def test_a_simulation_in_python_has_the_same_hashes(tmp_path):
 
 def test_a_sweep_whose_table_has_changed_does_its_runs_anew(tmp_path):
     config = tmp_path / "run.toml"
-    config.write_text(tomli_w.dumps(BASE | {"data": table(tmp_path)}))
+    config.write_text(tomli_w.dumps(BASE | {"data": clinics(tmp_path)}))
     (tmp_path / "sweep.toml").write_text('base = "run.toml"\nseeds = [0]\n[grid]\n"local.epochs" = [1]\n')
 
     def names():
@@ -154,7 +138,7 @@ def test_a_sweep_whose_table_has_changed_does_its_runs_anew(tmp_path):
 
 def test_limits_that_nobody_set_are_called_drawn(tmp_path, capsys):
     config = tmp_path / "run.toml"
-    config.write_text(tomli_w.dumps(BASE | {"data": table(tmp_path)}))
+    config.write_text(tomli_w.dumps(BASE | {"data": clinics(tmp_path)}))
     for name, changes in (("drawn", []), ("set", ["privacy.thresholds=[0.7, 0.7]", "privacy.beta=0.5"])):
         drawn, out = name == "drawn", tmp_path / name
         options = [part for each in changes for part in ("--set", each)]
@@ -167,7 +151,7 @@ def test_limits_that_nobody_set_are_called_drawn(tmp_path, capsys):
 
 
 def test_scores_of_references_that_were_changed_are_not_used(tmp_path, caplog):
-    out = run_on(tmp_path, table(tmp_path))
+    out = run_on(tmp_path, clinics(tmp_path))
     first = shoal.audit_run(out, references=2).flat
     path = out / "references" / "001.safetensors"
     with safe_open(path, framework="pt") as file:

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tomli_w
 
+from client_files import clinics, pictures
 from html_page import PNG, page_of
 from run_files import content
 from shoal.cli.app import main
@@ -23,27 +23,13 @@ NAMES = ("007", "NA", "c<d>")
 @pytest.fixture
 def table(tmp_path):
     """A configuration of a table with three clients in two groups."""
-    draw = np.random.default_rng(0)
-    rows = [
-        f"{NAMES[i // 8]},{'north' if i < 8 else 'south'},{'ill' if i % 2 else 'well'},{draw.normal()},{draw.normal()}"
-        for i in range(24)
-    ]
-    (tmp_path / "t.csv").write_text("\n".join(["clinic,area,state,age,dose", *rows]))
-    data = {"source": "table", "path": str(tmp_path / "t.csv"), "client": "clinic", "label": "state", "group": "area"}
-    return written(tmp_path / "table.toml", data, "mlp")
+    return written(tmp_path / "table.toml", clinics(tmp_path, NAMES), "mlp")
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A configuration of a folder of pictures, with three clients and two classes."""
-    images = pytest.importorskip("PIL.Image")
-    draw = np.random.default_rng(0)
-    for i in range(24):
-        path = tmp_path / "pictures" / "abc"[i // 8] / ("cat" if i % 2 else "dog") / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        images.fromarray(draw.integers(0, 256, (4, 4), dtype=np.uint8)).save(path)
-    data = {"source": "folder", "path": str(tmp_path / "pictures"), "test_fraction": 0.5}
-    return written(tmp_path / "folder.toml", data, "digits-cnn")
+    return written(tmp_path / "folder.toml", pictures(tmp_path), "digits-cnn")
 
 
 def written(path, data, model):

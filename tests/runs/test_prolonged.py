@@ -1,4 +1,4 @@
-"""A run that is prolonged is bit for bit the one that had as many rounds from the start."""
+"""A run that is prolonged, or killed and resumed, is bit for bit the one that had as many rounds from the start."""
 
 import pytest
 import torch
@@ -6,6 +6,8 @@ import torch
 import shoal
 from run_files import content, stop_after
 from shoal.core.errors import InputError
+from shoal.engine import ClientVectors
+from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.run import run
 
 
@@ -29,27 +31,6 @@ def test_a_prolonged_run_is_the_longer_run(toy_config, tmp_path, changes, finish
     assert content(out) == content(run(long, tmp_path / "whole"))
     assert "prolonged from 3 rounds to 6" in (out / "run.log").read_text()
     assert not (out / "report.html").exists(), "it was the shorter run's"
-
-
-@pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("algorithm", [shoal.IFCA(clusters=2), shoal.Scaffold()], ids=["ifca", "scaffold"])
-def test_a_simulation_in_python_is_prolonged_as_a_file_s_run_is(build, mlp, tmp_path, algorithm, finished):
-    def simulation(rounds):
-        settings = {"participation": 0.7, "evaluate_every": 2, "red_team": shoal.RedTeam(every=2, attack=shoal.Gap())}
-        return shoal.Simulation(build(), mlp, algorithm, shoal.LocalSGD(decay=0.9), rounds, **settings)
-
-    out = tmp_path / "out"
-    if finished:
-        shoal.Run(simulation(3), out).train()
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            shoal.Run(simulation(3), out, watch=stop_after(2)).train()
-    longer = shoal.Run(simulation(6), out).train(resume=True)
-    shoal.Run(simulation(6), tmp_path / "whole").train()
-    assert content(out) == content(tmp_path / "whole")
-    assert torch.equal(longer.state.models, shoal.Run(simulation(6)).train().state.models)
-    with pytest.raises(InputError, match=r"'algorithm\.rounds' must be at least 6; got 5"):
-        shoal.Run(simulation(5), out).train(resume=True)
 
 
 def test_killed_while_it_is_prolonged_it_goes_on(toy_config, tmp_path):
@@ -78,3 +59,54 @@ def test_a_finished_simulation_that_is_resumed_can_be_audited_and_gone_on_from(b
     assert read.audit(references=1).flat() == trained.audit(references=1).flat()
     further = [shoal.Run(shoal.Simulation(*settings, rounds=1, start=each.start())).train() for each in (trained, read)]
     assert torch.equal(further[0].state.models, further[1].state.models)
+
+
+# --- algorithms with states of their own ----------------------------------------------------------------------------
+
+ALGORITHMS = {
+    # Every average is short and every update long: clusters divide in every round, and absent clients walk the tree.
+    "cfl": {"eps1": 1000.0, "eps2": 0.0, "sketch": 64},
+    "one-shot": {"clusters": 2},
+    "r-dpcfl": {"clusters": 2},
+    "fedem": {"clusters": 2},
+    "ditto": {},
+    "scaffold": {},
+    "apfl": {"adaptive": True},
+    "group-privacy": {"clusters": 2},
+}
+BRIEF = {"red_team__every": 0, "red_team__attack": "gap", "evaluation__every": 3, "data__test_examples": 20}
+
+
+def state_of(out):
+    """The fields of the state in the last checkpoint, each tensor by its name."""
+    progress = load_checkpoint(out / "checkpoint")
+    found = dict(vars(progress.state))
+    for kind, value in vars(progress.state).items():
+        if isinstance(value, dict):
+            values = found.pop(kind).items()
+            found |= {f"{kind}/{name}": v.tensor() if isinstance(v, ClientVectors) else v for name, v in values}
+    return found
+
+
+def alike(one, other):
+    """Equal, NaN to NaN."""
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one.nan_to_num(nan=torch.pi), other.nan_to_num(nan=torch.pi))
+    return one == other
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_killed_after_each_round_and_resumed_is_never_killed(toy_config, tmp_path, name):
+    algorithm = {"name": name, "rounds": 3, "participation": 0.7} | ALGORITHMS[name]
+    config = toy_config(algorithm=algorithm, **BRIEF)
+    whole, killed = run(config, tmp_path / "whole"), tmp_path / "killed"
+    for number in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, killed, resume=True, watch=stop_after(number))
+    run(config, killed, resume=True)
+    one, other = state_of(whole), state_of(killed)
+    assert one.keys() == other.keys()
+    assert [key for key in one if not alike(one[key], other[key])] == []
+    assert content(killed) == content(whole)
+    if name == "cfl":
+        assert len(one["models"]) > 2, "clusters were divided before and after it was killed"

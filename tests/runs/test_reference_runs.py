@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from full_simulation import simulate_with
-from run_files import metrics
+from run_files import count_references, metrics
 from shoal import IFCA, Ditto, FedAvg, Federation, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
 from shoal.core.errors import InputError
 from shoal.metrics.summary import flatten, parse_summary
-from shoal.replay.reference_federations import AttackedRun
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.comparison import compare
@@ -74,15 +73,13 @@ def test_judging_a_run_changes_nothing_of_it(plain, judged):
 
 
 def test_its_figures_are_those_of_an_audit_which_trains_nothing_again(judged, tmp_path, monkeypatch):
-    def trained(*_):
-        pytest.fail("a reference federation is trained again")
-
-    monkeypatch.setattr(AttackedRun, "train_reference", trained)
+    trained = count_references(monkeypatch)
     monkeypatch.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
     audit, summary = audit_run(judged, references=R, out=tmp_path), read(judged)
     rows = audit.audit.attacks[audit.audit.attacks["view"] == "outsider"]
     groups, models = rows[rows["scope"] == "group"], rows[rows["scope"] == "model"]
     assert len(groups) > 20
+    assert not trained
     for row in groups.to_dict("records"):
         assert summary[f"mia_by_{row['attack'].replace('-', '_')}.{row['name']}"] == row["accuracy"]
     for name in groups["name"].unique():
@@ -105,23 +102,12 @@ def test_its_figures_are_those_of_an_audit_which_trains_nothing_again(judged, tm
 
 def test_a_run_that_was_killed_between_two_reference_federations_goes_on(toy_config, judged, tmp_path, monkeypatch):
     out, config = tmp_path / "run", toy_config(evaluation__reference_federations=R)
-    train, trained = AttackedRun.train_reference, []
-
-    def killed(self, number, engine, **spans):
-        if number == 1:
-            raise KeyboardInterrupt
-        return train(self, number, engine, **spans)
-
-    def counted(self, number, engine, **spans):
-        trained.append(number)
-        return train(self, number, engine, **spans)
-
-    monkeypatch.setattr(AttackedRun, "train_reference", killed)
+    count_references(monkeypatch, stop_at=1)
     with pytest.raises(KeyboardInterrupt):
         run(config, out)
     assert not (out / "summary.json").exists()
     assert [path.name for path in (out / "references").iterdir()] == ["000.safetensors"]
-    monkeypatch.setattr(AttackedRun, "train_reference", counted)
+    trained = count_references(monkeypatch)
     watched = []
     run(config, out, resume=True, watch_references=lambda done, count: watched.append((done, count)))
     assert trained == [1, 2]

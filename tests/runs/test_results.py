@@ -4,7 +4,10 @@ import copy
 import pickle
 import re
 import shutil
+import sys
+import tomllib
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import matplotlib as mpl
 import numpy as np
@@ -143,13 +146,50 @@ def test_the_commands_take_a_saved_result(result, saved, tmp_path, capsys):
     assert "Against copy, run shows no clear difference in accuracy" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("arguments", [["{}/config.toml"], ["{}/config.toml", "--resume", "--out", "{}"]], ids=str)
-def test_a_saved_result_cannot_be_run_from_its_file(saved, tmp_path, capsys, arguments):
-    more = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
-    assert main(["run", *(each.format(saved) for each in arguments), *more]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "is of a simulation in Python, whose examples are in no file; run it again there" in said
+def test_a_run_from_python_is_repeated_once_its_parts_have_names(saved, result, tmp_path, monkeypatch, capsys):
+    own = ModuleType("own")
+    own.source, own.network = lambda path, task: federation(), lambda shape: network()  # pyright: ignore
+    monkeypatch.setitem(sys.modules, "own", own)
+    command = ["run", str(saved / "config.toml"), "--out", str(tmp_path / "again"), "--quiet", "--allow-code"]
+    assert main(command) == 2
+    assert "parts that have no name in a file: 'data.source', 'model.name'; name each" in capsys.readouterr().err
+    assert main([*command, "--set", "data.source=own:source"]) == 2
+    assert "parts that have no name in a file: 'model.name'; name each" in capsys.readouterr().err
+    assert main([*command, "--set", "data.source=own:source", "--set", "model.name=own:network"]) == 0
+    require_same_models(result, shoal.load(tmp_path / "again", allow_code=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "unnamed"),
+    [
+        ({"model": shoal.create_model("mlp", shoal.Shape(1, 4, 4, 2), hidden=4)}, ["data.source"]),
+        (
+            {
+                "model": shoal.create_model("logistic", shoal.Shape(1, 4, 4, 2)),
+                "algorithm": shoal.FedOpt(shoal.IFCA(clusters=2)),
+                "defenses": [shoal.L2(0.1), shoal.Augmentation()],
+                "red_team": shoal.RedTeam(every=1, estimator="audit", attack=shoal.LossThreshold()),
+                "coordinator": shoal.LimitController({"mixup": shoal.Knob(shoal.Mixup(0.2))}),
+                "federation": replace(federation(), shadow=federation().test),
+            },
+            ["data.source"],
+        ),
+        ({"defenses": [shoal.Augmentation(), shoal.L2(0.1)]}, ["data.source", "model.name", "defenses"]),
+    ],
+    ids=["model", "all", "order of defences"],
+)
+def test_what_has_a_name_is_written_as_a_configuration_has_it(changes, unnamed, tmp_path):
+    out = simulated(rounds=1, **changes).save(tmp_path / "run")
+    assert tomllib.loads((out / "config.toml").read_text())["simulation"]["unnamed"] == unnamed
+    given = {"data.source": '"digits"', "model.name": '"logistic"', "defenses": "{}"}
+    own = [f"{part}={given[part]}" for part in unnamed]
+    sizes = ["data.clients=6", "data.examples_per_client=6", "data.test_examples=24"]
+    config = shoal.read_config(out / "config.toml", [*own, *sizes])
+    assert config.algorithm.value == changes.get("algorithm", shoal.IFCA(clusters=2))
+    if len(unnamed) == 1:
+        assert list(config.defenses.all()) == changes.get("defenses", [])
+    if "coordinator" in changes:
+        assert config.coordinator.coordinator() == changes["coordinator"]
 
 
 def test_a_simulation_and_a_configuration_do_not_go_on_in_each_other_s_directories(saved, toy_config, toy_run):
@@ -229,23 +269,6 @@ def test_a_finished_run_by_configuration_is_loaded_with_its_models(toy_run, tmp_
             shoal.load(broken)
 
 
-def test_killed_and_resumed_is_never_killed(tmp_path):
-    whole, out = simulated(), tmp_path / "out"
-    for number in (1, 3):
-        with pytest.raises(KeyboardInterrupt):
-            simulated(out=out, resume=number > 1, watch=stop_after(number))
-    assert not (out / "summary.json").exists()
-    resumed = simulated(out=out, resume=True)
-    require_same(whole, resumed)
-    require_same(whole, shoal.load(out))
-    assert [path.name[:12] for path in (out / "checkpoint").iterdir()] == ["round-000004"]
-    log = (out / "run.log").read_text()
-    assert "resume after round 3" in log
-    assert log.count("round 4:") == 1
-    # A finished one is only read.
-    require_same(resumed, simulated(out=out, resume=True, watch=stop_after(4)))
-
-
 def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_path):
     own = federation()
     named = replace(own, groups=("=1+1", "many"), names=("@a", "'t Gooi", "+b", "'=c", "d", "e"))
@@ -269,7 +292,7 @@ def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_
         ({"federation": federation(clients=5)}, "another 'simulation.federation'"),
         ({"federation": federation(IMAGES.flip(3))}, "another 'simulation.examples'"),
         ({"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))}, "another 'simulation.network'"),
-        ({"defenses": [shoal.L2(0.1)]}, "defenses ="),
+        ({"defenses": [shoal.L2(0.1)]}, "defenses.l2 = None, but this one has 0.1"),
         ({"precision": "bf16"}, "engine.precision = 'fp32', but this one has 'bf16'"),
     ],
     ids=str,

@@ -319,8 +319,3 @@ def test_flower_s_strategy_in_the_documentation_writes_a_trace(written, monkeypa
     found = scores_of(strategy.folder)
     np.testing.assert_array_equal(found.loss, expected.loss)
     np.testing.assert_array_equal(found.cosine, expected.cosine)
-
-
-def test_what_is_documented_in_python_names_what_there_is():
-    (code,) = [each for each in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "read_trace" in each]
-    exec("\n".join(line for line in code.splitlines() if line.startswith("from ")), {})

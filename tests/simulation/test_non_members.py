@@ -89,14 +89,9 @@ def same_but_for_nobody(found: Path, before: Path) -> None:
     pd.testing.assert_frame_equal(after.drop(columns=["clients.nobody", "accuracy.nobody"]), old, check_exact=True)
 
 
-def test_a_group_without_clients_changes_nothing_else(outsiders, without):
+def test_a_group_without_clients_changes_nothing_else_wherever_it_stands(outsiders, without, tmp_path):
     same_but_for_nobody(outsiders, without)
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_a_group_without_clients_changes_nothing_wherever_it_stands(without, tmp_path, first):
-    groups = {"nobody": NOBODY} | GROUPS if first else GROUPS | {"nobody": NOBODY}
-    same_but_for_nobody(finish(tmp_path / "out", groups, 800), without)
+    same_but_for_nobody(finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, 800), without)
 
 
 def test_a_group_without_clients_changes_nothing_where_images_are_reused(tmp_path):

@@ -9,8 +9,7 @@ import torch
 import shoal
 from shoal.metrics import roc_auc
 from shoal.replay.reference_federations import AttackedRun
-from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.play import move_to_engine
+from shoal.simulation.play import EngineSettings, move_to_engine
 
 CLIENTS, OWN = 12, 20
 MODEL = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))

@@ -20,7 +20,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import Engine
-from shoal.simulation.privacy_budget import accountable_trainings
+from shoal.simulation.measure import accountable_trainings
 from shoal_flower.client import client_round
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal_flower.client.node_data import asked_run, keep_features, open_client, run_config

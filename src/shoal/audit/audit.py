@@ -31,17 +31,13 @@ from shoal.metrics import MembershipMetrics, empirical_epsilon
 from shoal.metrics.intervals import at_once
 
 METRICS = {
-    "auc": ("auc", "auc_low", "auc_high"),
-    "accuracy": ("accuracy", "low", "high"),
-    "tpr_at_fpr_0.01": ("tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_low", "tpr_at_1_percent_fpr_high"),
-    "tpr_at_fpr_0.01_per_record": (
-        "tpr_at_1_percent_fpr_per_record",
-        "tpr_at_1_percent_fpr_per_record_low",
-        "tpr_at_1_percent_fpr_per_record_high",
-    ),
-    "tpr_at_fpr_0.001": ("tpr_at_01_percent_fpr", "tpr_at_01_percent_fpr_low", "tpr_at_01_percent_fpr_high"),
+    "auc": "auc",
+    "accuracy": "accuracy",
+    "tpr_at_fpr_0.01": "tpr_at_1_percent_fpr",
+    "tpr_at_fpr_0.01_per_record": "tpr_at_1_percent_fpr_per_record",
+    "tpr_at_fpr_0.001": "tpr_at_01_percent_fpr",
 }
-"""The metrics of an audit by name, each with the fields of `MembershipMetrics` that hold it and its interval."""
+"""The metrics of an audit by name, each with the field of `MembershipMetrics` that holds it, beside its interval's."""
 
 ATTACK_COLUMNS = (
     "view", "attack", "scope", "name", "members", "non_members", "exact",
@@ -155,9 +151,9 @@ def _figures(
 
 
 _FIELDS = {
-    f"{metric}{end}": field
-    for metric, fields in METRICS.items()
-    for end, field in zip(("", ".low", ".high"), fields, strict=True)
+    f"{metric}{end}": f"{field}{end.replace('.', '_')}".removeprefix("accuracy_")
+    for metric, field in METRICS.items()
+    for end in ("", ".low", ".high")
 } | {"members": "members", "non_members": "non_members", "exact": "exact", "accuracy.null_high": "null_high"}
 """The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, with these."""
 

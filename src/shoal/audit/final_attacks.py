@@ -7,12 +7,12 @@ A personal model is attacked by what was fitted on its cluster's model: shadow m
 as much. It may understate the exposure of personal models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from operator import methodcaller
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from shoal.audit.model_scores import (
     predictions_of,
     with_references,
 )
-from shoal.audit.record_table import OUTSIDER, RecordTable, mean_metrics, measure, strongest
+from shoal.audit.record_table import OUTSIDER, mean_metrics, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -77,23 +77,32 @@ class FinalAttacks:
         """The fits of the configured attack on the deployed models."""
         return next(iter(self.fits.values()))
 
-    def by_model(self, view: View) -> list[ByAttack]:
-        """Metrics of all attacks that a view can carry out on each of the S deployed models."""
-        return self._with_references("model", self._fits_by_model, view)
+    def measured(self, by: Literal["model", "group"], view: View) -> dict[int, ByAttack]:
+        """Metrics of all attacks that a view can carry out, by deployed model or by group with clients.
 
-    def by_group(self) -> dict[int, ByAttack]:
-        """Metrics of all attacks of the run's `view` on each group with clients, against non-members of the group."""
-        federation = self.configured[0].federation
+        Fitted attacks are measured on all examples, those of a group against non-members of the group; attacks on
+        records with reference models join them (`join_attacks`).
+        """
+        federation, records, titles = self.configured[0].federation, self.records_of(view), self.titles
         groups = federation.groups_with_clients
-        by_fits = {federation.groups[g]: self._measured(methodcaller("of_group", g)) for g in groups}
-        return dict(zip(groups, self._with_references("group", by_fits, self.view), strict=True))
+        by_fits = self._fits_by_model if by == "model" else self._fitted("of_group", groups)
+        if records is None:
+            return {n: {titles.get(name, name): fit for name, fit in fits.items()} for n, fits in by_fits.items()}
+        value_of = {g: federation.groups[g] for g in groups} if by == "group" else {n: n for n in by_fits}
+        by_records = records.measured(by, view)
+        return {n: join_attacks(by_records.get(value_of[n], {}), fits) for n, fits in by_fits.items()}
 
     @cached_property
     def _fits_by_model(self) -> dict[int, ByAttack]:
-        return {s: self._measured(methodcaller("of_model", s)) for s in range(len(self.configured[0].margins))}
+        return self._fitted("of_model", range(len(self.configured[0].margins)))
 
-    def _measured(self, records_of: Callable[[ModelScores], RecordTable]) -> ByAttack:
-        return {name: mean_metrics([measure(records_of(fit)) for fit in fits]) for name, fits in self.fits.items()}
+    def _fitted(self, method: str, numbers: Iterable[int]) -> dict[int, ByAttack]:
+        """Metrics on the rows that this method of `ModelScores` gives for each number."""
+        rows_of = {n: methodcaller(method, n) for n in numbers}
+        return {
+            n: {name: mean_metrics([measure(rows(fit)) for fit in fits]) for name, fits in self.fits.items()}
+            for n, rows in rows_of.items()
+        }
 
     def records_of(self, view: View) -> AttackedRecords | None:
         """The records that a view attacks; None where the configured attack decides: without reference models an
@@ -101,14 +110,6 @@ class FinalAttacks:
         """
         alone = view == OUTSIDER and self.references is not None and not self.references.references
         return None if alone else self.references
-
-    def _with_references(self, column: str, by_fits: Mapping[Any, ByAttack], view: View) -> list[ByAttack]:
-        """Attacks of a view on records with reference models `join_attacks` with the run's fitted ones, by a column."""
-        records = self.records_of(view)
-        if records is None:
-            return [{self.titles.get(name, name): fit for name, fit in fits.items()} for fits in by_fits.values()]
-        by_records = records.measured(column, view)
-        return [join_attacks(by_records.get(value, {}), fits) for value, fits in by_fits.items()]
 
 
 def join_attacks(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:

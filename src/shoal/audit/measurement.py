@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal.attacks import LossThreshold
 from shoal.audit.final_attacks import ByAttack, FinalAttacks, attack_name, exposure_of_clients
-from shoal.audit.model_scores import Membership, ModelScores, Predictions, is_personal
+from shoal.audit.model_scores import Membership, ModelScores, Predictions, is_personal, mixes_of_non_members
 from shoal.audit.record_table import RecordTable, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.core.formats import one_line
@@ -32,16 +32,12 @@ from shoal.metrics import (
     fairness,
     gap_accuracy,
     is_migrated,
-    roc,
 )
 from shoal.metrics.intervals import Floats
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
 from shoal.models import ModelMetric, accuracy
 
 LOG = logging.getLogger(__name__)
-
-ROC_POINTS = 400
-"""Points kept of each ROC curve; more than a figure can show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +125,9 @@ class FinishedTraining:
         """The columns of `exposure_of_clients`, and ``mia``, of all clients by view: the run's, and those of limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
         views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
-        by_model: dict[View, list[ByAttack]] = {view: self.attacks.by_model(view) for view in dict.fromkeys(views)}
+        by_model: dict[View, Sequence[ByAttack]] = {
+            view: [*self.attacks.measured("model", view).values()] for view in dict.fromkeys(views)
+        }
         return {
             view: pd.DataFrame(exposure_of_clients(attacks, trainers, federation)).assign(
                 mia=self._accuracy_of_models(view, attacks)[model]
@@ -309,13 +307,14 @@ def group_exposure(finished: FinishedTraining) -> Summary:
         _warn_of_one_answer(attacks.configured[0], federation)
     by_group = {g: _of_group(g, attacks, federation) for g in federation.groups_with_clients}
     if attacks.records_of(attacks.view) is not None:
-        by_group = {g: {**by_group[g], **_decided(by_attack)} for g, by_attack in attacks.by_group().items()}
+        decided = attacks.measured("group", attacks.view)
+        by_group = {g: {**metrics, **_decided(decided[g])} for g, metrics in by_group.items()}
     return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
 
 
 def _of_group(g: int, attacks: FinalAttacks, federation: Federation) -> Metrics:
     scores, by_loss = attacks.configured[0], attacks.fits.get(attack_name(LossThreshold()), [None])[0]
-    same_group, population = (measure(scores.of_group(g, mix)) for mix in _mixes(g, federation).values())
+    same_group, population = (measure(scores.of_group(g, mix)) for mix in mixes_of_non_members(g, federation).values())
     metrics = _attack_metrics(same_group) | _attack_metrics(population, "_population") | _interval("mia", same_group)
     metrics |= {"members": same_group.members, "non_members": same_group.non_members}
     if by_loss is not None:
@@ -357,11 +356,6 @@ def _interval(metric: str, measured: MembershipMetrics) -> dict[str, float]:
     return {f"{metric}_low": measured.low, f"{metric}_high": measured.high}
 
 
-def _mixes(g: int, federation: Federation) -> Mapping[str, Floats]:
-    """(G,) shares of the groups among the non-members of group g, by kind of non-members."""
-    return {"group": np.eye(len(federation.groups))[g], "population": federation.group_fractions.numpy()}
-
-
 def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
     """Say for which groups an attack gives every example the same answer, and so measures nothing.
 
@@ -388,7 +382,7 @@ def model_exposure(finished: FinishedTraining) -> Summary:
     """
     attacks, clusters = finished.attacks, dict[int, Metrics]()
     configured = attacks.records_of(attacks.view) is None or is_personal(finished.deployed)
-    by_model = [] if configured else attacks.by_model(attacks.view)
+    by_model = {} if configured else attacks.measured("model", attacks.view)
     for k, risk in enumerate(finished.state.risks.tolist()):
         same_mix = measure(attacks.shared[0].of_model(k)) if configured else by_model[k][strongest(by_model[k])[0]]
         population = measure(attacks.shared[0].of_model(k, population=True))
@@ -438,25 +432,3 @@ def reference_models(finished: FinishedTraining) -> Summary:
     """The number of reference models of a run; nothing without."""
     references = finished.attacks.references
     return Summary(overall={"references": references.references} if references and references.references else {})
-
-
-def roc_curves(scores: ModelScores) -> pd.DataFrame:
-    """The rows of `roc.csv`: ROC curves of an attack by group with clients and kind of non-members."""
-    curves = [
-        _curve(scores.of_group(g, mix), scores.federation.groups[g], kind)
-        for g in scores.federation.groups_with_clients
-        for kind, mix in _mixes(g, scores.federation).items()
-    ]
-    return pd.concat([curve for curve in curves if len(curve)] or curves[:1], ignore_index=True)
-
-
-def _curve(records: RecordTable, group: str, non_members: str) -> pd.DataFrame:
-    if records.member.all() or not records.member.any():
-        return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})
-    fpr, tpr = roc(records.score, records.member, records.weight)
-    if len(fpr) > ROC_POINTS:
-        # Evenly in the logarithm of the false positive rate, since the figure's axes are logarithmic.
-        rates = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, ROC_POINTS - 1)])
-        keep = np.unique(np.searchsorted(fpr, rates, side="right") - 1)
-        fpr, tpr = fpr[keep], tpr[keep]
-    return pd.DataFrame({"group": group, "non_members": non_members, "fpr": fpr, "tpr": tpr})

@@ -5,11 +5,12 @@ estimator is "audit". Non-members are weighted to the members' groups and labels
 headline figure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -18,12 +19,17 @@ from shoal.audit.record_table import RecordTable, matching_weights
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Deployed, Engine, PersonalModels, State
+from shoal.metrics import roc
 from shoal.metrics.intervals import Bools, Floats, Ints
 from shoal.models import ModelMetric
 from shoal.models.model import Loss, cross_entropy
 
 MAX_OUTPUTS = 2**24
 """Numbers that are kept of what a model gives for training examples (64 MB) before those of members alone are."""
+
+
+ROC_POINTS = 400
+"""Points kept of each ROC curve; more than a figure can show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,3 +390,30 @@ class ModelScores:
         """(G, labels) numbers of test examples by group and label."""
         shape = len(self.federation.groups), self._labels
         return np.bincount(self._test_stratum, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
+
+
+def mixes_of_non_members(g: int, federation: Federation) -> Mapping[str, Floats]:
+    """(G,) shares of the groups among the non-members of group g, by kind of non-members."""
+    return {"group": np.eye(len(federation.groups))[g], "population": federation.group_fractions.numpy()}
+
+
+def roc_curves(scores: ModelScores) -> pd.DataFrame:
+    """The rows of `roc.csv`: ROC curves of an attack by group with clients and kind of non-members."""
+    curves = [
+        _curve(scores.of_group(g, mix), scores.federation.groups[g], kind)
+        for g in scores.federation.groups_with_clients
+        for kind, mix in mixes_of_non_members(g, scores.federation).items()
+    ]
+    return pd.concat([curve for curve in curves if len(curve)] or curves[:1], ignore_index=True)
+
+
+def _curve(records: RecordTable, group: str, non_members: str) -> pd.DataFrame:
+    if records.member.all() or not records.member.any():
+        return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})
+    fpr, tpr = roc(records.score, records.member, records.weight)
+    if len(fpr) > ROC_POINTS:
+        # Evenly in the logarithm of the false positive rate, since the figure's axes are logarithmic.
+        rates = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, ROC_POINTS - 1)])
+        keep = np.unique(np.searchsorted(fpr, rates, side="right") - 1)
+        fpr, tpr = fpr[keep], tpr[keep]
+    return pd.DataFrame({"group": group, "non_members": non_members, "fpr": fpr, "tpr": tpr})

@@ -245,11 +245,16 @@ def audit_server(
     )
     tables = {attack.name: _tables(attack, scores) for attack in attacks}
     views: dict[str, View] = {attack.name: attack.view for attack in attacks}
-    everyone = {name: _audit(of_attack, scores, None) for name, of_attack in tables.items()}
-    rows = _rows("all", "all", everyone, views)
-    for group in (scores.groups[g] for g in np.unique(scores.group[owned])):
+    everyone, rows = dict[str, UpdateAudit](), list[dict[str, Any]]()
+    for group in (None, *(scores.groups[g] for g in np.unique(scores.group[owned]))):
+        scope = ("all", "all") if group is None else ("group", group)
         audits = {name: _audit(of_attack, scores, group) for name, of_attack in tables.items()}
-        rows += _rows("group", group, audits, views)
+        everyone = everyone or audits
+        for row in scope_rows(*scope, {name: audit.unused for name, audit in audits.items()}, views):
+            rows.append(row)
+            if row["view"] == SERVER:
+                key, others = row["attack"] + AGAINST_CLIENTS, audits[row["attack"]].other_clients
+                rows.append(attack_row(*scope, key, SERVER, others, chosen=False, strongest=False))
     best, _ = strongest({name: audit.unused for name, audit in everyone.items()})
     of_client = {"chosen": best == attacks[0].name, "strongest": True}
     rows += [
@@ -270,17 +275,6 @@ def audit_server(
         omitted=omitted,
         guesses={key: value for key, value in guesses.items() if not np.isnan(value)},
     )
-
-
-def _rows(scope: str, name: str, audits: Mapping[str, UpdateAudit], views: Mapping[str, View]) -> list[dict[str, Any]]:
-    """The rows of `Audit.attacks` of one scope: each attack of the server against both kinds of non-members."""
-    rows = list[dict[str, Any]]()
-    for row in scope_rows(scope, name, {attack: audit.unused for attack, audit in audits.items()}, views):
-        rows.append(row)
-        if row["view"] == SERVER:
-            key, others = row["attack"] + AGAINST_CLIENTS, audits[row["attack"]].other_clients
-            rows.append(attack_row(scope, name, key, SERVER, others, chosen=False, strongest=False))
-    return rows
 
 
 def with_server(audit: Audit, server: Audit) -> Audit:

@@ -21,8 +21,7 @@ from shoal.data.sources.catalog import SOURCES
 from shoal.defenses import Defense
 from shoal.engine import Algorithm, MaliciousClients
 from shoal.models import Model
-from shoal.simulation.round_attack import RoundAttack
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.simulation import RoundAttack, Simulation
 
 
 @runtime_checkable

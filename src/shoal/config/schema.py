@@ -9,14 +9,12 @@ import tomli_w
 from pydantic import Field
 
 from shoal.audit import RedTeam
-from shoal.audit.measurement import Measurement
-from shoal.audit.update_audit import all_attacks
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, create_from_table, name_of, own_source, require_data
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.entry_points import installed_names
-from shoal.core.errors import located, require, require_instance, suggest
+from shoal.core.errors import quote, require, suggest
 from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.preferences import View
@@ -25,10 +23,10 @@ from shoal.data.swap_pairs import Duplicates
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
 from shoal.simulation.distillation import Distillation
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 
 SIMULATION = "simulation"
-"""The table of the config.toml of a simulation in Python."""
+"""The table of the config.toml of a run from Python about its parts, some of them without a name in a file."""
 
 
 _KINDS = (Partition, ClientSplit, PictureFormat, Columns)
@@ -175,17 +173,11 @@ class EvaluationSection:
 
     def own_attacks(self) -> tuple[Any, ...]:
         """The values of ``attacks``."""
-        attacks = tuple(create_from_table(name, "evaluation.attacks") for name in self.attacks or ())
-        with located("[evaluation]"):
-            all_attacks(attacks)
-        return attacks
+        return tuple(create_from_table(name, "evaluation.attacks") for name in self.attacks or ())
 
     def own_metrics(self) -> tuple[Any, ...]:
         """The values of ``metrics``."""
-        metrics = tuple(create_from_table(name, "evaluation.metrics") for name in self.metrics or ())
-        for metric in metrics:
-            require_instance("evaluation.metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
-        return metrics
+        return tuple(create_from_table(name, "evaluation.metrics") for name in self.metrics or ())
 
 
 @settings
@@ -315,16 +307,21 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         (5, 5)
     """
     table, path = read_toml(path), Path(path)
-    require(
-        SIMULATION not in table,
-        f"{path}: is of a simulation in Python, whose examples are in no file; run it again there (shoal.simulate), or "
-        "audit it there (Result.audit)",
-    )
+    about = table.pop(SIMULATION, None)
+    unnamed = about.get("unnamed", ()) if isinstance(about, dict) else ()
     of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
     if allow_code is False or (allow_code is None and of_run):
         require_data(table, path)
     base = table.get("base")
     require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
+    changes = list(changes)
+    keys = [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)]
+    lacking = [part for part in unnamed if not any(f"{key}.".startswith(f"{part}.") for key in keys)]
+    require(
+        not lacking,
+        f"{path}: was run from Python, with parts that have no name in a file: {quote(lacking)}; name each, such as "
+        "--set data.source=module:Name, or run and audit it in Python (shoal.simulate, Result.audit)",
+    )
     for wish in changes:
         change(table, wish)
     return parse_config(table, str(path))

@@ -16,12 +16,6 @@ from shoal.control.coordinator import (
 from shoal.control.knobs import Knob
 
 __all__ = [
-    "CHANCE",
-    "DIRECTIVE_COLUMN",
-    "ROUND_FIGURES",
-    "Knob",
-    "LimitController",
-    "RecordedDirectives",
-    "RiskPrediction",
+    "CHANCE", "DIRECTIVE_COLUMN", "ROUND_FIGURES", "Knob", "LimitController", "RecordedDirectives", "RiskPrediction",
     "directives_of",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.settings import Fraction, Internal, PositiveFloat, settings
 from shoal.defenses.defense import LossDefense
-from shoal.engine.steps import Forward
+from shoal.engine.local_sgd import Forward
 from shoal.models.model import Loss
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.engine import ClusterRound, LocalDefense, LocalSGD, UpdateFilter
-from shoal.engine.local_sgd import PRIVATE_OBJECTIVE
-from shoal.engine.steps import Forward
+from shoal.engine.local_sgd import PRIVATE_OBJECTIVE, Forward
 from shoal.models import Model
 from shoal.models.model import Loss, cross_entropy
 

@@ -12,7 +12,7 @@ from shoal.core.errors import require
 from shoal.core.settings import Fraction, Internal, NonNegativeFloat, settings
 from shoal.data.shards import gather
 from shoal.defenses.defense import LossDefense, TrainingSetup
-from shoal.engine.steps import Forward
+from shoal.engine.local_sgd import Forward
 from shoal.models.model import Loss
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from shoal.core.settings import NonNegativeFloat, settings
 from shoal.defenses.defense import LossDefense
-from shoal.engine.steps import Forward
+from shoal.engine.local_sgd import Forward
 from shoal.models.model import Loss
 
 

@@ -7,7 +7,18 @@ trains and merges a round, and `protocols.py` declares what the packages above i
 from shoal.engine.backends.gradient_clipping import require_per_example_gradients
 from shoal.engine.backends.selection import Backend, check_backend, check_examples, resolve_backend
 from shoal.engine.engine import DivergenceError, Engine, Precision
-from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD, require_plain_sgd
+from shoal.engine.local_sgd import (
+    Gradient,
+    GradientPrivacy,
+    InputAugmentation,
+    LinearTerm,
+    LocalRandomness,
+    LocalSGD,
+    Objective,
+    StepRule,
+    TorchOptimizer,
+    require_plain_sgd,
+)
 from shoal.engine.protocols import (
     Algorithm,
     ClientTrainings,
@@ -24,7 +35,6 @@ from shoal.engine.protocols import (
     UpdateFilter,
     client_trainings,
 )
-from shoal.engine.rounds.client_updates import client_updates
 from shoal.engine.rounds.cohort_trainer import Aggregator, averaging_weights
 from shoal.engine.rounds.remote import (
     ClientUpdate,
@@ -37,70 +47,29 @@ from shoal.engine.rounds.remote import (
     server_round,
     summed_round,
 )
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, PersonalModels, RoundReport, RoundUpdates
-from shoal.engine.rounds.round_plan import Cohort, LocalTraining, RoundPlan, TrainingPhase
-from shoal.engine.rounds.training import Training
+from shoal.engine.rounds.round_plan import (
+    Aggregate,
+    Cohort,
+    Deployed,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    RoundReport,
+    RoundUpdates,
+    TrainingPhase,
+)
+from shoal.engine.rounds.training import Training, client_updates
 from shoal.engine.state import ClientVectors, RiskEstimate, State, Tensors, unknown_intervals
-from shoal.engine.steps import Gradient, InputAugmentation, LinearTerm, Objective, StepRule, TorchOptimizer
 
 __all__ = [
-    "Aggregate",
-    "Aggregator",
-    "Algorithm",
-    "Backend",
-    "ClientTrainings",
-    "ClientUpdate",
-    "ClientVectors",
-    "ClusterRound",
-    "Cohort",
-    "Deployed",
-    "DivergenceError",
-    "Engine",
-    "Gradient",
-    "GradientPrivacy",
-    "HasClientTrainings",
-    "InputAugmentation",
-    "LinearTerm",
-    "LocalDefense",
-    "LocalRandomness",
-    "LocalSGD",
-    "LocalTraining",
-    "MaliciousClients",
-    "MaliciousTraining",
-    "Objective",
-    "PersonalModels",
-    "PlanRule",
-    "Precision",
-    "ReceivedUpdates",
-    "Release",
-    "RemoteRounds",
-    "RiskEstimate",
-    "RiskEstimator",
-    "RoundPlan",
-    "RoundReport",
-    "RoundUpdates",
-    "RunsRemotely",
-    "ScalableDefense",
-    "State",
-    "SteeringRule",
-    "StepRule",
-    "Tensors",
-    "TorchOptimizer",
-    "Training",
-    "TrainingPhase",
-    "UpdateFilter",
-    "averaging_weights",
-    "check_backend",
-    "check_examples",
-    "client_round",
-    "client_trainings",
-    "client_updates",
-    "remote_rounds",
-    "require_per_example_gradients",
-    "require_plain_sgd",
-    "resolve_backend",
-    "server_plan",
-    "server_round",
-    "summed_round",
-    "unknown_intervals",
+    "Aggregate", "Aggregator", "Algorithm", "Backend", "ClientTrainings", "ClientUpdate", "ClientVectors",
+    "ClusterRound", "Cohort", "Deployed", "DivergenceError", "Engine", "Gradient", "GradientPrivacy",
+    "HasClientTrainings", "InputAugmentation", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
+    "LocalTraining", "MaliciousClients", "MaliciousTraining", "Objective", "PersonalModels", "PlanRule", "Precision",
+    "ReceivedUpdates", "Release", "RemoteRounds", "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport",
+    "RoundUpdates", "RunsRemotely", "ScalableDefense", "State", "SteeringRule", "StepRule", "Tensors",
+    "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend",
+    "check_examples", "client_round", "client_trainings", "client_updates", "remote_rounds",
+    "require_per_example_gradients", "require_plain_sgd", "resolve_backend", "server_plan", "server_round",
+    "summed_round", "unknown_intervals",
 ]  # fmt: skip

@@ -25,8 +25,7 @@ from shoal.engine.backends.gradient_clipping import batch_of_gradients, example_
 from shoal.engine.backends.loop_backend import LoopBackend
 from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
 from shoal.engine.backends.vmap_backend import VmapBackend
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
-from shoal.engine.steps import LinearTerm, StepRule
+from shoal.engine.local_sgd import LinearTerm, LocalRandomness, LocalSGD, StepRule, require_plain_sgd
 from shoal.engine.worker_pool import RoundClock, WorkerPool
 from shoal.models.model import Model
 

@@ -14,8 +14,7 @@ from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed
-from shoal.engine.rounds.round_plan import Cohort, RoundPlan
+from shoal.engine.rounds.round_plan import Aggregate, Cohort, Deployed, RoundPlan
 from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 

@@ -141,7 +141,7 @@ class Network:
         kind = kind if self.features is None else "features"
         if isinstance(shape, TextShape):
             require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
-            return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
+            return Model(NamedBuild(self.sized(shape.classes), partial(ReviewGRU, shape.vocabulary, shape.classes)))
         require(name != "gru", f"model 'gru' takes texts, but the data are {kind}; choose another model for those")
         if isinstance(shape, VectorShape):
             require(
@@ -150,7 +150,7 @@ class Network:
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
-        return Model(self._build(shape))
+        return Model(NamedBuild(self.sized(shape.classes), self._build(shape)))
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:
         """The builder of the network, which is one of images."""
@@ -174,6 +174,18 @@ class Network:
         if network is VGG:
             options = {"depth": int(name[3:]), "norm": self.norm}
         return partial(network, channels=shape.channels, side=shape.height, classes=shape.classes, **options)
+
+
+@dataclass(frozen=True)
+class NamedBuild:
+    """The ``build`` of a shipped network's model, with the settings that name it in a file."""
+
+    network: Network
+    build: Callable[[], nn.Module]
+
+    def __call__(self) -> nn.Module:
+        """A new network."""
+        return self.build()
 
 
 def create_model(

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -18,7 +19,9 @@ from shoal.attacks import (
     LossTrajectory,
     MembershipAttack,
     OtherClusters,
+    Population,
     Query,
+    ReferenceScores,
     augmentation_votes,
     boundary_distance,
 )
@@ -30,7 +33,7 @@ from shoal.audit.model_scores import is_personal
 from shoal.audit.record_table import CLIENT, RecordTable
 from shoal.data import Federation
 from shoal.engine import Engine
-from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores
+from shoal.replay.reference_federations import AttackedRun, FederationScores
 
 LABEL_ATTACKS = ("label-only", "boundary-distance")
 """The keys in audit.json of the attacks that need labels alone."""
@@ -66,6 +69,39 @@ def records_of_run(
         notes=attacked.notes,
         pair=np.tile(np.arange(len(paired)), 2),
     )
+
+
+def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
+    """The scores of the attacked and the R reference federations as one matrix; ``client`` (2 Q,) has each record's."""
+    return ReferenceScores(
+        score=attacked.score.numpy(),
+        member=attacked.member.numpy(),
+        reference=_columns([scores.score for scores in references], attacked.score),
+        reference_member=_columns([scores.member for scores in references], attacked.member),
+        model=attacked.model[client].numpy(),
+        population=_population(attacked, references),
+    )
+
+
+def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray:
+    """R vectors such as ``like`` (M,) as columns (M, R); R may be 0."""
+    return (torch.stack(list(columns), dim=1) if columns else like.new_empty(len(like), 0)).numpy()
+
+
+def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
+    """The further examples on every attacked model in use, and on the model of each reference federation that most of
+    its clients use there.
+    """
+    if not attacked.population.numel():
+        return None
+    score, reference, model = [], [], []
+    for k in attacked.model.unique().tolist():
+        users = attacked.model == k
+        score.append(attacked.population[k])
+        same = [scores.population[int(scores.model[users].mode().values)] for scores in references]
+        reference.append(_columns(same, score[-1]))
+        model.append(torch.full_like(score[-1], k, dtype=torch.int64))
+    return Population(torch.cat(score).numpy(), np.concatenate(reference), torch.cat(model).numpy())
 
 
 def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, RecordTable]:

@@ -14,14 +14,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isnan, nan
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Candidates, Knowledge, Population, ReferenceScores, UpdateJoint, UpdateSpan
+from shoal.attacks import Candidates, Knowledge, UpdateJoint, UpdateSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence, require_queries
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
@@ -451,36 +449,3 @@ class AttackedRun:
 def _first_rounds(spans: Collection[str]) -> FirstRounds:
     """What the span attacks of these names read: none of the rounds without one, and updates for a server's alone."""
     return FirstRounds(most=ROUNDS if spans else 0, with_updates=UpdateSpan.name in spans)
-
-
-def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
-    """The scores of the attacked and the R reference federations as one matrix; ``client`` (2 Q,) has each record's."""
-    return ReferenceScores(
-        score=attacked.score.numpy(),
-        member=attacked.member.numpy(),
-        reference=_columns([scores.score for scores in references], attacked.score),
-        reference_member=_columns([scores.member for scores in references], attacked.member),
-        model=attacked.model[client].numpy(),
-        population=_population(attacked, references),
-    )
-
-
-def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray[Any]:
-    """R vectors such as ``like`` (M,) as columns (M, R); R may be 0."""
-    return (torch.stack(list(columns), dim=1) if columns else like.new_empty(len(like), 0)).numpy()
-
-
-def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
-    """The further examples on every attacked model in use, and on the model of each reference federation that most of
-    its clients use there.
-    """
-    if not attacked.population.numel():
-        return None
-    score, reference, model = [], [], []
-    for k in attacked.model.unique().tolist():
-        users = attacked.model == k
-        score.append(attacked.population[k])
-        same = [scores.population[int(scores.model[users].mode().values)] for scores in references]
-        reference.append(_columns(same, score[-1]))
-        model.append(torch.full_like(score[-1], k, dtype=torch.int64))
-    return Population(torch.cat(score).numpy(), np.concatenate(reference), torch.cat(model).numpy())

@@ -103,10 +103,10 @@ def reference_scores(
 
 @dataclass(frozen=True)
 class _Store:
-    """The scores of federations in a folder; without one nothing is kept.
+    """The scores of federations in a folder, one file each; without a folder nothing is kept.
 
     Args:
-        folder: of a file for each.
+        folder: of the files.
         attacked: a name for the attacked models and records.
     """
 
@@ -114,17 +114,39 @@ class _Store:
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """The scores that were kept; None: there are none of these models."""
-        return None if self.folder is None else _read(self._path(self.folder, number), self.attacked)
+        """The scores in a file; None where it is missing, damaged, or of other models, as after a run was extended."""
+        path = self._path(number)
+        if path is None or not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+            if about.get("attacked") != self.attacked:
+                return None
+            tensors = load_file(path)
+            if about.get("hash") != _fingerprint(tensors):
+                LOG.warning("%s: is not what was written; it is trained again", path)
+                return None
+            fields = {name: tensors.pop(name) for name in _FIELDS}
+            return FederationScores(**fields, spans=tensors, seconds=float(about["seconds"]))
+        except (SafetensorError, KeyError, ValueError):
+            return None
 
     def write(self, number: int, scores: FederationScores) -> None:
         """Keep the scores of a federation."""
-        if self.folder is not None:
-            _write(self._path(self.folder, number), self.attacked, scores)
+        path, fields = self._path(number), {name: getattr(scores, name).contiguous() for name in _FIELDS}
+        if path is not None:
+            tensors = {**fields, **scores.spans}
+            about = {"attacked": self.attacked, "seconds": f"{scores.seconds:.3f}", "hash": _fingerprint(tensors)}
+            write_bytes(path, save(tensors, about))
 
-    @staticmethod
-    def _path(folder: Path, number: int) -> Path:
-        return folder / ("attacked.safetensors" if number == REPLAY else f"{number:03d}.safetensors")
+    def _path(self, number: int) -> Path | None:
+        name = "attacked" if number == REPLAY else f"{number:03d}"
+        return None if self.folder is None else self.folder / f"{name}.safetensors"
+
+
+def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    return fingerprint(tuple(tensors[name] for name in sorted(tensors)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,32 +321,3 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
     about += f" {attacked.queries} queries" if attacked.queries > 1 else ""
     return hashlib.sha256(content + about.encode()).hexdigest()[:16]
-
-
-def _write(path: Path, attacked: str, stored: FederationScores) -> None:
-    tensors = {**{name: getattr(stored, name).contiguous() for name in _FIELDS}, **stored.spans}
-    about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": _fingerprint(tensors)}
-    write_bytes(path, save(tensors, about))
-
-
-def _read(path: Path, attacked: str) -> FederationScores | None:
-    """The scores in a file; None where it is missing, damaged, or of other models, as after a run was extended."""
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-        if about.get("attacked") != attacked:
-            return None
-        tensors = load_file(path)
-        if about.get("hash") != _fingerprint(tensors):
-            LOG.warning("%s: is not what was written; it is trained again", path)
-            return None
-        fields = {name: tensors.pop(name) for name in _FIELDS}
-        return FederationScores(**fields, spans=tensors, seconds=float(about["seconds"]))
-    except (SafetensorError, KeyError, ValueError):
-        return None
-
-
-def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    return fingerprint(tuple(tensors[name] for name in sorted(tensors)))

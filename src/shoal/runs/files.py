@@ -224,7 +224,7 @@ def _hash(path: Path) -> str:
 
 def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config.toml by dotted key, but for the keys that change no result."""
-    free = ("engine.threads", "record.max_megabytes", "checkpoint.every")
+    free = ("engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed")
     return {key: value for key, value in _flat(table, "") if key not in free}
 
 

@@ -158,7 +158,8 @@ class Result:
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
 
-        The config.toml of a simulation in Python has a table ``[simulation]`` for reading; no command can run it.
+        In the config.toml of a simulation in Python the table ``[simulation]`` lists the parts without a name, which
+        `shoal run` asks for.
 
         Raises:
             InputError: ``directory`` exists or cannot be written; nothing is left behind then.

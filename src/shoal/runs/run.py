@@ -5,7 +5,7 @@ docs/configuration.md lists its files ("A run directory").
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,8 +42,7 @@ from shoal.runs.run_description import description_of
 from shoal.runs.run_training import measure_trained, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
-from shoal.simulation.engine_settings import EngineSettings
-from shoal.simulation.play import SimulationState, Watch, initial_state, move_to_engine
+from shoal.simulation.play import EngineSettings, SimulationState, Watch, initial_state, move_to_engine
 from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feature_map
 
 LOG = logging.getLogger("shoal")
@@ -138,31 +137,33 @@ class Run:
                 training that diverged, with the last good checkpoint left in place.
             MeasurementError: the final models, which the error has, cannot be measured.
         """
-        simulation, out = self.simulation, self.out
-        require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
+        require(self.out is not None or not resume, "'resume' needs 'out', the directory to go on in")
         settings = self.engine.decided(self._mapped)
-        if not isinstance(out, Path):
-            with settings.engine(simulation.setup.model) as engine, collect_warnings() as warnings:
-                return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
+        description = self.description or description_of(self.simulation, settings)
+        with settings.engine(self.simulation.setup.model) as engine:
+            if isinstance(self.out, Path):
+                return self._train_in(self.out, engine, description, resume=resume)
+            with collect_warnings() as warnings:
+                return self._trained(engine, description, None, warnings)
+
+    def _train_in(self, out: Path, engine: Engine, description: RunDescription, *, resume: bool) -> Result:
+        """Train in the directory ``out``, or read the finished run in it."""
         if out.exists() and not resume:
             raise existing_directory_error(out)
-        description = self.description or description_of(simulation, settings)
-        rounds = simulation.last_round
-        if out.exists() and rounds_before(out, description, rounds) == rounds and is_finished(out):
-            return self._finished(out, settings)
-        with settings.engine(simulation.setup.model) as engine, ExitStack() as held:
-            # Once more when it is locked, since it may have become another run's since it was looked at first.
-            same = lambda: rounds_before(out, description, rounds)  # noqa: E731
-            opening = open_run_dir(out, description.settings, same, resume=resume, examples=description.examples)
-            checkpoints = held.enter_context(opening)
+        rounds = self.simulation.last_round
+        same = lambda: rounds_before(out, description, rounds)  # noqa: E731
+        if out.exists() and same() == rounds and is_finished(out):
+            return self._finished(out, engine)
+        # Once more when it is locked, since it may have become another run's since it was looked at first.
+        with open_run_dir(out, description.settings, same, resume=resume, examples=description.examples) as checkpoints:
             if is_finished(out) and same() == rounds:
-                return self._finished(out, settings)
-            held.enter_context(log_to_file(out / "run.log"))
-            result = self._trained(engine, description, checkpoints, ())
-            write_files(out, result)
-            # From the last checkpoint a finished run can be prolonged.
-            keep_newest_checkpoints(checkpoints, 1)
-            LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
+                return self._finished(out, engine)
+            with log_to_file(out / "run.log"):
+                result = self._trained(engine, description, checkpoints, ())
+                write_files(out, result)
+                # From the last checkpoint a finished run can be prolonged.
+                keep_newest_checkpoints(checkpoints, 1)
+                LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
         return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
     @property
@@ -176,10 +177,9 @@ class Run:
         """The simulation with its features, which take a while to compute."""
         return apply_feature_map(self.simulation, self.engine.threads)
 
-    def _finished(self, out: Path, settings: EngineSettings) -> Result:
+    def _finished(self, out: Path, engine: Engine) -> Result:
         """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
-        with settings.engine(self.simulation.setup.model) as engine:
-            simulation = move_to_engine(self._mapped, engine)
+        simulation = move_to_engine(self._mapped, engine)
         progress = load_checkpoint(out / "checkpoint", self.simulation.setup.model.frozen_hash)
         state = None if progress is None else progress.state
         features = simulation.features if isinstance(simulation.features, FeatureMap) else None
@@ -369,7 +369,7 @@ def run(
             simulation,
             out,
             decided.engine,
-            watch=watch or _unseen,
+            watch=watch or (lambda *_: None),
             watch_references=watch_references,
             workers=workers,
             checkpoint_every=decided.checkpoint.every,
@@ -380,7 +380,3 @@ def run(
         )
     prepared.train(resume=resume)
     return out
-
-
-def _unseen(*_: object) -> None:
-    """A watch to which nothing is shown."""

@@ -1,12 +1,12 @@
-"""The config.toml of a simulation in Python, whose examples and network no file can give back.
+"""The config.toml of a run: of a configuration as it is, of a simulation in Python as far as its parts have names.
 
-It has the tables of a configuration file, as far as it can, and one more, ``[simulation]``, with what describes the
-rest: for readers, for the report, and so that another simulation does not go on in its directory.
+The latter has one more table, ``[simulation]``: what identifies the parts without a name, which a command that runs the
+file again must be given (``unnamed``), and what reports need of them.
 """
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,23 @@ import tomli_w
 
 from shoal.audit.measurement import declared_metrics
 from shoal.config.build import build
-from shoal.config.kinds import RoundAttackSection, algorithm_title, name_of, require_data, title_of
-from shoal.config.schema import SIMULATION, Config, read_config
+from shoal.config.defense_sections import PRIOR_EFFECTS, CoordinatorSection, DefensesSection
+from shoal.config.kinds import RoundAttackSection, name_of, own_code, require_data, title_of
+from shoal.config.schema import SIMULATION, AlgorithmSection, Config, EvaluationSection, PrivacySection, read_config
 from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml
 from shoal.control import LimitController
-from shoal.core.errors import InputError
-from shoal.core.formats import ACCURACY
-from shoal.data import Group
+from shoal.core.errors import InputError, require
+from shoal.data import Group, Preferences
 from shoal.data.content import fingerprint
+from shoal.defenses import DEFENSES, Defense
 from shoal.metrics import Metric
-from shoal.models import metric_name
+from shoal.models import FeatureMap, Model, metric_name
+from shoal.models.named_models import NamedBuild, Network
 from shoal.reports.run.description import RunDescription
 from shoal.runs.files import require_same_examples, require_unchanged, stored_examples
-from shoal.simulation.engine_settings import EngineSettings
+from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import Simulation, apply_feature_map
-
-_HEAD = "# A simulation in Python. This file is for reading: it cannot be run, since the examples are in no file.\n"
 
 
 def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescription:
@@ -45,44 +45,117 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
     canaries, start, coordinator = simulation.canaries, simulation.start, simulation.coordinator
     digest, algorithm = fingerprint(federation), simulation.algorithm
     section = None if attack is None else described_by(RoundAttackSection).from_simulation(simulation)
-    evaluation = ("member_rounds", "reference_federations", "duplicates", "view")
+    parts = {
+        "algorithm": (algorithm, lambda: AlgorithmSection(algorithm, simulation.last_round, simulation.participation)),
+        "model": ({name: getattr(model, name) for name in _OWN}, lambda: _network(simulation)),
+        "local": (simulation.local, lambda: simulation.local),
+        "privacy": (None, lambda: _privacy(federation.preferences)),
+        "red_team": (simulation.red_team, lambda: simulation.red_team),
+        "defenses": (simulation.defenses or None, lambda: _defenses(simulation.defenses)),
+        "release": (simulation.release, lambda: simulation.release),
+        "coordinator": (coordinator and coordinator.knobs, lambda: coordinator and _coordinator(coordinator)),
+        "evaluation": (None, lambda: EvaluationSection(**{key: getattr(simulation, name) for key, name in _KEYS})),
+    }
+    tables = {name: _table(make) for name, (_, make) in parts.items()}
+    unnamed = ["data.source", *(_KEY_OF.get(name, name) for name, table in tables.items() if table is None)]
+    unnamed += [f"evaluation.{name}" for name in ("attacks", "metrics") if getattr(simulation, name)]
+    without_key = ("canaries", "start", "round_attack", "malicious_clients")
     about = {
+        "unnamed": [*unnamed, *(name for name in without_key if getattr(simulation, name))],
+        "parts": {name: _named(part) for name, (part, _) in parts.items() if tables[name] is None and part} or None,
         "federation": repr(federation),
         "examples": digest,
-        "dataset": f"memory-{digest[:8]}",
         "kind": federation.kind,
         "metric": metric_name(simulation.setup.model.metric_for(federation.classes)),
         "network": model.structure(),
-        "groups": dict(zip(federation.groups, federation.group_fractions.tolist(), strict=True)),
-        "loss": model.loss,
-        "measured_by": model.metric,
-        "outputs": model.outputs,
-        "inputs": model.inputs,
+        "title": title_of(algorithm),
+        "attack": name_of(type(simulation.red_team.attack)),
+        "estimator": simulation.red_team.estimator,
         "canaries": None if canaries is None else fingerprint(tuple(vars(canaries).values())),
         "start": start and {"models": fingerprint((start.state.models,)), "public": start.public},
         "malicious_clients": simulation.malicious_clients,
-        "knobs": coordinator and coordinator.knobs,
         "round_attack": attack and _named(attack) | {"table": attack.name, "columns": attack.columns},
+        "metrics": [vars(metric) for metric in declared_metrics((*simulation.metrics, attack))] or None,
+        # The law alone: of knobs a file has a table each, under names of its own.
+        "law": coordinator and table_of(replace(coordinator, knobs={})),
+        "property_attack": section and table_of(section),
     }
+    schedule = {"rounds": simulation.last_round, "participation": simulation.participation}
+    groups = {name: {"share": share} for name, share in federation.shares.items()}
     table = {
         "seed": simulation.seed,
         SIMULATION: about,
-        "algorithm": _named(algorithm)
-        | {"rounds": simulation.last_round, "participation": simulation.participation}
-        | ({"title": title_of(algorithm)} if ":" in name_of(type(algorithm)) else {}),
-        "local": simulation.local,
-        "red_team": _written(simulation.red_team) | {"attack": _named(simulation.red_team.attack)},
-        "defenses": simulation.defenses,
-        "evaluation": {"every": simulation.evaluate_every} | {name: getattr(simulation, name) for name in evaluation},
+        "data": {"source": f"memory-{digest[:8]}", "groups": groups},
         "engine": table_of(engine),
         "record": {"updates": simulation.record_updates} if simulation.record_updates else None,
-        # The law alone: of knobs a file has a table each, under names of its own.
-        "coordinator": coordinator and table_of(replace(coordinator, knobs={})),
-        "metrics": [vars(metric) for metric in declared_metrics((*simulation.metrics, attack))] or None,
-        "property_attack": section and table_of(section),
+        **{name: table for name, table in tables.items() if table},
+        "algorithm": tables["algorithm"] or {"name": name_of(type(algorithm))} | schedule,
     }
-    text = _HEAD + tomli_w.dumps(_written(table), multiline_strings=True)
+    text = tomli_w.dumps(_written(table), multiline_strings=True)
     return replace(_described(tomllib.loads(text), text), examples=digest)
+
+
+_KEY_OF = {"algorithm": "algorithm.name", "model": "model.name", "privacy": "privacy.thresholds"}
+"""What a command must set for a part without a name, where it is less than the part's table."""
+
+_OWN = ("loss", "metric", "outputs", "inputs")
+"""What identifies a model beside its network's layers."""
+
+_KEYS = (
+    ("every", "evaluate_every"),
+    *((name, name) for name in ("member_rounds", "reference_federations", "duplicates", "view")),
+)
+"""Keys of [evaluation], and the fields of a simulation."""
+
+
+def _table(make: Callable[[], object]) -> dict[str, Any] | None:
+    """The table of a part of a configuration; None where a file cannot give the part back."""
+    try:
+        part = make()
+        if part is None:
+            return {}
+        table = table_of(part)
+        same = read(type(part), table) == part and "__main__" not in str(own_code(table))
+    except (InputError, TypeError, NameError):
+        return None
+    return table if same else None
+
+
+def _network(simulation: Simulation) -> Network:
+    model, features = simulation.model, simulation.features
+    if not isinstance(model.build, NamedBuild) or model != Model(model.build) or isinstance(features, FeatureMap):
+        raise InputError("the network has no name")
+    return replace(model.build.network, features=features)
+
+
+def _privacy(preferences: Preferences) -> PrivacySection:
+    limits, betas = preferences.threshold.tolist(), preferences.beta.tolist()
+    require(len(set(limits)) == 1, "clients have limits of their own")
+    view = None if preferences.view is None else tuple(preferences.views("outsider"))
+    return PrivacySection((limits[0], limits[0]), betas[0] if len(set(betas)) == 1 else tuple(betas), view)
+
+
+def _defenses(defenses: Sequence[Defense]) -> DefensesSection:
+    keys: dict[type, str] = {cls: name for name, cls in DEFENSES.items()}
+    named: dict[str, Any] = {keys[type(each)]: each for each in defenses if type(each) in keys}
+    own = {f"own{i}": each for i, each in enumerate(defenses) if type(each) not in keys}
+    section = DefensesSection(**named, custom=own or None)
+    require(section.all() == tuple(defenses), "the defences are in another order than a file's")
+    return section
+
+
+def _coordinator(coordinator: LimitController) -> CoordinatorSection:
+    knobs = coordinator.knobs
+    require("pooling" not in knobs and not coordinator.min_clients, "a file wraps the algorithm in what follows these")
+    shipped: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name in PRIOR_EFFECTS}
+    own: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name not in shipped}
+    relief = {name: knob.risk_reduction for name, knob in knobs.items()}
+    cost = {name: knob.accuracy_cost for name, knob in knobs.items()}
+    law = replace(coordinator, knobs={})
+    section = CoordinatorSection(**shipped, custom=own or None, law=law, relief=relief, cost=cost)
+    again = section.coordinator()
+    require(again == coordinator and [*again.knobs] == [*knobs], "a file has other knobs, or another order of them")
+    return section
 
 
 def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
@@ -100,7 +173,7 @@ def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
     try:
         if SIMULATION in table:
             if not allow_code:
-                require_data([table.get(name) for name in ("property_attack", "coordinator")], path)
+                require_data([table[SIMULATION].get(name) for name in ("property_attack", "law")], path)
             description = _described(table, path.read_text("utf-8"))
         else:
             description = RunDescription.of(read_config(path, allow_code=allow_code))
@@ -125,24 +198,24 @@ def rebuilt(out: Path, data_dir: Path | None = None, *, allow_code: bool = False
 
 
 def _described(table: Mapping[str, Any], text: str) -> RunDescription:
-    about, section, coordinator = table[SIMULATION], table.get("property_attack"), table.get("coordinator")
-    attack = about.get("round_attack")
+    about, groups = table[SIMULATION], table["data"]["groups"]
+    section, law, attack = about.get("property_attack"), about.get("law"), about.get("round_attack")
     return RunDescription(
-        algorithm=(name := table["algorithm"]["name"]),
-        algorithm_title=table["algorithm"].get("title", algorithm_title(name)),
-        dataset=about["dataset"],
+        algorithm=table["algorithm"]["name"],
+        algorithm_title=about["title"],
+        dataset=table["data"]["source"],
         seed=table["seed"],
-        groups={name: Group(name, share) for name, share in about["groups"].items()},
-        attack=table["red_team"]["attack"]["name"],
-        estimator=table["red_team"]["estimator"],
+        groups={name: Group(name, group["share"]) for name, group in groups.items()},
+        attack=about["attack"],
+        estimator=about["estimator"],
         settings=text,
-        metric=about.get("metric", ACCURACY),
+        metric=about["metric"],
         kind=about["kind"],
         reference_federations=table["evaluation"]["reference_federations"],
         property_attack=None if section is None else read(described_by(RoundAttackSection), section, "property_attack"),
         attack_table=None if attack is None else (attack["table"], attack["columns"]),
-        metrics=tuple(Metric(**entry) for entry in table.get("metrics", ())),
-        coordinator=None if coordinator is None else read(LimitController, coordinator, "coordinator"),
+        metrics=tuple(Metric(**entry) for entry in about.get("metrics", ())),
+        coordinator=None if law is None else read(LimitController, law, "coordinator"),
     )
 
 

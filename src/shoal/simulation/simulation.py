@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
-from typing import get_args
+from typing import ClassVar, Protocol, get_args, runtime_checkable
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -26,7 +27,18 @@ from shoal.data.content import comparable_hashes
 from shoal.data.preferences import VIEWS, View
 from shoal.data.swap_pairs import Duplicates
 from shoal.defenses import Defense, TrainingSetup, accounting
-from shoal.engine import Algorithm, Engine, LocalSGD, MaliciousClients, State, Training, client_trainings
+from shoal.engine import (
+    Algorithm,
+    Engine,
+    LocalSGD,
+    MaliciousClients,
+    RoundReport,
+    State,
+    Tensors,
+    Training,
+    client_trainings,
+)
+from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.preflight.preflight_report import Preflight, preflight
 from shoal.preflight.visible_moves import RecognisedRisks, VisibleMoves
@@ -38,7 +50,6 @@ from shoal.simulation.checks import (
     require_defenses,
 )
 from shoal.simulation.distillation import Distillation
-from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import RoundRow
 
 DEFAULT_RED_TEAM = RedTeam(every=0, attack=Gap())
@@ -108,6 +119,52 @@ class WarmStart:
             # The models alone: whose examples others trained on says nothing of these clients.
             state = State(state.round, rows, state.risks, torch.empty(0, dtype=torch.int64))
         return replace(self, state=state, models={})
+
+
+@runtime_checkable
+class RoundAttack(Protocol):
+    """An attack that observes each round of a training, and is measured after the last. It changes no bit of training.
+
+    It is a value: what it remembers from one round to the next are tensors, kept in checkpoints.
+    """
+
+    name: ClassVar[str]
+    """Name of its table ``NAME.csv`` and of its wall time ``seconds.NAME_attack``."""
+    columns: ClassVar[tuple[str, ...]]
+    """Columns that its table always has."""
+
+    def check(self, federation: Federation, algorithm: Algorithm) -> None:
+        """Raise `InputError` where it cannot observe this algorithm on this federation."""
+        ...
+
+    def initial_memory(self, state: State) -> Tensors:
+        """What it remembers before the first round."""
+        ...
+
+    def observe(
+        self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
+    ) -> tuple[Tensors, Tensors]:
+        """What it keeps of a round, and what it remembers for the next.
+
+        Args:
+            before, after: the states before and after the round.
+            report: of the round.
+            memory: what it remembered of the rounds before.
+            training: that is observed.
+        """
+        ...
+
+    def measure(
+        self, observations: Mapping[int, Tensors], stream: Stream, *, jobs: int
+    ) -> tuple[Summary, pd.DataFrame]:
+        """Its metrics, and the rows of its table.
+
+        Args:
+            observations: what it kept, by round.
+            stream: of its random draws.
+            jobs: threads that it may use.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from shoal.core import foreign_files
 from shoal.core.errors import InputError, quote, require
+from shoal.core.foreign_files import open_file
 from shoal.data.datasets import ImageDataset
-from shoal.data.sources.file_contents import open_file
 
 _Part = Literal["images", "labels"]
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from shoal.core.errors import InputError, quote, require, suggest
+from shoal.core.foreign_files import open_file, read_pictures
 from shoal.data.datasets import ImageDataset, TextDataset
-from shoal.data.sources.file_contents import open_file, read_pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from shoal.core import foreign_files
 from shoal.core.errors import InputError, describe, escape_text, read_error, require, searched_in
-from shoal.core.foreign_files import require_at_most, require_small_csv
+from shoal.core.foreign_files import read_pictures, require_at_most, require_small_csv
 from shoal.core.settings import settings
 from shoal.data.names import NameOf, file_row
-from shoal.data.sources.file_contents import read_pictures
 from shoal.data.user.arrays import Columns, grey_or_rgb, labelled_arrays
 from shoal.data.user.client_dataset import ClientDataset, SourceData
 from shoal.data.user.tables import frame_of, read_rows, require_columns, require_distinct, require_named

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from shoal.core.errors import require
 from shoal.engine.backends.ghost_norms import ParameterGradients, formula
-from shoal.engine.steps import Forward
+from shoal.engine.local_sgd import Forward
 from shoal.models.layers import mixes_examples, seeded_dropouts
 from shoal.models.model import Loss, Model
 

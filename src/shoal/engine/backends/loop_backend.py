@@ -11,8 +11,16 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.shards import Shards, gather, to_channels_first, to_channels_last, to_compute_dtype
 from shoal.engine.backends.bound_network import BoundNetwork
-from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
-from shoal.engine.steps import Forward, InputAugmentation, LinearTerm, StepRule, in_groups
+from shoal.engine.local_sgd import (
+    Forward,
+    GradientPrivacy,
+    InputAugmentation,
+    LinearTerm,
+    LocalRandomness,
+    LocalSGD,
+    StepRule,
+    in_groups,
+)
 
 AUGMENTED = 1024
 """Images augmented at a time, so that the memory needed stays in tens of megabytes."""

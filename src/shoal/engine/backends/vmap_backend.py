@@ -13,12 +13,10 @@ from torch.func import functional_call, grad, vmap
 
 from shoal.core.randomness import Stream
 from shoal.data.shards import Shards, to_channels_first, to_channels_last, to_compute_dtype
-from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.backends.bound_network import BoundNetwork, LocalStep, trained_names
 from shoal.engine.backends.dense_network import DenseNetwork, dense_network, flat, row_class
 from shoal.engine.backends.loop_backend import AUGMENTED, augmented
-from shoal.engine.backends.optimizers import LocalStep, trained_names
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.steps import InputAugmentation, LinearTerm, StepRule, in_groups
+from shoal.engine.local_sgd import InputAugmentation, LinearTerm, LocalRandomness, LocalSGD, StepRule, in_groups
 from shoal.models.model import Loss, Model
 
 _IN_CACHE = {"dense": 2**20, "vmap": 2**21, "span": 2**21}

@@ -14,8 +14,7 @@ from shoal.engine.backends.loop_backend import parts_of
 from shoal.engine.engine import DivergenceError, Engine, gather_params
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.protocols import MaliciousClients, MaliciousTraining, UpdateFilter
-from shoal.engine.rounds.round_outcome import Aggregate
-from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
+from shoal.engine.rounds.round_plan import Aggregate, LocalTraining, RoundPlan
 from shoal.engine.state import State, Tensors
 from shoal.engine.worker_pool import RoundClock
 

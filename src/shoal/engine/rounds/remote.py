@@ -15,8 +15,7 @@ from shoal.core.formats import one_line
 from shoal.data.preferences import Preferences
 from shoal.engine.protocols import Algorithm, PlanRule
 from shoal.engine.rounds.cohort_trainer import Rows, aggregated
-from shoal.engine.rounds.round_outcome import Aggregate
-from shoal.engine.rounds.round_plan import Cohort, RoundPlan
+from shoal.engine.rounds.round_plan import Aggregate, Cohort, RoundPlan
 from shoal.engine.rounds.training import Training
 from shoal.engine.state import State
 

@@ -1,19 +1,29 @@
 """An audit's report: one HTML page that holds everything it shows. The same audit gives the same bytes."""
 
 from collections.abc import Mapping, Sequence
-from math import inf, isinf, isnan, log
+from math import inf, isinf, isnan, log, nan
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from shoal.attacks import Stack
 from shoal.audit.audit import Audit, wrong_sign
-from shoal.audit.finding import BY, Finding, attack_head, every_attack, findings, most_exposed
-from shoal.core.errors import require
+from shoal.audit.finding import (
+    BY,
+    FALSE_POSITIVE_RATES,
+    Estimate,
+    Finding,
+    attack_head,
+    every_attack,
+    findings,
+    most_exposed,
+)
+from shoal.audit.record_table import AGAINST_CLIENTS, SERVER
 from shoal.core.formats import DASH, capitalized, count, decimal
-from shoal.reports.audit import audit_tables
-from shoal.reports.audit.audit_figures import (
+from shoal.reports.audit.audit_charts import (
     accuracy_of_attacks,
     by_view,
     chance_exposure,
@@ -23,6 +33,20 @@ from shoal.reports.audit.audit_figures import (
 from shoal.reports.exposure import ATTACKERS, exposure_headlines, exposure_lines, exposure_tile, not_asked
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
+from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_table, row
+
+MOST_ROWS = 20
+"""The most groups, models, clients and records that are listed."""
+
+GUESSED: Mapping[str, str] = {
+    "source-inference": "whose a record is, among all clients",
+    "source-inference-in-cluster": "whose a record is, among the clients of its cluster",
+    "group-inference": "which group a client is of, from its last cluster",
+    "cluster-identity": "which group a client is of, from its clusters in all recorded rounds",
+    "preference-inference": "whether a client is of the stricter half of its group, from its clusters in all recorded "
+    "rounds",
+}
+"""What the server guesses beside membership, by the keys in audit.json; in the order of the table."""
 
 NOT_ASKED = (
     "Active attackers, who send manipulated updates or models to make members easier to tell.",
@@ -32,6 +56,11 @@ NOT_ASKED = (
     "Reconstruction of records, inference of their properties, and whether a client took part at all.",
 )
 """What no audit of this kind asks."""
+
+_ACCURACY = Column("balanced accuracy", "chance: 0.500")
+_RATE = Column("TPR at 1 % FPR", "chance: 1.0 %")
+_METRICS = (Column("AUC", "chance: 0.500"), _ACCURACY, _RATE, Column("TPR at 0.1 % FPR", "chance: 0.1 %"))
+_COUNTS = (Column("members"), Column("non-members"))
 
 
 def audit_page(
@@ -50,20 +79,11 @@ def audit_page(
         audit: what attackers find.
         title: of the page.
         stated: "epsilon", "delta" and "bound.*" of differential privacy, where the run has them.
-        pictures: (channels, height, width) of records, by their names; the others are listed without.
+        pictures: (channels, height, width) uint8 of records, by their names; the others are listed without.
         kind_of_data: what a record is, in the plural.
         gates: a sentence for each limit that was set on the figures, and whether it holds.
         run: the address of the run's page; None: there is none.
-
-    Raises:
-        InputError: a picture of another shape or type.
     """
-    for name, picture in pictures.items():
-        require(
-            picture.ndim == 3 and picture.dtype == np.uint8,
-            f"pictures: that of record {name!r} must be (channels, height, width) of uint8; "
-            f"got {picture.dtype} of shape {picture.shape}",
-        )
     found, by_name, everything = (
         findings(audit.attacks), every_attack(audit.attacks, "group"), every_attack(audit.attacks, "all")
     )  # fmt: skip
@@ -72,41 +92,37 @@ def audit_page(
     records = audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
-    warning = violation_warning(audit, stated)
-    shape = Markup("<strong>{}:</strong> {}")
-    lines = exposure_lines(found, audit.omitted, stated)
-    in_full = [("view", shape.format(capitalized(BY[view]), text)) for view, text in lines]
+    drawn, who = [item for item in figures if item is not None], by_view(found)
+    shape, lines = Markup("<strong>{}:</strong> {}"), exposure_lines(found, audit.omitted, stated)
     lead: list[tuple[str, str]] = [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
         link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
         lead.append(("", link.format(run)))
-    lead += [("verdict loud", warning)] * bool(warning)
+    if exceeds_stated(audit, stated):
+        lead.append(
+            ("verdict loud", _CONTRADICTION.format(*map(_epsilon, (audit.empirical_epsilon, stated["epsilon"]))))
+        )
     lead += [("verdict loud", f"Check the scores: {wrong}.") for wrong in [*wrong_sign(audit.figures()).values()][:1]]
-    drawn = [item for item in figures if item is not None]
     scored_by = next((every[0].title for every in everything.values()), "the attack that decides")
     left_out = sum(not every[0].accuracy.known for every in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
-    who = by_view(found)
     sections = (
         None if who is None else Section("by-view", "Who can recognise records", figures=[who]),
-        section_of("by-group", audit_tables.attacks_by_group(groups, left_out)),
+        section_of("by-group", _attacks_by_group(groups, left_out)),
         Section("figures", "Figures", figures=drawn) if drawn else None,
-        section_of("by-model", audit_tables.attacks_by_model(every_attack(audit.attacks, "model"))),
-        section_of("by-client", audit_tables.exposed_clients(every_attack(audit.attacks, "client"), records)),
-        section_of("guesses", audit_tables.guesses_table(audit.guesses)),
+        section_of("by-model", _attacks_by_model(every_attack(audit.attacks, "model"))),
+        section_of("by-client", _exposed_clients(every_attack(audit.attacks, "client"), records)),
+        section_of("guesses", _guesses(audit.guesses)),
         _exposed_records(audit, pictures, scored_by),
-        Section(
-            "epsilon",
-            "Empirical and stated epsilon",
-            [*filter(None, [warning]), *epsilon_sentences(audit, stated)],
-        ),
+        section_of("epsilon", _epsilons(audit, stated)),
         Section("not-tested", "What was not tested", items=[*omitted, *not_asked(found), *NOT_ASKED, *notes]),
     )
-    attackers = {name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()}
     return render(
         "audit.html.j2", title, lead, _key_metrics(audit, found, groups, stated), sections, style="audit",
-        kind=kind_of_data, attackers=attackers, in_full=in_full, answers=exposure_headlines(found, run=run is not None),
+        kind=kind_of_data, answers=exposure_headlines(found, run=run is not None),
+        in_full=[("view", shape.format(capitalized(BY[view]), text)) for view, text in lines],
+        attackers={name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()},
     )  # fmt: skip
 
 
@@ -114,95 +130,67 @@ def _key_metrics(
     audit: Audit, found: Sequence[Finding], groups: Mapping[str, Sequence[Finding]], stated: Mapping[str, float]
 ) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
+    upper = f"stated: {_epsilon(stated['epsilon'])}" if "epsilon" in stated else "none stated"
     proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
-    above = ": contradicted" if exceeds_stated(audit, stated) else ""
-    remark = f"{proven}lower bound; {stated_epsilon(stated)}{above}"
     kinds = f"{count(audit.members)} members, {count(audit.non_members)} non-members"
-    compared = "that attacks compare with" if audit.references else "attacks compare with nothing"
     last = (
-        ("Empirical epsilon", epsilon_text(audit.empirical_epsilon), remark),
-        ("Reference models", count(audit.references), compared),
+        ("Empirical epsilon", _epsilon(audit.empirical_epsilon), f"{proven}lower bound; {upper}"),
+        ("Reference models", count(audit.references), "that attacks compare with"),
         ("Records", count(audit.members + audit.non_members), kinds),
     )
     worst = next(iter(most_exposed(found)), None)
     if worst is None:
         return (("Attack that decides", DASH, "none could be measured"), *last)
     whose = f"view: {worst.view}" + (f"; on {worst.group}, the most exposed group" if len(groups) > 1 else "")
+    tpr = worst.tpr[0.01]
+    rate = f"95 % interval {tpr.percent_interval}; chance: 1.0 %" if tpr.known else worst.why_no_tpr(0.01)
     return (
         ("Attack that decides", worst.head, whose),
         exposure_tile(worst),
-        ("TPR at 1 % FPR", worst.tpr[0.01].percent, _rate_remark(worst, groups.get(worst.group, ()))),
+        ("TPR at 1 % FPR", tpr.percent, rate),
         *last,
     )
 
 
-def _rate_remark(worst: Finding, attempts: Sequence[Finding]) -> str:
-    """The interval of a true positive rate, and another attack that has a larger one there."""
-    tpr = worst.tpr[0.01]
-    if not tpr.known:
-        return worst.why_no_tpr(0.01)
-    interval = f"95 % interval {tpr.percent_interval}; " if tpr.percent_interval else ""
-    rates = [finding for finding in (worst, *attempts) if finding.tpr[0.01].known]
-    highest = max(rates, key=lambda finding: finding.tpr[0.01].value)
-    more = f"; more by {highest.title}: {highest.tpr[0.01].percent}" if highest.tpr[0.01].value > tpr.value else ""
-    return f"{interval}chance: 1.0 %{more}"
-
-
 def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str) -> Section:
     """The most exposed records, with their pictures where there are some."""
-    records, top = audit.records, audit.records.head(audit_tables.MOST_ROWS)
+    records, top = audit.records, audit.records.head(MOST_ROWS)
     pictured = top["record"].astype(str).isin(list(pictures))
     if records["exposure"].notna().any():
         certain = int((records["exposure.low"] > 0.5).sum())
         models = f"{audit.references} reference {'model' if audit.references == 1 else 'models'}"
         paragraphs = (
             Markup(
-                "The {} of {:,} records with the largest <em>exposure</em>: how well models that were trained on the "
-                "record can be told from models that were not, as a balanced accuracy."
-            ).format(len(top), len(records)),
-            Markup(
-                "<strong>Of one record this is noisy.</strong> It comes from {} and the attacked one: if no record "
-                "were exposed, up to 5 in 100 would have {} or more by chance, and these are the largest of {:,}. "
-                "<em>At least</em>: a lower end that all records keep at once with 95 % confidence; it is above 0.5 "
-                "for {:,} of them. The exposure of a non-member is what it would be had it been trained on. Scores: {}."
-            ).format(models, decimal(chance_exposure(audit.references)), len(records), certain, scored_by),
+                "The {} of {:,} records with the largest <em>exposure</em>: the balanced accuracy that tells models "
+                "trained on the record from other models, by {}. <strong>Of one record this is noisy.</strong> With {} "
+                "and the attacked one, up to 5 in 100 unexposed records would have {} or more by chance. <em>At "
+                "least</em>: a lower end that holds for all records at once at 95 % confidence, above 0.5 for {:,}."
+            ).format(len(top), len(records), scored_by, models, decimal(chance_exposure(audit.references)), certain),
         )
     else:
         paragraphs = (
-            "Without reference models that were and were not trained on a record its exposure is unknown. These are "
-            f"the {len(top)} of {len(records):,} records with the highest scores of {scored_by}, non-members among "
-            "them.",
+            f"Without reference models a record's exposure is unknown. These are the {len(top)} of {len(records):,} "
+            f"records with the highest scores of {scored_by}, non-members among them.",
         )
     shown = [_picture(record, pictures) for record in top[pictured].to_dict("records")]
     return Section(
         "records", "The most exposed records", paragraphs, pictures=[("", "", shown)] if shown else (),
-        table=None if pictured.all() else audit_tables.of_records(top[~pictured]),
+        table=None if pictured.all() else _records(top[~pictured]),
     )  # fmt: skip
 
 
 def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]]) -> Picture:
     name, kind = str(record["record"]), "member" if record["member"] else "non-member"
-    remark = (
-        f"client {record['client']}, {record['group']}; {kind}; score {audit_tables.signed_number(record['score'])}"
-    )
-    small = (*filter(None, [audit_tables.at_least(record["exposure.low"])]), remark)
-    return Picture(
-        png(pictures[name]), f"Picture of {name}", audit_tables.exposure_text(record["exposure"]), name, small
-    )
+    remark = f"client {record['client']}, {record['group']}; {kind}; score {_signed(record['score'])}"
+    small = (*filter(None, [_at_least(record["exposure.low"])]), remark)
+    return Picture(png(pictures[name]), f"Picture of {name}", _exposure(record["exposure"]), name, small)
 
 
-def epsilon_text(value: float) -> str:
-    """An epsilon; a dash where there is none.
-
-    >>> epsilon_text(1.234), epsilon_text(float("inf"))
-    ('1.23', '∞')
-    """
-    return DASH if isnan(value) else "\N{INFINITY}" if isinf(value) else f"{value:.2f}"
-
-
-def stated_epsilon(stated: Mapping[str, float]) -> str:
-    """The stated epsilon with its delta, or "none stated"."""
-    return f"stated: {epsilon_text(stated['epsilon'])}{_at(stated)}" if "epsilon" in stated else "none stated"
+_CONTRADICTION = (
+    "The empirical epsilon, {}, is above the stated one, {}: the stated guarantee does not hold against this attack, "
+    "unless chance made the bound too high (at most 5 in 100 are) or the attack uses what the guarantee does not "
+    "cover, such as the choice of a model."
+)
 
 
 def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
@@ -211,52 +199,195 @@ def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
     A guarantee at a delta holds at every larger one; where the stated delta is the larger, nothing is contradicted.
     Without a stated delta, it is taken for that of the audit.
     """
-    return _comparable(audit, stated) and audit.empirical_epsilon > stated.get("epsilon", inf)
+    return stated.get("delta", audit.delta) <= audit.delta and audit.empirical_epsilon > stated.get("epsilon", inf)
 
 
-def violation_warning(audit: Audit, stated: Mapping[str, float]) -> str:
-    """What a contradiction between the two means; empty where there is none."""
-    if not exceeds_stated(audit, stated):
-        return ""
-    return (
-        f"The empirical epsilon, {epsilon_text(audit.empirical_epsilon)}, is above the stated one, "
-        f"{epsilon_text(stated['epsilon'])}: the stated guarantee does not hold against this attack, unless chance "
-        "made the bound too high (at most 5 in 100 are) or the attack uses what the guarantee does not cover, such "
-        "as the choice of a model."
-    )
-
-
-def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
-    """What each of the two means."""
+def _epsilons(audit: Audit, stated: Mapping[str, float]) -> ReportTable:
+    """The empirical epsilon, the largest that so many records can show, and the stated one."""
     # The bound is judged on half of the records, see `empirical_epsilon`.
-    half, is_at = min(audit.members, audit.non_members) // 2, f"at delta {audit.delta:g}"
-    most = f"With {half:,} records of a kind to judge it on, it could not be above about {log(max(1, half / 3.7)):.1f}."
-    if isnan(audit.empirical_epsilon):
-        empirical = "The empirical epsilon was not measured."
-    elif audit.empirical_epsilon == 0:
-        empirical = (
-            f"The empirical epsilon is 0.00 {is_at}: nothing was proven, neither a leak nor that there is none; a "
-            f"bound above 0 takes a stronger attack or more records. {most}"
-        )
-    else:
-        empirical = (
-            f"The empirical epsilon is {epsilon_text(audit.empirical_epsilon)} {is_at}: a lower bound at 95 % "
-            "confidence, since under differential privacy of one record with a smaller epsilon no attack could do what "
-            f"the strongest one did here, as if records were independent. {most}"
-        )
-    if "epsilon" not in stated:
-        return [empirical, "No epsilon is stated, so nothing limits what a stronger attack finds."]
-    upper = (
-        f"The stated epsilon is {epsilon_text(stated['epsilon'])}{_at(stated)}: an upper bound, by the noise that was "
-        "added in training, on what any attack can find of one example of the client with the largest."
+    half = min(audit.members, audit.non_members) // 2
+    lower = (
+        "A lower bound at 95 % confidence by the strongest attack, as if records were independent. 0 proves nothing."
     )
-    why = "The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."
-    return [empirical, upper, *([] if _comparable(audit, stated) else [why])]
+    upper = "An upper bound on what any attack finds of one example, by the noise that was added in training."
+    most, delta = f"{log(max(1, half / 3.7)):.1f}", stated.get("delta", nan)
+    rows = (
+        row(Cell("Empirical epsilon", lower), _epsilon(audit.empirical_epsilon), f"{audit.delta:g}"),
+        row(Cell("Largest possible", f"About the most that {half:,} records of a kind could show."), most, ""),
+        row(
+            Cell("Stated epsilon", upper), _epsilon(stated.get("epsilon", nan)), DASH if isnan(delta) else f"{delta:g}"
+        ),
+    )
+    note = "The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."
+    note = note if "epsilon" in stated and delta > audit.delta else ""
+    return metric_table("Empirical and stated epsilon", ["epsilon", "at delta"], rows, note)
 
 
-def _comparable(audit: Audit, stated: Mapping[str, float]) -> bool:
-    return stated.get("delta", audit.delta) <= audit.delta
+def _epsilon(value: float) -> str:
+    return DASH if isnan(value) else "\N{INFINITY}" if isinf(value) else f"{value:.2f}"
 
 
-def _at(stated: Mapping[str, float]) -> str:
-    return f" at delta {stated['delta']:g}" if "delta" in stated else ""
+def _attacks_by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> ReportTable:
+    """Every attack on each group, the most exposed group first, the attack that decides of each first and in bold.
+
+    ``left_out`` groups are without records of both kinds.
+    """
+    exposed = [finding.group for finding in most_exposed(attempts[0] for attempts in groups.values())]
+    shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
+    rows = list[TableRow]()
+    for name in shown:
+        first, *weaker = groups[name]
+        heading = f"{name}: {count(first.members)} members, {count(first.non_members)} non-members"
+        rows += [row(heading, style="of"), _attack(first, "strong" if first.accuracy.known else "")]
+        rows += [_attack(finding) for finding in weaker]
+    listed = [finding for name in shown for finding in groups[name]]
+    sentences = [
+        "Below each figure its 95 % interval, which all groups and views keep at once; in bold the attack that decides."
+    ]
+    if any(finding.view == SERVER for finding in listed):
+        sentences.append(
+            "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
+            "without such non-members are left out."
+        )
+    if any(finding.attack.endswith(AGAINST_CLIENTS) for finding in listed):
+        sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
+    if any(finding.attack.split("-")[0] == Stack.name for finding in listed):
+        sentences.append("A stack has the scores of all attacks of a view and is fitted on the reference models.")
+    for rate in FALSE_POSITIVE_RATES:
+        missing = [finding for finding in listed if not finding.tpr[rate].known]
+        if missing:
+            fewest = min(missing, key=lambda finding: finding.non_members)
+            sentences.append(f"A dash at {100 * rate:g} % FPR: {fewest.why_no_tpr(rate)}.")
+    if left_out > 0:
+        sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
+    if len(shown) < len(groups):
+        sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
+    columns = (Column("attack", "by view", number=False), *_METRICS)
+    return ReportTable(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
+
+
+def _attacks_by_model(models: Mapping[str, Sequence[Finding]]) -> ReportTable | None:
+    """The attack that decides on each attacked model, the most exposed first; None where there is only one model."""
+    listed = most_exposed(attempts[0] for attempts in models.values())[:MOST_ROWS]
+    if len(models) < 2 or not listed:
+        return None
+    rows = (
+        row(
+            f"model {finding.group}",
+            finding.head,
+            _value(finding.accuracy),
+            _rate(finding.tpr[0.01]),
+            *_counts(finding),
+        )
+        for finding in listed
+    )
+    columns = (*heads(("model", "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
+    note = "The members of a model are the attacked records whose clients trained it."
+    left_out = f" Of {len(models):,} models these are the {len(listed)} most exposed; all are in audit.csv."
+    return ReportTable(columns, tuple(rows), "By attacked model", note=note + left_out * (len(listed) < len(models)))
+
+
+def _exposed_clients(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -> ReportTable | None:
+    """The clients whose intervals begin highest; None where no client has records of both kinds.
+
+    Args:
+        clients: the findings on each, of the attack that decides.
+        records: `Audit.records`, which has the group of each client.
+    """
+    certain = [one for one in most_exposed(found[0] for found in clients.values()) if not isnan(one.accuracy.low)]
+    if not certain:
+        return None
+    # By the lower end: of many clients with few records each, some have a high figure by chance.
+    listed = sorted(certain, key=lambda finding: -finding.accuracy.low)[:MOST_ROWS]
+    group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
+    rows = (
+        row(finding.group, group.get(finding.group, DASH), finding.head, _value(finding.accuracy), *_counts(finding))
+        for finding in listed
+    )
+    above = sum(finding.accuracy.low > 0.5 for finding in certain)
+    selection = (
+        f"Of {len(certain):,} clients with records of both kinds, the {len(listed)} whose 95 % interval begins highest"
+    )
+    if len(listed) == len(certain):
+        selection = "The clients with records of both kinds, by where their 95 % interval begins"
+    chance = "by chance alone it would for about 1 in 40"
+    note = f"{selection}. It begins above 0.5 for {above:,} of all {len(certain):,}; {chance}."
+    columns = (*heads(("client", "group", "attack that decides")), _ACCURACY, *_COUNTS)
+    return ReportTable(columns, tuple(rows), "The most exposed clients", note=note)
+
+
+def _records(records: pd.DataFrame) -> ReportTable:
+    """A row for each of ``records``, which has the columns of `Audit.records`."""
+    rows = (
+        row(
+            *(str(record[name]) for name in ("record", "client", "group")),
+            "yes" if record["member"] else "no",
+            Cell(_exposure(record["exposure"]), _at_least(record["exposure.low"])),
+            _signed(record["score"]),
+        )
+        for record in records.to_dict("records")
+    )
+    return ReportTable(heads(("record", "client", "group", "member"), ("exposure", "score")), tuple(rows))
+
+
+def _guesses(guesses: Mapping[str, float]) -> ReportTable | None:
+    """What the server guesses beside membership: ``guesses`` has the keys of `Audit.guesses`; None without any."""
+    names = [name for name in GUESSED if f"{name}.accuracy" in guesses]
+    if not names:
+        return None
+    rows = (
+        row(
+            attack_head(name),
+            GUESSED[name],
+            _value(Estimate.of(guesses, f"{name}.accuracy")),
+            _exposure(guesses.get(f"{name}.chance", nan)),
+        )
+        for name in names
+    )
+    note = "Below each accuracy its 95 % interval."
+    if {"cluster-identity", "preference-inference"} & {*names}:
+        note += (
+            " From clusters in all recorded rounds: the truth of half of the clients is known, the others are guessed."
+        )
+    if "cluster-identity.last_round" in guesses:
+        note += (
+            f" Cluster identity from the last recorded round alone: {decimal(guesses['cluster-identity.last_round'])}."
+        )
+    columns = heads(("attack", "guesses"), ("accuracy", "chance"))
+    return ReportTable(columns, tuple(rows), "What the server guesses beside membership", note=note)
+
+
+def _exposure(exposure: float) -> str:
+    """The exposure of a record; a dash where it is unknown."""
+    return DASH if isnan(exposure) else decimal(exposure)
+
+
+def _at_least(low: float) -> str:
+    """The lower end of a record's exposure; empty where it is unknown."""
+    return "" if isnan(low) else f"at least {decimal(low)}"
+
+
+def _signed(value: float) -> str:
+    """A number of either sign; a dash where it is unknown."""
+    return _minus(_exposure(value))
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def _attack(finding: Finding, style: str = "") -> TableRow:
+    rates = (_rate(rate) for rate in finding.tpr.values())
+    return row(Cell(finding.head, finding.view), _value(finding.auc), _value(finding.accuracy), *rates, style=style)
+
+
+def _value(estimate: Estimate) -> Cell:
+    return Cell(_minus(estimate.text), _minus(estimate.interval))
+
+
+def _rate(rate: Estimate) -> Cell:
+    return Cell(rate.percent, rate.percent_interval)
+
+
+def _counts(finding: Finding) -> tuple[str, str]:
+    return count(finding.members), count(finding.non_members)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
@@ -14,7 +13,6 @@ from shoal.core.formats import capitalized, decimal, join_words, percent
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
 from shoal.reports.charts import evenly
-from shoal.reports.plotting import add_named_points, name_points
 
 MOST_GROUPS = 6
 """The most groups in a figure: more markers could not be told apart."""
@@ -31,34 +29,20 @@ def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
 
 def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure | None:
     """The balanced accuracy of each attack on each group, with intervals; None where nothing was measured."""
-    shown = drawn_groups(groups)
-    if not shown:
+    shown = {name: [one for one in groups[name] if one.accuracy.known] for name in drawn_groups(groups)}
+    ranked = sorted((one for here in shown.values() for one in here), key=lambda one: one.accuracy.value)
+    if not ranked:
         return None
-    drawn_findings = [finding for name in shown for finding in groups[name] if finding.accuracy.known]
-    best: dict[str, float] = {}
-    for finding in drawn_findings:
-        best[finding.attack] = max(best.get(finding.attack, 0.0), finding.accuracy.value)
-    heads = {finding.attack: finding.head for finding in drawn_findings}
-    attacks = sorted(best, key=lambda attack: best[attack])
-
-    of_groups = {name: [finding for finding in groups[name] if finding.accuracy.known] for name in shown}
-    names = {attack: plot.short(heads[attack], 24) for attack in attacks}
-
-    def draw(figure: MplFigure) -> None:
-        _dots(figure, names, of_groups, lambda finding: finding.attack, _words, keys=len(groups) > 1)
-
-    caption = (
-        f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval, "
-        "which all groups and views keep at once."
-    )
-    if len(shown) < len(groups):
-        caption += f" The {len(shown)} most exposed of {len(groups):,} groups are drawn."
-    alt = "Balanced accuracy of each attack. " + "; ".join(_words(finding) for finding in drawn_findings) + "."
-    height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
-    decides = {name: groups[name][0].title for name in shown}
-    where = {title: [name for name in shown if decides[name] == title] for title in dict.fromkeys(decides.values())}
-    title = "; ".join(f"{attack} decides on {join_words(names, 2)}" for attack, names in where.items())
-    return plot.draw_figure("attacks", capitalized(title), caption, alt, draw, height=height)
+    # An attack's place is that of its highest accuracy.
+    heads = {one.attack: one.head for one in ranked}
+    rows = {
+        attack: plot.short(heads[attack], 24) for attack in reversed(dict.fromkeys(one.attack for one in ranked[::-1]))
+    }
+    deciding: dict[str, list[str]] = {}
+    for name, (first, *_) in shown.items():
+        deciding.setdefault(first.title, []).append(name)
+    title = "; ".join(f"{attack} decides on {join_words(names, 2)}" for attack, names in deciding.items())
+    return _dots("attacks", capitalized(title), rows, shown, len(groups), lambda one: one.attack)
 
 
 def by_view(found: Sequence[Finding]) -> plot.Figure | None:
@@ -71,75 +55,63 @@ def by_view(found: Sequence[Finding]) -> plot.Figure | None:
     if not names:
         return None
     exposed = [*dict.fromkeys(finding.group for finding in most_exposed(found))][:MOST_GROUPS]
-    shown, rows = [name for name in names if name in exposed], [*reversed(VIEWS)]
-
-    of_groups = {name: [finding for finding in found if finding.group == name] for name in shown}
-
-    def draw(figure: MplFigure) -> None:
-        views = {view: view for view in rows}
-        axes = _dots(figure, views, of_groups, lambda finding: finding.view, _verdict, keys=len(names) > 1)
-        axes.set_xlim(min(0.45, axes.get_xlim()[0]), 1.02)
-
-    caption = (
-        "How well each view tells members from non-members: the attack that decides for it, with its 95 % interval, "
-        "which all groups and views keep at once. A view has the attacks of those above it too."
-    )
-    if len(shown) < len(names):
-        caption += f" The {len(shown)} most exposed of {len(names):,} groups are drawn."
-    alt = f"Balanced accuracy by view. {'; '.join(_verdict(f) for f in found if f.group in shown)}."
-    height = 1.3 + len(rows) * max(0.4, 0.2 * len(shown))
+    shown = {name: [finding for finding in found if finding.group == name] for name in names if name in exposed}
     title = exposure_summary(found, unasked=False).removesuffix(".")
-    return plot.draw_figure("views", title, caption, alt, draw, height=height)
+    return _dots("views", title, {view: view for view in reversed(VIEWS)}, shown, len(names), lambda one: one.view)
 
 
 def _dots(
-    figure: MplFigure,
+    name: str,
+    title: str,
     rows: Mapping[str, str],
-    of_groups: Mapping[str, Sequence[Finding]],
+    shown: Mapping[str, Sequence[Finding]],
+    groups: int,
     row_of: Callable[[Finding], str],
-    words: Callable[[Finding], str],
-    *,
-    keys: bool,
-) -> Axes:
-    """Draw a dot with its interval per finding, the groups of a row beside each other.
+) -> plot.Figure:
+    """A dot with its interval per finding, the groups of a row beside each other.
 
     Args:
-        figure: an empty one.
+        name: of the figure.
+        title: above it.
         rows: the labels of rows by their keys, from the bottom.
-        of_groups: the findings by group, in the order of their styles.
+        shown: the findings by group, in the order of their styles.
+        groups: how many there are, also those that are not shown.
         row_of: the key of a finding's row.
-        words: the text of a finding under the pointer.
-        keys: whether the legend names the groups.
     """
-    axes, order = figure.subplots(), [*rows]
-    axes.axvline(0.5, **plot.CHANCE_LINE)
-    beside = np.linspace(0.24, -0.24, len(of_groups)) if len(of_groups) > 1 else np.zeros(1)
-    for g, here in enumerate(of_groups.values()):
-        value, low, high = np.array([(one.accuracy.value, one.accuracy.low, one.accuracy.high) for one in here]).T
-        reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
-        places = np.array([order.index(row_of(one)) for one in here]) + beside[g]
-        style = plot.group_style(g).mark
-        drawn = axes.errorbar(value, places, xerr=reach, **style, markersize=6, elinewidth=1.5, capsize=3)
-        name_points(drawn.lines[0], [*map(words, here)])
-    filled = {row_of(one) for here in of_groups.values() for one in here}
-    for place, row in enumerate(order):
-        if row not in filled:
+    order = [*rows]
+
+    def draw(figure: MplFigure) -> None:
+        axes = figure.subplots()
+        axes.axvline(0.5, **plot.CHANCE_LINE)
+        beside = np.linspace(0.24, -0.24, len(shown)) if len(shown) > 1 else np.zeros(1)
+        for g, here in enumerate(shown.values()):
+            value, low, high = np.array([(one.accuracy.value, one.accuracy.low, one.accuracy.high) for one in here]).T
+            reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
+            places = np.array([order.index(row_of(one)) for one in here]) + beside[g]
+            style = plot.group_style(g).mark
+            drawn = axes.errorbar(value, places, xerr=reach, **style, markersize=6, elinewidth=1.5, capsize=3)
+            plot.name_points(drawn.lines[0], [*map(_words, here)])
+        filled = {row_of(one) for here in shown.values() for one in here}
+        for place in [place for place, row in enumerate(order) if row not in filled]:
             axes.text(0.5, place, "  not measured", va="center", color="#555555")
-    axes.set_yticks(range(len(rows)), [*rows.values()])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("balanced accuracy: 0.5 recognises nothing, 1 every record")
-    names = [plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(of_groups) if keys]
-    plot.legend(figure, [*names, plot.chance_key()])
-    return axes
+        axes.set_yticks(range(len(rows)), [*rows.values()])
+        axes.set_ylim(-0.6, len(rows) - 0.4)
+        axes.set_xlim(min(0.45, axes.get_xlim()[0]), 1.02)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("balanced accuracy (chance: 0.5, every record: 1)")
+        keys = [plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if groups > 1]
+        plot.legend(figure, [*keys, plot.chance_key()])
 
-
-def _verdict(finding: Finding) -> str:
-    return f"{finding.view} on {finding.group}: {finding.verdict}, {finding.accuracy.figure}, {finding.title}"
+    caption = "Dots: attacks. Lines: their 95 % intervals, which all groups and views keep at once."
+    if len(shown) < groups:
+        caption += f" The {len(shown)} most exposed of {groups:,} groups are drawn."
+    alt = f"Balanced accuracy. {'; '.join(_words(one) for here in shown.values() for one in here)}."
+    height = 1.25 + len(rows) * max(0.35, 0.18 * len(shown))
+    return plot.draw_figure(name, title, caption, alt, draw, height=height)
 
 
 def _words(finding: Finding) -> str:
-    return f"{finding.title} on {finding.group}: {finding.accuracy.figure}"
+    return f"{finding.title}, {finding.view}, on {finding.group}: {finding.accuracy.figure}, {finding.verdict}"
 
 
 def chance_share(exposure: NDArray[np.float64], references: int) -> NDArray[np.float64]:
@@ -193,10 +165,10 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
             (dot,) = axes.plot(
                 [mean], [(values >= mean).mean()], **style[name].mark, markersize=9, markeredgecolor="white", zorder=5
             )
-            name_points(dot, [f"{name}: mean {decimal(mean)}"])
+            plot.name_points(dot, [f"{name}: mean {decimal(mean)}"])
             points = evenly(len(ranks), most=40)
             texts = [f"{name}: {percent(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in points]
-            add_named_points(axes, exposure[points].tolist(), share[points].tolist(), texts)
+            plot.add_named_points(axes, exposure[points].tolist(), share[points].tolist(), texts)
         axes.set(yscale="log", xlim=(left - 0.01, right + 0.01), ylim=(bottom, 1.3))
         plot.log_percent(axes.yaxis)
         axes.set(xlabel="exposure", ylabel="members with at least that")
@@ -208,17 +180,16 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
         for name, values in of_group.items()
     )
     caption = (
-        f"Up: the share of members whose exposure is at least what stands below. The mark is the mean ({means}): an "
-        "average says nothing of the most exposed, who are at the right end. Dotted: what chance would give at most "
-        f"with {references + 1:,} models if no record were exposed."
+        "Up: the share of members whose exposure is at least what stands below; the right end shows the most exposed. "
+        f"Marks: {means}. Dotted: at most by chance with {references + 1:,} models, if no record were exposed."
     )
     if not records["group"].isin(names).all():
         caption += " The other groups are not drawn."
-    alt = f"Share of members by exposure, on a logarithmic axis. {means}."
     certain = int((members["exposure.low"] > 0.5).sum())
-    who = f"{certain or 'none'} of {len(members):,} members {'are' if certain > 1 else 'is'}"
-    title = f"With {references + 1} models, {who} exposed for certain, each by itself"
-    return plot.draw_figure("exposure", title, caption, alt, draw)
+    title = (
+        f"Members exposed for certain, each by itself, with {references + 1} models: {certain:,} of {len(members):,}"
+    )
+    return plot.draw_figure("exposure", title, caption, f"{title}. {means}.", draw)
 
 
 def _top(values: NDArray[np.float64]) -> str:
