@@ -41,10 +41,12 @@ def summary_of_run(rng: np.random.Generator, *, leak: float, accuracy: float = 0
             "loss_threshold": by_loss.accuracy, "loss_threshold_low": by_loss.low, "loss_threshold_high": by_loss.high,
         }  # fmt: skip
     has_property = np.arange(120) < 40
-    auc = roc_with_auc(rng.normal(leak * has_property), has_property, None)[2]
+    scores = rng.normal(leak * has_property)
+    auc, right = roc_with_auc(scores, has_property, None)[2], float(np.mean(scores[:40] > scores[40:80]))
     overall = {"accuracy.overall": float(np.mean([each["accuracy"] for each in groups.values()])),
                "violations.total": 0, "exceeded.total": 0, "migrated": 0,
-               "property.auc": auc, "property.updates": 120, "property.positives": 40}  # fmt: skip
+               "property.auc": auc, "property.updates": 120, "property.positives": 40,
+               "property.pairs": 40, "property.auc_counterfactual": right}  # fmt: skip
     return Summary({"algorithm": "fedavg", "dataset": "made up"}, overall, groups, {0: {"clients": 6}})
 
 

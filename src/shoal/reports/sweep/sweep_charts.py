@@ -335,7 +335,7 @@ def _reading(data: FigureData) -> str:
 
 
 def _finding(chart: Chart) -> str:
-    """Of the first metrics, which setting of `by`, or else of `x`, is shown to be best, or that it is open."""
+    """Of the first metrics, which setting of `by`, or else of `x`, is shown to be best, or that it is not decided."""
     data, said = chart.data, []
     axis = data.spec.by or data.spec.x or ""
     for values, key in zip(chart.values[:MOST_FOUND], data.spec.y, strict=False):
