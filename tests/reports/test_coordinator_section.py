@@ -1,19 +1,14 @@
 """The section of a run's page on its coordinator, made of rows of rounds.csv alone."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from html_page import page_of
-from run_of_any_shape import config_of, frames_of, samples_of, summary_of
-from shoal.config.schema import Config, parse_config
+from run_of_any_shape import summary_of
 from shoal.control import LimitController
 from shoal.core.formats import DASH
 from shoal.metrics.summary import flatten, parse_summary, split_key
 from shoal.reports.page import Section
 from shoal.reports.run.coordinator_section import coordinator_section
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.run_page import run_page
 from shoal.reports.sweep.report_spec import Labels
 from unrendered import unrendered_figures
 
@@ -118,26 +113,6 @@ def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
 
 def test_rounds_that_say_nothing_of_it_have_no_section():
     assert coordinator_section(LAW, rounds_of({"l2": STRENGTHS}, SHARES).drop(columns="over_limit")) is None
-
-
-def coordinated(config: Config) -> Config:
-    return parse_config(config.table() | {"coordinator": {"l2": 0.1, "target": 0.25}}, "test")
-
-
-def test_the_page_has_the_section_where_there_is_a_coordinator():
-    groups, frames = ["a", "b"], frames_of(["a", "b"], 2)
-    strengths = np.where(frames["rounds"]["round"] > 1, 0.5, 0.0)
-    steered = frames["rounds"].assign(**{"directive.l2": strengths, "over_limit": 0.3, "limit_unmet": 0.0})
-    summary, config = parse_summary(summary_of(groups, 2)), config_of(groups, 2)
-    page = run_page(RunDescription.of(coordinated(config)), summary, samples_of(groups), **frames | {"rounds": steered})
-    assert ">Coordinator</h2>" in page
-    assert "where more than 25.0 % of a model&#39;s members do" in page
-    assert "l2 2 0.50 0.50 30.0 %" in page_of(page).text
-    ids = page_of(page).ids
-    assert len(set(ids)) == len(ids)
-    with unrendered_figures():
-        alone = run_page(RunDescription.of(config), summary, samples_of(groups), **frames)
-    assert "Coordinator</h2>" not in alone
 
 
 # --- the summary ----------------------------------------------------------------------------------------------------

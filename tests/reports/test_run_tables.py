@@ -1,5 +1,6 @@
 """The tables and sentences of a run's page: rates, limits, clients, canaries, time, chance and epsilon."""
 
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from run_of_any_shape import (
     view_of,
 )
 from shoal.audit.canary_audit import CANARY_COLUMNS
+from shoal.control import LimitController
 from shoal.core.formats import DASH
 from shoal.metrics import Metric
 from shoal.metrics.summary import flatten, parse_summary
@@ -121,7 +123,7 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
     with unrendered_figures():
         page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
     assert "With what an outsider sees, and 4 reference federations." in page
-    assert "what an outsider sees and with 4 reference federations: the run again" in page
+    assert "what an outsider sees and 4 reference federations (the run again" in page
     assert "offline LiRA, view: outsider, on b; exposed; 95 % interval 0." in page
     assert "<td>RMIA</td>" in page
     assert "It is the configured attack, not the one that decides." in page
@@ -318,19 +320,19 @@ def test_a_bound_above_the_stated_epsilon_is_said_in_words():
     assert "the promise is broken" not in words()
 
 
-def test_canaries_and_recorded_updates_are_on_the_page_of_a_run_that_has_them():
-    summary = parse_summary(summary_of(["a", "b"], 2) | METRICS)
-    recorded = RecordedUpdates((2, 4), 1_250_000)
-    described, more = RunDescription.of(config_of(["a", "b"], 2)), {"canaries": table(), "recorded": recorded}
+def test_canaries_recorded_updates_and_a_coordinator_are_on_the_page_of_a_run_that_has_them():
+    summary, frames = parse_summary(summary_of(["a", "b"], 2) | METRICS), frames_of(["a", "b"], 2)
+    steered = {"directive.l2": frames["rounds"]["round"].gt(1) / 2, "over_limit": 0.3, "limit_unmet": 0.0}
+    more = {"canaries": table(), "recorded": RecordedUpdates((2, 4), 1_250_000)}
+    more |= frames | {"rounds": frames["rounds"].assign(**steered)}
+    described = replace(RunDescription.of(config_of(["a", "b"], 2)), coordinator=LimitController(target=0.25))
     with unrendered_figures():
-        page = page_of(run_page(described, summary, {}, **frames_of(["a", "b"], 2), **more))
-    assert (
-        page.ids.index("clients") < page.ids.index("canaries") < page.ids.index("recorded") < page.ids.index("figures")
-    )
-    assert "Canaries are examples with a wrong label." in page.text
+        page = page_of(run_page(described, summary, {}, **more))
+    ids = ["clients", "coordinated", "canaries", "recorded", "figures"]
+    assert [each for each in page.ids if each in ids] == ids
+    assert "l2 2 0.50 0.50 30.0 %" in page.text
     assert "in 2 rounds (2 and 4): 1.2 MB in the folder updates." in page.text
-    assert "shoal audit --trace DIR" in page.text
-    assert not {"canaries", "recorded"} & set(page_of(usual_page()).ids)
+    assert not {"canaries", "recorded", "coordinated"} & set(page_of(usual_page()).ids)
 
 
 def said(clusters: int = 2, /, **more: float) -> str:

@@ -122,12 +122,10 @@ def _attack(view: RunView) -> str:
     run, references = view.run, view.references
     if not strongest_attacks(view.summary):
         return name_examples(ATTACKS[run.attack], run.kind) if run.attack in ATTACKS else f"the attack {run.attack}"
-    retrained = (
-        f" and with {references} reference federations: the run again, with other {run.kind}" if references else ""
-    )
+    retrained = f" and {references} reference federations (the run again, with other {run.kind})" if references else ""
     return (
-        "one chosen beforehand, or one that is certain to find more, on each group and each model, of all that need "
-        f"what {BY[view.summary.view]} sees{retrained}"
+        "one chosen beforehand, or one that is certain to find more, on each group and each model, among those that "
+        f"use what {BY[view.summary.view]} sees{retrained}"
     )
 
 

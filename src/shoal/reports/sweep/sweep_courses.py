@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from shoal.core.formats import capitalized
-from shoal.reports.charts import Curve, over_rounds, span
+from shoal.reports.charts import Curve, ends, over_rounds, span
 from shoal.reports.plotting import Figure, cluster_style, figure_files
 from shoal.reports.sweep.report_spec import SPREADS, format_value
 from shoal.reports.sweep.seed_statistics import SeedMeans, SeedValues, estimate
@@ -60,8 +60,8 @@ class Curves:
         curves = []
         for m, (name, *result) in enumerate(zip(names, self.result.mean, self.result.spread, strict=False)):
             mean, spread = (pd.Series(values, self.rounds) for values in result)
-            ends = (mean - spread.fillna(0), mean + spread.fillna(0))
-            curves.append(Curve(name, mean, cluster_style(m), *ends))
+            low, high = mean - spread.fillna(0), mean + spread.fillna(0)
+            curves.append(Curve(name, mean, cluster_style(m), low, high))
         return curves
 
 
@@ -77,6 +77,7 @@ def courses_content(data: FigureData, read_rounds: ReadRounds) -> Content:
     rows = [row for i in range(0, len(panels), settings) for row in in_rows(panels[i : i + settings], 3)]
     order = " Models are ordered by how many clients chose them in the last round of each run." * (len(names) > 1)
     reading = f"Lines: means over {data.seeds}; bands: {SPREADS[spec.spread]} each way.{order}"
+    at_end = [f"{data.labels.key(panel.key)}, {panel.setting}: {ends(panel.of(names))}." for panel in curves]
     # A round in which a model has no value is a break in its line, which needs no label.
     n = [count for panel in curves for count in panel.result.n[panel.result.n > 0].tolist() or [0]]
     return Content(
@@ -85,7 +86,7 @@ def courses_content(data: FigureData, read_rounds: ReadRounds) -> Content:
         handles=[curve.key for curve in most.of(names)],
         caption=data.caption(reading, n, np.concatenate([panel.result.mean.ravel() for panel in curves])),
         finding=_finding(curves, data),
-        description=f"Means over seeds at the end. {' '.join(_ends(panel, data, names) for panel in curves)}",
+        description=f"Means over seeds at the end. {' '.join(at_end)}",
     )
 
 
@@ -162,14 +163,3 @@ def _finding(curves: Sequence[Curves], data: FigureData) -> str:
         last += [float(mean[-1]) for mean in known if len(mean)]
     name = data.labels.key(key)
     return f"{name} ends at {span(last, lambda value: format_value(value, key))}" if last else f"{name} has no value"
-
-
-def _ends(curves: Curves, data: FigureData, names: Sequence[str]) -> str:
-    """The last means of the curves, in words."""
-    ends = []
-    for curve in curves.of(names):
-        values = curve.values.dropna()
-        if len(values):
-            ends.append(f"{curve.label} {format_value(values.iloc[-1], curves.key)} in round {values.index[-1]:.0f}")
-    title = ", ".join(filter(None, [data.labels.key(curves.key), curves.setting]))
-    return f"{title}: {', '.join(ends) or 'no value'}."

@@ -13,11 +13,9 @@ from shoal.core.formats import DASH, capitalized
 from shoal.reports.page import Section, render, section_of
 from shoal.reports.plotting import Figure
 from shoal.reports.sweep.report_spec import (
-    SPREADS,
     Axes,
     Labels,
     ReportSpec,
-    TableSpec,
     Value,
     format_value,
     groups_in,
@@ -110,7 +108,6 @@ def sweep_page(
             Section(
                 f"table-{table.name}",
                 table.title,
-                folded=_folded(spec.tables[table.name], settings),
                 table=table,
                 note=_links("tables", table.name, ("md", "csv", "tex")),
             )
@@ -122,13 +119,6 @@ def sweep_page(
     )
     found = () if settings is None else sweep_headlines(settings)
     return render("page.html.j2", title or "Sweep", lead, (), sections, style="sweep", answers=found)
-
-
-def _folded(spec: TableSpec, settings: Settings | None) -> str:
-    """What is said of a table whose rows and metrics the table of settings has; of another one nothing."""
-    if settings is None or spec.rows != [settings.axis] or spec.columns or spec.where:
-        return ""
-    return f"The same with {SPREADS[spec.spread]} after ±" if {*spec.y} <= {*settings.keys} else ""
 
 
 def _links(folder: str, name: str, endings: Sequence[str]) -> str:
