@@ -43,6 +43,11 @@ def trained(
     return ends
 
 
+def ends_of(model: Model, federation: Federation, local: LocalSGD, **engine: Any) -> Tensor:
+    """(N, P): the end of each client's training, which begins at ``model.init(Stream(1))``."""
+    return trained(model, federation, local, starts=model.init(Stream(1)).expand(len(federation), -1), **engine)
+
+
 def by_hand(
     model: Model,
     federation: Federation,

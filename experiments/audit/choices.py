@@ -58,13 +58,13 @@ def measured(config: Config) -> dict[str, float]:
 
 
 def above(values: pd.Series) -> list[str]:
-    """Mean difference, interval and seeds above 0; "open" where the interval covers 0 or there are too few."""
+    """Mean difference, interval and seeds above 0; "not decided" where the interval covers 0 or there are too few."""
     known = values.dropna()
     if len(known) < 2:
-        return ["", "open"]
+        return ["", "not decided"]
     mean, interval, _ = differences(known)
     low, high = mean_interval(known.to_numpy())
-    return [mean, f"{interval}{', open' if low <= 0 <= high else ''}"]
+    return [mean, f"{interval}{', not decided' if low <= 0 <= high else ''}"]
 
 
 def report(rows: pd.DataFrame) -> str:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.attacks import Gap, Query
 from shoal.attacks.queries.label_only import ImageChanges, augmentation_votes, boundary_distance
 from shoal.core.randomness import Stream
 from shoal.data.shifts import rotate
@@ -69,15 +68,6 @@ def test_votes_on_a_constant_model_are_constant(mlp, images):
         assert torch.equal(votes, 7 * (y == 1).long())
         distance = boundary_distance(engine, row, x, y, torch.arange(40), Stream(0), levels=(0.1, 0.5))
     assert torch.equal(distance, (y == 1) * 1.0)
-
-
-def test_without_changes_the_vote_is_the_gap_attack(model, images):
-    x, y = images
-    with Engine(model) as engine:
-        row = model.init(Stream(3))
-        votes = augmentation_votes(engine, row, x, y, torch.arange(40), ImageChanges(pixels=0, degrees=0.0))
-        scores = Gap().fit(None, Stream(0)).score(Query(engine.outputs(row, x), y))
-    assert np.array_equal(votes.numpy(), scores)
 
 
 def test_a_score_depends_on_its_record_alone_and_not_on_chunks(mlp, images, monkeypatch):

@@ -182,28 +182,6 @@ def test_a_side_on_which_no_record_has_two_scores_takes_the_other_s_variance():
     assert pooled_variances(LiRA(), *both) == pytest.approx([pooled(records, 1)] * 2)
 
 
-def test_the_average_of_a_population_row_is_over_all_reference_models():
-    """Not over the largest half, as is right for a record that half of the models trained on."""
-    reference = np.array([[-4.0, -4.0, 4.0, 4.0]])
-    z = Population(np.zeros(1), reference, np.zeros(1, dtype=int))
-    trained = np.array([[True, True, False, False]])
-    # The record's ratio is 1. That of z is 0.5 / 0.5 by all models, and 0.5 / 0.98 by the two largest.
-    record = ReferenceScores(np.zeros(1), np.ones(1, bool), np.zeros((1, 4)), trained, np.zeros(1, int), z)
-    assert RMIA(gamma=1.5).scores(record)[0] == pytest.approx(0)
-    assert sigmoid(4) / 0.5 > 1.5, "the wrong average would make it 1"
-
-
-def test_many_records_of_one_level_are_told_apart_by_their_ratio():
-    records = made_up(300, 8, population=5)
-    records = records.take(np.array([all(map(len, sides(records, i))) for i in range(300)]))
-    averages = [mean([mean([sigmoid(s) for s in side]) for side in sides(records, i)]) for i in range(len(records))]
-    log_p, average = np.log([sigmoid(x) for x in records.score]), np.log(averages)
-    scores = RMIA().scores(records)
-    assert len(np.unique(scores)) == len(records) > 250
-    assert len(np.unique(scores.round(3))) <= 6
-    assert np.argsort(scores).tolist() == np.argsort(log_p - average).tolist()
-
-
 def test_scores_follow_their_records_and_read_no_order_of_models_no_member_and_no_other_model_s_population(attack):
     records, draw = made_up(60, 8, models=3, population=20), np.random.default_rng(1)
     scores, z, order = attack.scores(records), records.population, draw.permutation(60)

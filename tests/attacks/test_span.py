@@ -357,36 +357,32 @@ def test_a_chosen_layer_is_attacked(federation, mlp):
         UpdateSpan(layer="hiden").score(updates, candidates, engine)
 
 
-def test_a_network_without_dense_layers_is_refused_in_one_sentence(federation):
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(CLASSES))
+class Scale(nn.Module):
+    """A network without a dense layer."""
 
-        def forward(self, x):
-            return x[:, :CLASSES] * self.scale
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(CLASSES))
 
-    models, updates, engine = seen(federation, shoal.Model(Scale), rounds=1)
-    candidates, _ = asked(federation)
-    for attack, what in ((UpdateSpan(), updates), (ModelSpan(), models)):
-        with pytest.raises(InputError, match="needs a dense layer"):
-            attack.score(what, candidates, engine)
+    def forward(self, x):
+        return x[:, :CLASSES] * self.scale
 
 
 def test_wrong_input_is_refused_in_one_sentence(federation, mlp):
-    models, updates, engine = seen(federation, mlp, rounds=1)
-    candidates, _ = asked(federation)
-    with pytest.raises(InputError, match="no round's updates"):
-        UpdateSpan().score([], candidates, engine)
+    (candidates, _), (models, updates, engine) = asked(federation), seen(federation, mlp, rounds=1)
+    scales, of_scale, without = seen(federation, shoal.Model(Scale), rounds=1)
     broken = replace(updates[0], updates=updates[0].updates * torch.nan)
-    with pytest.raises(InputError, match="must be finite"):
-        UpdateSpan().score([broken], candidates, engine)
-    with pytest.raises(InputError, match=r"'models' must have shape \(rounds \+ 1, K, \d+\)"):
-        ModelSpan().score(models[:1], candidates, engine)
-    with pytest.raises(InputError, match=r"'stratum' must have shape \(70,\) or \(70, S\)"):
-        replace(candidates, stratum=torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(InputError, match="no records"):
-        Candidates(candidates.x[:0])
+    for call, sentence in (
+        (lambda: UpdateSpan().score([], candidates, engine), "no round's updates"),
+        (lambda: UpdateSpan().score([broken], candidates, engine), "must be finite"),
+        (lambda: ModelSpan().score(models[:1], candidates, engine), r"must have shape \(rounds \+ 1, K, \d+\)"),
+        (lambda: replace(candidates, stratum=torch.zeros(3)), r"'stratum' must have shape \(70,\) or \(70, S\)"),
+        (lambda: Candidates(candidates.x[:0]), "no records"),
+        (lambda: UpdateSpan().score(of_scale, candidates, without), "needs a dense layer"),
+        (lambda: ModelSpan().score(scales, candidates, without), "needs a dense layer"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            call()
 
 
 def test_a_client_that_moved_nothing_has_no_score(federation, mlp):

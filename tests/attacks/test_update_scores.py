@@ -137,25 +137,6 @@ def test_memory_and_threads_change_nothing_that_is_found(mlp, monkeypatch):
             np.testing.assert_allclose(values, values_of(expected)[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_order_of_clients_and_records_only_orders_the_values(mlp):
-    rounds, records = recorded(mlp), images()
-    order, clients = torch.tensor([3, 6, 0, 5, 1, 4, 2]), torch.tensor([2, 0, 1])
-    of_each = {name: getattr(records, name)[order] for name in ("x", "y", "client", "group")}
-    turned = [
-        replace(
-            rounds[0], **{name: getattr(rounds[0], name)[clients] for name in ("clients", "assignment", "updates")}
-        ),
-        rounds[1],
-    ]
-    straight, other = scored(mlp, rounds, records), scored(mlp, turned, replace(records, **of_each))
-    for name in ("loss", "cosine", "difference"):
-        np.testing.assert_allclose(
-            getattr(other, name), getattr(straight, name)[:, :, order.numpy()], rtol=1e-4, atol=1e-6
-        )
-    np.testing.assert_array_equal(other.client, straight.client[order.numpy()])
-    np.testing.assert_array_equal(other.assignment, straight.assignment)
-
-
 def test_the_records_of_a_federation_are_its_clients_and_nobody_s_test_examples(build):
     federation = build().take(torch.tensor([5, 0, 3, 1, 4, 2]))
     records = OwnedRecords.from_federation(federation)

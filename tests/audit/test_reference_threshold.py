@@ -143,10 +143,3 @@ def test_a_cell_of_few_scores_has_the_threshold_of_all():
     split = reference_thresholds(records.score, left_out, records.reference_member, enough.astype(int))
     expected = best_threshold(left_out[enough].ravel(), records.reference_member[enough].ravel())
     assert set(split[enough].tolist()) == {expected} != set(alone.tolist())
-
-
-def test_permuting_records_permutes_the_margins():
-    records, order = made_up(80, 6, population=20), np.random.default_rng(0).permutation(80)
-    np.testing.assert_allclose(
-        reference_margins(LiRA(), records.take(order)), reference_margins(LiRA(), records)[order]
-    )

@@ -1,4 +1,4 @@
-"""The speed comparison runs, and says in words what it measured. Nothing here is timed."""
+"""The scripts on speed run, and their parts add up. Nothing here is timed."""
 
 import json
 import math
@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal import IFCA, FedAvg, FineTuning, Gap, LocalSGD, NormClipping, RedTeam, Shape, Simulation, create_model
+from shoal.simulation.play import EngineSettings
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import bench
+import profile_round
 from comparisons import ROWS
 from systems.work import WORKS
 from tables import pool
 
+import algorithms as costs
+
 BENCHMARKS = Path(bench.__file__).resolve().parent
 TINY = ("--random-data", "--rounds", "1", "--clients", "10", "--examples", "6")
-
-
-def printed(seconds: list[float], **other: object) -> dict:
-    fields = {"images": 100, "seconds": seconds, "peak_mib": 300.0, "startup_seconds": 2.0}
-    return fields | {"cpu_seconds_per_round": 1.5, "others_cores": 0.0} | other
 
 
 LAYOUT = "onednn" if torch.backends.mkldnn.is_available() else "pooled"
@@ -95,3 +96,51 @@ def test_the_command_line_chooses_rows_sides_and_rounds(tmp_path: Path) -> None:
     assert official.rounds_of(official.sides[0], 7) == 3
     assert everything["small-mlp"].rounds_of(everything["small-mlp"].sides[0], 7) == 35
     assert everything["ifca-mir"].rounds_of(everything["ifca-mir"].sides[0], 1) == 5
+
+
+def test_every_algorithm_of_the_house_is_measured_and_the_first_is_the_unit():
+    names = [each.name for each in costs.ALGORITHMS]
+    assert names[0] == "fedavg"
+    assert {"ifca", "scaffold", "fedrep", "apfl", "per-fedavg", "fine-tuning"} <= set(names)
+    rows = [(FedAvg(), 2.0, 0.1), (FineTuning(), 1.0, 3.0)]
+    assert costs.table(rows).splitlines()[2:] == ["| `fine-tuning` | 0.50 | 1.50 |", "| `fedavg` | 1.00 | 0.05 |"]
+
+
+def test_a_round_of_each_and_what_follows_the_last_are_counted(monkeypatch):
+    ticks = iter(range(1000))
+    monkeypatch.setattr(costs.time, "process_time", lambda: next(ticks))
+    shape = Shape(1, 8, 8, 3)
+    model = create_model("mlp", shape, hidden=4)
+    found = costs.measured(model, costs.federation(shape, 3, 8), (FedAvg(), FineTuning()), 2)
+    assert found == [(FedAvg(), 1, 1), (FineTuning(), 1, 1)]
+
+
+ONE, LOCAL = EngineSettings(threads=1), LocalSGD(batch_size=6)
+
+
+def profiled(build, model, every, rounds=2, **more):
+    team = RedTeam(every=every, estimator="audit", attack=Gap())
+    simulation = Simulation(build(), model, IFCA(2), LOCAL, 20, red_team=team, **more)
+    return profile_round.profile(simulation, ONE, rounds=rounds)
+
+
+def test_the_parts_of_a_round_add_up_and_none_is_counted_twice(build, mlp):
+    found = profiled(build, mlp, every=0, defenses=[NormClipping(1.0)])
+    parts = {key.partition(".")[2]: value for key, value in found.items() if key.startswith("seconds.")}
+    assert parts.pop("total") == pytest.approx(sum(parts.values()))
+    assert set(parts) == {"choose", "local_training", "defenses", "aggregation", "red_team", "evaluation"}
+    assert sum(value for key, value in found.items() if key.startswith("share.")) == pytest.approx(1)
+
+
+def test_the_script_prints_a_table_or_a_document_and_writes_nothing(toy_config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "toy.toml"
+    path.write_text(toy_config(algorithm__name="ifca", engine__threads=1).toml())
+    assert profile_round.main([str(path), "--rounds", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("local training", "Medians of 1 round;", "Backend 'vmap'"))
+    assert profile_round.main([str(path), "--rounds", "1", "--json", "--set", "engine.backend=loop"]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == "loop"
+    assert profile_round.main([str(path), "--rounds", "0"]) == 2
+    assert capsys.readouterr().err == "Error: 'rounds' must be at least 1; got 0\n"
+    assert list(tmp_path.iterdir()) == [path]

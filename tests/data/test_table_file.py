@@ -1,12 +1,14 @@
-"""Tables with a client column: which columns are read as what, and what is refused."""
+"""Files of clients: tables with a client column and pictures in folders, what is read as what, and what is refused."""
 
 import sys
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from refused_input import refused
-from shoal.data import Columns, load_table
+from shoal.data import Columns, PictureFormat, load_folder, load_table
 
 CSV = """who,area,ill,age,bmi,city
 NA,north,no,50,20.5,Rome
@@ -112,3 +114,135 @@ def test_a_damaged_parquet_file_and_a_missing_pyarrow_are_one_sentence(tmp_path,
     assert "cannot be read as a Parquet file" in refused(table, tmp_path, "PAR", name="t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'shoal[parquet]'" in refused(table, tmp_path, "PAR", name="t.parquet")
+
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def write(path, value, shape=(4, 6), dtype=np.uint8):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full(shape, value, dtype)).save(path)
+    return path
+
+
+def pictures(folder):
+    """Two clients with two classes: the brightness of a picture says its place."""
+    for c, client in enumerate(("ann", "bob")):
+        for k, label in enumerate(("cat", "dog")):
+            for i in range(2):
+                write(folder / client / label / f"{i}.png", 100 * c + 10 * k + i)
+    return folder
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:45])
+
+
+def test_a_folder_says_client_and_class(tmp_path):
+    folder = pictures(tmp_path)
+    (folder / ".DS_Store").touch()
+    (folder / "ann" / "cat" / ".hidden").touch()
+    (folder / "README.txt").touch()
+    data = load_folder(folder, PictureFormat())
+    assert data.x.shape == (8, 1, 4, 6)
+    assert data.x[:, 0, 0, 0].tolist() == [0, 1, 10, 11, 100, 101, 110, 111]
+    assert (data.client.tolist(), data.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 0, 1, 1] * 2)
+    assert (data.client_names, data.class_names, data.group_names) == (("ann", "bob"), ("cat", "dog"), ("all",))
+    assert "inputs: pictures of 4x6, grey" in list(data.description())
+
+
+def test_the_order_in_which_a_system_lists_files_changes_nothing(tmp_path, monkeypatch):
+    expected = load_folder(pictures(tmp_path), PictureFormat())
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listed(self), reverse=True)))
+    data = load_folder(tmp_path, PictureFormat())
+    assert data.x.equal(expected.x)
+    assert data.client.equal(expected.client)
+
+
+def test_a_csv_file_says_client_group_and_class(tmp_path):
+    for name, value in (("a", 1), ("b", 2), ("c", 3)):
+        write(tmp_path / "all" / f"{name}.png", value)
+    index = tmp_path / "index.csv"
+    index.write_text("path,class,client,group\nall/c.png,x,NA,south\nall/a.png,y,b,north\nall/b.png,x,NA,south\n")
+    data = load_folder(index, PictureFormat())
+    assert data.x[:, 0, 0, 0].tolist() == [3, 1, 2]
+    assert (data.client_names, data.client.tolist()) == (("NA", "b"), [0, 1, 0])
+    assert (data.group_names, data.group.tolist(), data.labels.tolist()) == (("north", "south"), [1, 0], [0, 1, 0])
+
+
+def test_every_picture_becomes_one_size_and_form(tmp_path):
+    write(tmp_path / "a" / "x" / "0.png", 50, (8, 4))
+    write(tmp_path / "a" / "y" / "0.png", 60, (3, 3, 3))
+    data = load_folder(tmp_path, PictureFormat(size=[2, 5]))
+    assert data.x.shape == (2, 3, 2, 5)
+    assert data.x.flatten(1).unique(dim=1).tolist() == [[50], [60]]
+    assert load_folder(tmp_path, PictureFormat([2, 5], channels=1)).x.shape == (2, 1, 2, 5)
+
+
+def test_a_picture_is_turned_upright_as_its_camera_says(tmp_path):
+    write(tmp_path / "a" / "x" / "0.png", 50, (6, 4))
+    turned = tmp_path / "a" / "y" / "0.jpg"
+    turned.parent.mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.full((4, 6), 9, np.uint8)).save(turned, exif=exif)
+    assert load_folder(tmp_path, PictureFormat()).x.shape == (2, 1, 6, 4)
+
+
+def test_pictures_of_different_sizes_need_a_size(tmp_path):
+    write(pictures(tmp_path) / "bob" / "dog" / "9.png", 0, (5, 5))
+    found = refused(load_folder, tmp_path, PictureFormat())
+    assert "different sizes, such as 4x6" in found
+    assert "5x5" in found
+    assert "set 'size' = [height, width]" in found
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda p: write(p / "0.png", 1), "0.png' is a picture of no client"),
+        (lambda p: write(p / "ann" / "0.png", 1), "0.png' is a picture of no class"),
+        (lambda p: (p / "ann" / "cat" / "notes.txt").touch(), "notes.txt' is not a picture; a folder of a class holds"),
+        (lambda p: (p / "ann" / "cat" / "more").mkdir(), "more' is not a picture"),
+        (lambda p: (p / "ann" / "cat" / "2.png").write_bytes(b"GIF"), "2.png' cannot be read as a picture"),
+        (lambda p: cut(p / "ann" / "cat" / "1.png"), "1.png' cannot be read as a picture"),
+        (
+            lambda p: write(p / "ann" / "cat" / "2.png", 1, dtype=np.uint16),
+            "cannot be read as a picture (more than 8 bits",
+        ),
+    ],
+)
+def test_pictures_that_cannot_be_used_are_named(tmp_path, spoil, words):
+    spoil(pictures(tmp_path))
+    assert words in refused(load_folder, tmp_path, PictureFormat())
+
+
+def test_an_empty_folder_is_one_sentence(tmp_path):
+    assert f"'{tmp_path}' has no pictures; they are expected as client/class/picture.png" in refused(
+        load_folder, tmp_path, PictureFormat()
+    )
+    (tmp_path / "ann" / "cat").mkdir(parents=True)
+    assert "has no pictures" in refused(load_folder, tmp_path, PictureFormat())
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("client,class,path\n", "has no pictures"),
+        ("client,class\na,b\n", "has no column 'path'"),
+        ("client,class,path\na,x,0.png\n,y,1.png\n", "without a value in the column 'client', the first in row 2"),
+        ("client,class,path\na,x,0.png\nb,y,./0.png\n", "names './0.png' in the rows 1 and 2; once is allowed"),
+        ("client,class,path\na,x,0.png\na,y,1.png\n", "1.png' cannot be read as a picture (No such file"),
+    ],
+)
+def test_lists_of_pictures_that_cannot_be_used_are_one_sentence(tmp_path, rows, words):
+    write(tmp_path / "0.png", 1)
+    (tmp_path / "list.csv").write_text(rows)
+    assert words in refused(load_folder, tmp_path / "list.csv", PictureFormat())
+
+
+def test_without_pillow_it_is_said_how_to_get_it(tmp_path, monkeypatch):
+    pictures(tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert "pip install 'shoal[images]'" in refused(load_folder, tmp_path, PictureFormat())

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from sgd_by_hand import ends_of
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
 from shoal.engine import LocalSGD
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.models import VGG, Model
-from trained_ends import ends_of
 
 NOTHING = DPSGD(math.inf, 0.0)
 LOCALS = {

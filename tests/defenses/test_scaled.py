@@ -8,6 +8,7 @@ import torch
 
 from directed_halves import Halves
 from full_simulation import simulate_with
+from sgd_by_hand import ends_of
 from shoal.algorithms import FedAvg
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -15,7 +16,6 @@ from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxL
 from shoal.engine import ClusterRound, Engine, LocalSGD, ScalableDefense, Training, resolve_backend
 from shoal.engine.backends.selection import loop_reason
 from shoal.models import Model
-from trained_ends import ends_of
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 SCALABLE = [

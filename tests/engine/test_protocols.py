@@ -81,11 +81,6 @@ def test_a_directive_changes_its_own_cluster_alone(model, build):
     assert not torch.allclose(steered.models[1], plain.models[1], rtol=1e-3)
 
 
-def test_a_directive_of_zero_changes_no_bit(model, build):
-    steered, plain = states(model, build(), Halves(), defenses=(Obeys(),))[-1], states(model, build(), Halves())[-1]
-    assert torch.equal(steered.models, plain.models)
-
-
 def test_defences_are_called_for_each_cluster_and_round(model, build):
     asked = []
 

@@ -282,28 +282,27 @@ def test_points_that_are_drawn_do_not_favour_any_part_of_a_period(period: int) -
     assert np.bincount(kept % period) / len(kept) == pytest.approx(share, abs=5 * np.sqrt(share / len(kept)))
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 @pytest.mark.parametrize(
-    ("metrics", "sentence"),
+    ("auc", "right", "first"),
     [
-        ({}, None),
-        ({"property.auc": 0.9}, "The property is exposed (AUC 0.900, 95 % interval 0.774"),
-        (
-            {"property.auc": 0.51, "property.auc_control": 0.5},
-            "property is exposed is not decided (AUC 0.510, 95 %",
-        ),
-        ({"property.auc": 0.9, "property.updates": 22}, "not decided (AUC 0.900, 95 % interval 0.4"),
-        ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_counterfactual": 0.6}, "swapped: 0.600"),
+        (0.9, 0.8, "The property is exposed to another client: attack accuracy 0.800 (0.716 to 0.868), chance 0.5, by"),
+        (0.9, 0.5, "The property attack only tells models apart. Attacks by another client on the property are at"),
+        (0.9, 0.55, "The property attack is not shown to do more than tell models apart. Whether the property is exp"),
+        (0.5, 0.5, "Attacks by another client on the property are at chance: attack accuracy 0.500 (0.407 to 0.593)"),
+        (0.5, None, "Whether the property is exposed to another client is not decided: attack"),
     ],
 )
-def test_verdict_gains_a_sentence(metrics: dict, sentence: str | None) -> None:
-    plain = verdict(parse_summary(summary_of(GROUPS, 2)))
-    counts = {"property.updates": 60, "property.positives": 20} if metrics else {}
-    text = verdict(parse_summary(summary_of(GROUPS, 2) | counts | metrics))
-    if sentence is None:
-        assert text == plain
-    else:
-        assert sentence in text
-        assert text.count(". ") == plain.count(". ") + 1
+def test_run_and_section_lead_with_the_counterfactual_pairs(auc: float, right: float | None, first: str) -> None:
+    metrics = {"property.updates": 60, "property.positives": 20, "property.auc": auc, "property.auc_control": 0.4}
+    pairs = {} if right is None else {"property.auc_counterfactual": right, "property.pairs": 118}
+    summary = parse_summary(summary_of(GROUPS, 2) | metrics | pairs)
+    said, *_ = section_of(summary, updates_of().head(0)).paragraphs
+    assert said.startswith(first)
+    assert f"its AUC is {auc:.3f} (" in said
+    assert said.endswith("where it learned from shuffled labels, 0.400.")
+    assert said in verdict(summary)
+    assert "roperty" not in verdict(parse_summary(summary_of(GROUPS, 2)))
 
 
 def test_epsilon_is_shown_with_its_delta() -> None:

@@ -2,11 +2,14 @@
 
 import json
 import logging
-from math import nan
+from dataclasses import asdict
+from html import unescape
+from math import nan, sqrt
 
 import pandas as pd
 import pytest
 
+from shoal.audit.finding import Estimate, exposure_summary, sentence
 from shoal.cli.app import main
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
@@ -17,48 +20,41 @@ from shoal.metrics.attack_bounds import gaussian_bound
 from shoal.protection import Demand, protect, sentences
 from shoal.protection.judgement import Figures, affordable, candidates, chosen, judgement_of, shortlist
 from shoal.protection.ladder import DELTA, ONE_STEP_ROUNDS, UNPROTECTED, Ladder, Rung
-from shoal.protection.search import ladder_of, possible_rungs
+from shoal.protection.search import fitting_candidates, ladder_of
+from shoal.reports.protection_page import protection_page
 
 GROUPS = ["north", "south"]
+AS_IT_IS = (0.80, 0.70, 0.6)
 DEMAND = Demand(limit=0.55, max_cost=0.02)
 BEFORE = {"exposure": 0.7, "group": "north"}
 
 
-def figures_of(rows, before=0.80, groups=GROUPS):
-    """The figures of attacked runs, beside an unprotected federation of accuracy ``before`` everywhere."""
+def figures_of(rows):
+    """The figures of attacked runs, beside an unprotected federation of accuracy 0.8 everywhere."""
     attacked = pd.DataFrame(rows)
-    plain = {"accuracy.overall": before, "accuracy.north": before, "accuracy.south": before}
-    seeds = pd.DataFrame([{"seed": seed, **plain} for seed in sorted(attacked["seed"].unique())])
-    return Figures(attacked, seeds, groups)
+    plain = dict.fromkeys(("accuracy.overall", "accuracy.north", "accuracy.south"), 0.8)
+    return Figures(attacked, pd.DataFrame([{"seed": seed, **plain} for seed in attacked["seed"].unique()]), GROUPS)
 
 
 def table(**figures):
     """Figures of two seeds by setting, from (accuracy, exposure of north, of south) and perhaps south's accuracy."""
-    names = {"as_it_is": UNPROTECTED.name}
     return figures_of(
         [
-            {"setting": names.get(name, name), "seed": seed, "accuracy.overall": accuracy + move}
+            {"setting": name.replace("_", " "), "seed": seed, "accuracy.overall": accuracy + move}
             | {"exposure.north": north - move, "exposure.south": south}
-            | {"accuracy.north": accuracy, "accuracy.south": dict(enumerate(rest)).get(0, accuracy)}
+            | {"accuracy.north": accuracy, "accuracy.south": rest[0] if rest else accuracy}
             for name, (accuracy, north, south, *rest) in figures.items()
             for seed, move in enumerate((-0.001, 0.001))
         ]
     )
 
 
-def seeds_of(exposures, accuracy=0.8, rung="a"):
-    """Judging seeds of a rung with these exposures of north."""
-    of_groups = {"exposure.south": 0.5, "accuracy.north": accuracy, "accuracy.south": accuracy - 0.01}
-    return figures_of(
-        [
-            {"setting": rung, "seed": seed, "accuracy.overall": accuracy, "exposure.north": north, **of_groups}
-            for seed, north in enumerate(exposures)
-        ]
-    )
-
-
-def judgement(rung, exposures, **further):
-    return judgement_of(Rung(rung, "fewer rounds", {}), seeds_of(exposures, rung=rung, **further), DEMAND, BEFORE)
+def judgement(rung, exposures, accuracy=0.8, alone=nan):
+    """The judgement of a rung by judging seeds with these exposures of north."""
+    same = {"setting": rung, "exposure.south": 0.5, "accuracy.overall": accuracy, "accuracy.north": accuracy}
+    same["accuracy.south"] = accuracy - 0.01
+    figures = figures_of([{**same, "seed": seed, "exposure.north": north} for seed, north in enumerate(exposures)])
+    return judgement_of(Rung(rung, "fewer rounds", {}), figures, DEMAND, BEFORE, alone)
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +64,28 @@ def _logging_is_left_as_it_was():
     logging.getLogger().handlers[:] = handlers
 
 
+@pytest.mark.parametrize(
+    ("settings", "max_cost", "judged"),
+    [
+        # Nothing above the price is judged, even where nothing else helps.
+        ({"dear": (0.75, 0.50, 0.5), "useless": (0.80, 0.71, 0.6)}, 0.02, [UNPROTECTED.name]),
+        ({"dear": (0.75, 0.50, 0.5), "little": (0.79, 0.65, 0.6)}, 0.02, ["little"]),
+        ({"dear": (0.75, 0.50, 0.5), "little": (0.79, 0.65, 0.6)}, 0.06, ["dear"]),
+        # The most exposed group counts, not the mean.
+        ({"one sided": (0.80, 0.50, 0.58), "even": (0.80, 0.548, 0.548)}, 0.02, ["even"]),
+        # A federation within its limit is left as it is, unless a protection is more accurate.
+        ({"as_it_is": (0.80, 0.52, 0.5), "dear": (0.79, 0.50, 0.5)}, 0.02, [UNPROTECTED.name, "dear"]),
+        # A group on whose records nobody trained is at chance.
+        ({"as_it_is": (0.80, 0.70, nan), "rung": (0.80, 0.52, nan)}, 0.02, ["rung"]),
+    ],
+)
+def test_settings_that_are_judged(settings, max_cost, judged):
+    assert candidates(table(**{"as_it_is": AS_IT_IS, **settings}), Demand(max_cost=max_cost)) == judged
+
+
 def test_of_those_within_limit_and_price_the_one_whose_groups_pay_least_comes_first_then_less_exposed_ones():
     figures = table(
-        as_it_is=(0.80, 0.70, 0.6),
+        as_it_is=AS_IT_IS,
         dear=(0.70, 0.50, 0.5),
         exposed=(0.90, 0.60, 0.5),
         unfair=(0.84, 0.52, 0.5, 0.6),
@@ -81,37 +96,19 @@ def test_of_those_within_limit_and_price_the_one_whose_groups_pay_least_comes_fi
     assert candidates(figures, DEMAND) == ["best", "cheap", "unfair"]
     assert affordable(figures, DEMAND) == [UNPROTECTED.name, "exposed", "unfair", "cheap", "best", "worse"]
     assert shortlist(figures, DEMAND) == ["best", "worse", "cheap", "unfair", "dear"]
-
-
-def test_the_most_exposed_group_counts_not_the_mean():
-    figures = table(as_it_is=(0.80, 0.70, 0.6), one_sided=(0.80, 0.50, 0.58), even=(0.80, 0.548, 0.548))
-    assert candidates(figures, DEMAND) == ["even"]
-
-
-def test_nothing_above_the_price_is_judged_even_where_nothing_else_helps():
-    figures = table(as_it_is=(0.80, 0.70, 0.6), dear=(0.75, 0.50, 0.5), useless=(0.80, 0.71, 0.6))
-    assert candidates(figures, DEMAND) == [UNPROTECTED.name]
-    figures = table(as_it_is=(0.80, 0.70, 0.6), dear=(0.75, 0.50, 0.5), little=(0.79, 0.65, 0.6))
-    assert candidates(figures, DEMAND) == ["little"]
-    assert candidates(figures, Demand(limit=0.55, max_cost=0.06)) == ["dear"]
     figures = table(high=(0.8, 0.9, 0.5), low=(0.8, 0.6, 0.5), middle=(0.8, 0.7, 0.5))
     assert shortlist(figures, DEMAND) == ["low", "middle"]
 
 
-def test_a_federation_within_its_limit_is_left_as_it_is_unless_a_protection_is_more_accurate():
-    figures = table(as_it_is=(0.80, 0.52, 0.5), dear=(0.79, 0.50, 0.5))
-    assert candidates(figures, DEMAND) == [UNPROTECTED.name, "dear"]
-
-
 def test_a_setting_that_one_seed_dropped_is_not_judged():
-    figures = table(as_it_is=(0.80, 0.70, 0.6), dropped=(0.80, 0.60, 0.5), little=(0.79, 0.65, 0.6))
+    figures = table(as_it_is=AS_IT_IS, dropped=(0.80, 0.60, 0.5), little=(0.79, 0.65, 0.6))
     seen = figures.attacked
     kept = seen[(seen["setting"] != "dropped") | (seen["seed"] == 0)].reset_index(drop=True)
     assert candidates(Figures(kept, figures.plain, GROUPS), DEMAND) == ["little"]
 
 
 def test_where_a_promise_is_asked_for_it_is_kept_whatever_it_costs():
-    figures = table(as_it_is=(0.80, 0.70, 0.6), plain=(0.80, 0.52, 0.5), noisy=(0.70, 0.51, 0.5), loud=(0.6, 0.5, 0.5))
+    figures = table(as_it_is=AS_IT_IS, plain=(0.80, 0.52, 0.5), noisy=(0.70, 0.51, 0.5), loud=(0.6, 0.5, 0.5))
     epsilons = {"noisy": 4.0, "loud": 2.0}
     promised = figures.attacked.assign(**{"epsilon.client": figures.attacked["setting"].map(epsilons), "epsilon": 9.0})
     of_clients = Figures(promised, figures.plain, GROUPS, "client")
@@ -130,7 +127,11 @@ def test_a_promised_limit_is_asked_of_the_bound_whatever_was_measured():
     assert candidates(of_clients, Demand(0.53, view="client", promise=True)) == ["loud"]
     assert candidates(of_clients, Demand(0.51, view="client", promise=True)) == [UNPROTECTED.name]
     assert shortlist(of_clients, Demand(0.525, view="client", promise=True)) == ["loud"]
-    for setting, limit, outcome in (("noisy", 0.55, "met"), ("noisy", 0.545, "not met"), ("plain", 0.55, "not met")):
+    for setting, limit, outcome in (
+        ("noisy", 0.55, "within the limit"),
+        ("noisy", 0.545, "above the limit"),
+        ("plain", 0.55, "above the limit"),
+    ):
         demand = Demand(limit, view="client", promise=True)
         found = judgement_of(Rung(setting, "", {}), of_clients, demand, BEFORE)
         assert found.outcome == outcome
@@ -140,29 +141,48 @@ def test_a_promised_limit_is_asked_of_the_bound_whatever_was_measured():
         )
 
 
-def test_a_group_on_whose_records_nobody_trained_is_at_chance():
-    figures = table(as_it_is=(0.80, 0.70, nan), rung=(0.80, 0.52, nan))
-    assert candidates(figures, DEMAND) == ["rung"]
+def test_a_group_without_any_exposure_is_judged_to_be_at_chance():
+    figures = table(rung=(0.80, 0.52, nan))
     alone = Figures(figures.attacked, figures.plain, ["south"])
     assert judgement_of(Rung("rung", "", {}), alone, DEMAND, BEFORE).exposure == 0.5
     del figures.attacked["exposure.south"]
     assert candidates(figures, DEMAND) == ["rung"]
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 @pytest.mark.parametrize(
     ("exposures", "outcome"),
-    [((0.51, 0.512, 0.511), "met"), ((0.60, 0.602, 0.601), "not met"), ((0.51, 0.52, 0.53), "open")],
+    [
+        ((0.51, 0.512, 0.511), "within the limit"),
+        ((0.60, 0.602, 0.601), "above the limit"),
+        ((0.51, 0.52, 0.53), "not decided"),
+    ],
 )
-def test_an_outcome_is_by_the_interval_of_the_judging_seeds(exposures, outcome):
-    best = judgement("a", exposures)
-    assert (best.outcome, best.group, best.before, best.seeds) == (outcome, "north", 0.7, 3)
-    assert best.exposure_low < best.exposure < best.exposure_high
-    assert (best.more_seeds > 0) == (outcome == "open")
-    assert 2 * best.exposure == pytest.approx(best.exposure_low + best.exposure_high)
+def test_terminal_page_and_file_print_one_verdict_by_the_interval_of_the_judging_seeds(exposures, outcome):
+    best, demand = judgement("a", exposures), DEMAND
+    worst, other = best.findings
+    assert (best.outcome, worst.verdict, worst.group, best.before, best.seeds) == (outcome, outcome, "north", 0.7, 3)
+    # Student's t with two degrees of freedom, 95 % for both groups at once, of a further seed.
+    reach = 6.2053 * pd.Series(exposures).std() * sqrt(4 / 3)
+    mean = pd.Series(exposures).mean()
+    assert (worst.accuracy.low, worst.accuracy.high) == pytest.approx((mean - reach, mean + reach), abs=1e-5)
+    assert str(other.accuracy) == str(Estimate(0.5, 0.5, 0.5))
+    assert (best.more_seeds > 0) == (outcome == "not decided")
     assert (best.payer, best.payer_accuracy) == ("south", pytest.approx(0.79))
+    document, said = best.json | asdict(demand), sentences(best, demand)
+    front = table(as_it_is=AS_IT_IS, a=(0.80, mean, 0.5)).means()
+    page = unescape(protection_page(front, document, said, "protected.toml"))
+    assert all(text in page for text in said)
+    assert said[1].count(worst.group) == 1
+    assert said[1].startswith(exposure_summary(best.findings, unasked=False))
+    assert said[2].startswith(sentence(worst))
+    assert document["findings"] == [worst.json, other.json]
+    assert (document["findings"][0]["verdict"], document["findings"][0]["limit"]) == (outcome, demand.limit)
+    ends = document["exposure"], document["exposure_low"], document["exposure_high"]
+    assert ends == (worst.accuracy.value, worst.accuracy.low, worst.accuracy.high)
 
 
-def test_so_many_more_seeds_decide_an_open_outcome():
+def test_so_many_more_seeds_decide_the_outcome():
     """At the same mean and standard deviation the interval is below the limit, and with one seed fewer it is not."""
     few = (0.51, 0.52, 0.53)
     more, mean, spread = judgement("a", few).more_seeds, pd.Series(few).mean(), pd.Series(few).std()
@@ -172,9 +192,9 @@ def test_so_many_more_seeds_decide_an_open_outcome():
         return judgement("a", mean + spread * half / half.std()).outcome
 
     assert more > 1
-    assert outcome(3 + more) == "met"
-    assert outcome(3 + more - 1) == "open"
-    assert judgement("a", (0.50, 0.52, 0.55)).more_seeds == 0, "further runs vary more than that"
+    assert outcome(3 + more) == "within the limit"
+    assert outcome(3 + more - 1) == "not decided"
+    assert judgement("a", (0.48, 0.52, 0.56)).more_seeds == 0, "further runs vary more than that"
 
 
 def test_the_first_that_is_met_is_chosen_or_else_the_least_exposed():
@@ -187,7 +207,7 @@ def test_the_first_that_is_met_is_chosen_or_else_the_least_exposed():
 @pytest.mark.parametrize("view", ["outsider", "client", "server"])
 def test_the_sentences_have_the_price_the_group_and_what_is_not_covered(view):
     text = " ".join(sentences(judgement("a", (0.518, 0.52, 0.522), accuracy=0.77), Demand(view=view)))
-    for part in ("with fewer rounds.", "of north", "is then 0.520", "north had 0.700", "(-0.030), more than the price"):
+    for part in ("with fewer rounds.", "accuracy 0.520 (", "north had 0.700", "(-0.030), more than the price"):
         assert part in text
     assert "south pays most, from 0.800 to 0.760" in text
     assert "not a promise" in text
@@ -197,8 +217,7 @@ def test_the_sentences_have_the_price_the_group_and_what_is_not_covered(view):
 
 @pytest.mark.parametrize(("alone", "said"), [(0.9, "it need not ask clients"), (0.7, "clients add to it")])
 def test_a_shadow_set_that_does_without_clients_is_said_to(alone, said):
-    best = judgement_of(Rung("a", "b", {}), seeds_of((0.51, 0.52)), DEMAND, BEFORE, alone=alone)
-    assert said in sentences(best, DEMAND)[3]
+    assert said in sentences(judgement("a", (0.51, 0.52), alone=alone), DEMAND)[4]
 
 
 @pytest.mark.parametrize("view", ["outsider", "client", "server"])
@@ -220,7 +239,7 @@ def test_the_noise_of_a_promise_is_the_least_that_keeps_it(toy_config, view, pro
 
 def names_on(config, data):
     ladder = ladder_of(config, resolve(config, data).simulation.federation, DEMAND)
-    return [rung.name for rung in possible_rungs(config, data, ladder.rungs)]
+    return [*dict.fromkeys(one.name for one in fitting_candidates(config, data, ladder.rungs))]
 
 
 def test_the_ladder_fits_the_data(toy_config):
@@ -262,7 +281,7 @@ def test_a_search_leaves_a_configuration_that_runs_and_does_no_run_twice(small, 
     assert main(call) == 0
     said = capsys.readouterr().out
     figures = json.loads((out / "protection.json").read_text())
-    assert figures["outcome"] == "met"
+    assert figures["outcome"] == "within the limit"
     protected = read_config(out / "protected.toml")
     assert protected.algorithm.rounds == (1 if figures["rung"] == "1 round" else 2)
     assert protected.evaluation == read_config(small).evaluation
@@ -284,6 +303,8 @@ def test_a_search_leaves_a_configuration_that_runs_and_does_no_run_twice(small, 
         (["--view", "nobody"], "view"),
         (["--limit", "0.4"], "'limit' must be in [0.5, 1]"),
         (["--limit", "nan"], "limit"),
+        (["--limit", "0.5", "--promise"], "with 'promise'"),
+        (["--limit", "1.0", "--promise"], "with 'promise'"),
         (["--max-cost", "-1"], "max_cost"),
         (["--judging", "1"], "'judging' must be at least 2"),
         (["--references", "0"], "references"),
@@ -320,9 +341,3 @@ def test_a_directory_of_something_else_is_left_alone(small, tmp_path, capsys, na
     assert main(["protect", str(small), "--out", str(tmp_path / "out")]) == 2
     assert "choose another --out" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
-
-
-@pytest.mark.parametrize("limit", [0.5, 1.0])
-def test_a_promised_limit_is_strictly_inside(limit):
-    with pytest.raises(InputError, match="with 'promise'"):
-        Demand(limit=limit, promise=True)

@@ -177,11 +177,6 @@ def test_the_curve_of_many_records_keeps_the_most_exposed_and_few_points() -> No
     assert f"0.0 % have {largest:.3f} or more" in figure.image
 
 
-def test_members_alone_are_in_the_figure_of_exposure() -> None:
-    records = records_frame().assign(member=False)
-    assert exposure_of_records(records, ["majority", "minority"], 16) is None
-
-
 @pytest.mark.parametrize("references", [3, 16])
 @pytest.mark.parametrize("spread", [0.0, 0.4])
 def test_chance_gives_at_most_what_the_formula_says_where_no_record_is_exposed(references: int, spread: float) -> None:
@@ -282,12 +277,6 @@ def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_s
     assert "Other clients: their" not in usual_page().text
 
 
-def test_the_page_says_what_the_server_s_non_members_are() -> None:
-    page = shown(audit_of(rows=[attack_row("fedmia-i", "all", "all", 0.6)]))
-    assert "non-members are weighted to the groups and labels of each client's members" in page.text
-    assert "weighted to the groups" not in usual_page().text
-
-
 def test_where_weights_leave_too_few_non_members_for_a_rate_the_page_says_so() -> None:
     row = attack_row("fedmia-i", "all", "all", 0.6, records=310) | {"tpr_at_fpr_0.01": float("nan")}
     table = part(shown(audit_of(rows=[row])), "by-group")
@@ -323,11 +312,6 @@ def test_names_are_escaped_and_may_be_in_other_scripts() -> None:
     for figure in figures_on(page):
         assert "少数" in figure
         assert "$x$ frac" in figure
-
-
-def test_the_kind_of_data_is_named() -> None:
-    assert "The records are images." in usual_page().text
-    assert "The records are" not in page_of(html_of(audit_of(), kind="records")).text
 
 
 def test_an_audit_in_which_nothing_was_measured_is_a_page_all_the_same() -> None:

@@ -1,21 +1,15 @@
 """The section of a run's page on its coordinator, made of rows of rounds.csv alone."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from html_page import page_of
-from run_of_any_shape import config_of, frames_of, samples_of, summary_of
-from shoal.config.schema import Config, parse_config
+from run_of_any_shape import summary_of
 from shoal.control import LimitController
 from shoal.core.formats import DASH
 from shoal.metrics.summary import flatten, parse_summary, split_key
 from shoal.reports.page import Section
 from shoal.reports.run.coordinator_section import coordinator_section
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.run_page import run_page
-from shoal.reports.run.run_verdict import verdict
-from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.sweep.report_spec import Labels
 from unrendered import unrendered_figures
 
 LAW = LimitController(target=0.1, max_cost=0.01, audit_factor=2.0)
@@ -92,20 +86,6 @@ def test_limits_are_out_of_reach_in_these_rounds(unmet, rounds):
     assert [row[-1] for row in found] == [DASH, rounds]
 
 
-@pytest.mark.parametrize(
-    ("shares", "sentence"),
-    [
-        ([[NAN, NAN], [0.05, 0.1]], "at no estimate more than 10.0 % of a model's members were over their limit."),
-        ([[NAN, NAN], [0.3, 0.0]], "up to 30.0 % of a model's members were over their limit (target 10.0 %), but"),
-        ([[NAN, NAN]] * 2, "risk was never estimated."),
-    ],
-)
-def test_where_nothing_was_asked_it_says_why(shares, sentence):
-    said = words(rounds_of({"l2": [[0.0, 0.0]] * 2}, shares))
-    assert "The coordinator never asked for anything, so training was that of the algorithm alone" in said
-    assert sentence in said
-
-
 def test_steered_noise_and_randomised_answers_are_named():
     given = rounds_of({"dp_sgd": STRENGTHS}, SHARES)
     assert "No epsilon is stated" in words(given)
@@ -131,33 +111,8 @@ def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
     assert "cluster 1, round 3: 0.900" in figure.image
 
 
-def test_the_figure_is_the_same_bytes_again():
-    given = rounds_of({"l2": STRENGTHS}, SHARES)
-    assert coordinator_section(LAW, given).figures == coordinator_section(LAW, given).figures
-
-
 def test_rounds_that_say_nothing_of_it_have_no_section():
     assert coordinator_section(LAW, rounds_of({"l2": STRENGTHS}, SHARES).drop(columns="over_limit")) is None
-
-
-def coordinated(config: Config) -> Config:
-    return parse_config(config.table() | {"coordinator": {"l2": 0.1, "target": 0.25}}, "test")
-
-
-def test_the_page_has_the_section_where_there_is_a_coordinator():
-    groups, frames = ["a", "b"], frames_of(["a", "b"], 2)
-    strengths = np.where(frames["rounds"]["round"] > 1, 0.5, 0.0)
-    steered = frames["rounds"].assign(**{"directive.l2": strengths, "over_limit": 0.3, "limit_unmet": 0.0})
-    summary, config = parse_summary(summary_of(groups, 2)), config_of(groups, 2)
-    page = run_page(RunDescription.of(coordinated(config)), summary, samples_of(groups), **frames | {"rounds": steered})
-    assert ">Coordinator</h2>" in page
-    assert "where more than 25.0 % of a model&#39;s members do" in page
-    assert "l2 2 0.50 0.50 30.0 %" in page_of(page).text
-    ids = page_of(page).ids
-    assert len(set(ids)) == len(ids)
-    with unrendered_figures():
-        alone = run_page(RunDescription.of(config), summary, samples_of(groups), **frames)
-    assert "Coordinator</h2>" not in alone
 
 
 # --- the summary ----------------------------------------------------------------------------------------------------
@@ -168,17 +123,6 @@ def steered_summary(**of_cluster_1: float):
     for k in (0, 1):
         flat |= {f"clusters.{k}.over_limit": 0.0, f"clusters.{k}.limit_unmet": 0, f"clusters.{k}.directive.l2": 0.0}
     return flat | {f"clusters.1.{name}": value for name, value in of_cluster_1.items()}
-
-
-def test_a_clause_of_the_verdict_says_what_is_asked_for_at_the_end():
-    asked = verdict(parse_summary(steered_summary(**{"directive.l2": 0.5})))
-    assert asked.endswith(" Its coordinator asks at the end for l2 0.50 of cluster 1.")
-    assert verdict(parse_summary(steered_summary())).endswith(" Its coordinator asks at the end for nothing.")
-    unmet = verdict(parse_summary(steered_summary(**{"directive.l2": 1.0, "limit_unmet": 1})))
-    assert unmet.endswith(
-        "for l2 1.00 of cluster 1; it cannot bring cluster 1 within the limits of its members at the cost it allows."
-    )
-    assert "coordinator" not in verdict(parse_summary(summary_of(["a", "b"], 2)))
 
 
 def test_the_keys_of_the_summary_are_taken_apart_and_put_together():

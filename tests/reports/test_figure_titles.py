@@ -16,11 +16,9 @@ from shoal.reports.audit.audit_charts import exposure_of_records
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.run_charts import accuracy_by_group, cluster_sizes, risk, roc_figure, violations
 from shoal.reports.run.run_tables import with_limits
-from shoal.reports.sweep.charts import chart_content
-from shoal.reports.sweep.report_spec import FigureSpec
+from shoal.reports.sweep.report_spec import FigureSpec, Labels
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.sweep_figures import FigureData
-from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.sweep.sweep_charts import FigureData, chart_content
 
 pytestmark = pytest.mark.usefixtures("_unrendered_figures")
 GROUPS = ["a", "b"]

@@ -15,10 +15,9 @@ from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.membership import roc_with_auc
 from shoal.metrics.summary import Summary
 from shoal.reports.run.run_verdict import verdict
-from shoal.reports.sweep.answer import Settings, sweep_headlines
-from shoal.reports.sweep.report_spec import ReportSpec
+from shoal.reports.sweep.report_spec import Labels, ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.sweep.sweep_tables import Settings, sweep_headlines
 from shoal.runs.comparison import describe_difference
 
 RUNS = 100
@@ -42,10 +41,12 @@ def summary_of_run(rng: np.random.Generator, *, leak: float, accuracy: float = 0
             "loss_threshold": by_loss.accuracy, "loss_threshold_low": by_loss.low, "loss_threshold_high": by_loss.high,
         }  # fmt: skip
     has_property = np.arange(120) < 40
-    auc = roc_with_auc(rng.normal(leak * has_property), has_property, None)[2]
+    scores = rng.normal(leak * has_property)
+    auc, right = roc_with_auc(scores, has_property, None)[2], float(np.mean(scores[:40] > scores[40:80]))
     overall = {"accuracy.overall": float(np.mean([each["accuracy"] for each in groups.values()])),
                "violations.total": 0, "exceeded.total": 0, "migrated": 0,
-               "property.auc": auc, "property.updates": 120, "property.positives": 40}  # fmt: skip
+               "property.auc": auc, "property.updates": 120, "property.positives": 40,
+               "property.pairs": 40, "property.auc_counterfactual": right}  # fmt: skip
     return Summary({"algorithm": "fedavg", "dataset": "made up"}, overall, groups, {0: {"clients": 6}})
 
 

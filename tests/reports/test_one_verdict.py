@@ -17,10 +17,9 @@ from shoal.audit.audit import Audit
 from shoal.audit.finding import BY, Estimate, Finding, every_attack, exposure_summary, findings, run_findings, sentence
 from shoal.cli.displays import format_audit
 from shoal.metrics.summary import parse_summary
-from shoal.reports.sweep.answer import Settings, sweep_headlines as sweep_answers
-from shoal.reports.sweep.report_spec import ReportSpec
+from shoal.reports.sweep.report_spec import Labels, ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.sweep_metrics import Labels
+from shoal.reports.sweep.sweep_tables import Settings, sweep_headlines as sweep_answers
 from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audit
 from shoal.runs.audits.card import write_card
 from shoal.runs.comparison import compare

@@ -1,8 +1,7 @@
 """The report: what is on the page, for runs of any shape, and what it says of damaged ones."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -15,8 +14,6 @@ from run_of_any_shape import (
     frames_of,
     html_of,
     report_text,
-    roc_of,
-    samples_of,
     summary_of,
     usual_page,
 )
@@ -58,22 +55,6 @@ def test_metrics_are_shown_with_their_meaning() -> None:
     assert "taken on shadow models" in text
     assert "held-out images of the same group" in text
     assert "Clusters that end with at most 3 clients: 0 (3), 1 (3)" in text
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"shift_per": "client"}, "degrees; drawn for each client"), ({"label_shift": 3}, "labels shifted by 3")],
-)
-def test_a_group_says_how_it_is_shifted(change: dict[str, Any], words: str) -> None:
-    description = RunDescription.of(config_of(["a", "b"], 2))
-    groups = {name: replace(group, **change) if name == "a" else group for name, group in description.groups.items()}
-    summary = parse_summary(summary_of(["a", "b"], 2))
-    with unrendered_figures():
-        page = run_page(
-            replace(description, groups=groups), summary, samples_of(["a", "b"]), **frames_of(["a", "b"], 2)
-        )
-    assert page_of(page).text.count(words) == 1
-    assert words not in page_of(usual_page()).text
 
 
 def test_labels_say_how_it_ended() -> None:
@@ -126,13 +107,6 @@ def test_run_that_was_never_evaluated() -> None:
     assert "The metrics of this run are incomplete." in page.text
 
 
-@pytest.mark.usefixtures("_unrendered_figures")
-def test_run_without_roc_curves(tmp_path: Path) -> None:
-    finished(tmp_path, ["a", "b"])
-    roc_of(["a", "b"]).head(0).to_csv(tmp_path / "roc.csv", index=False)
-    assert "roc-title" not in page_of(report_text(tmp_path)).ids
-
-
 def test_risk_that_was_never_estimated_leaves_what_was_measured() -> None:
     groups = ["a", "b"]
     frames = frames_of(groups, 2, risks=False)
@@ -164,14 +138,6 @@ def test_the_interval_of_an_estimate_is_shaded_where_it_is_known() -> None:
     assert "Shaded: its 95 % interval." in shaded.caption
     assert "Shaded" not in plain.caption + unknown.caption
     assert shaded.image.count("<path") > plain.image.count("<path") == unknown.image.count("<path")
-
-
-@pytest.mark.usefixtures("_unrendered_figures")
-def test_images_of_one_and_three_channels() -> None:
-    config, frames = config_of(["a", "b"], 2), frames_of(["a", "b"], 2)
-    samples = samples_of(["a"], channels=1) | samples_of(["b"], channels=3)
-    page = page_of(run_page(RunDescription.of(config), Summary(), samples, **frames))
-    assert sum(each.startswith(PNG) for each in page.addresses) == 4
 
 
 def test_run_read_back_gives_the_same_page(tmp_path: Path) -> None:

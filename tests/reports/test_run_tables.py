@@ -1,5 +1,6 @@
 """The tables and sentences of a run's page: rates, limits, clients, canaries, time, chance and epsilon."""
 
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from run_of_any_shape import (
     view_of,
 )
 from shoal.audit.canary_audit import CANARY_COLUMNS
-from shoal.config.schema import parse_config
+from shoal.control import LimitController
 from shoal.core.formats import DASH
 from shoal.metrics import Metric
 from shoal.metrics.summary import flatten, parse_summary
@@ -40,7 +41,6 @@ from shoal.reports.run.run_tables import (
     with_limits,
 )
 from shoal.reports.run.run_verdict import limits, verdict
-from shoal.reports.sweep.sweep_metrics import Labels
 from shoal.reports.table import ReportTable
 from unrendered import unrendered_figures
 
@@ -123,28 +123,11 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
     with unrendered_figures():
         page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
     assert "With what an outsider sees, and 4 reference federations." in page
-    assert "those of 4 reference federations, the whole run again each" in page
+    assert "what an outsider sees and 4 reference federations (the run again" in page
     assert "offline LiRA, view: outsider, on b; exposed; 95 % interval 0." in page
     assert "<td>RMIA</td>" in page
     assert "It is the configured attack, not the one that decides." in page
     assert "reference federation" not in usual_page()
-
-
-@pytest.mark.usefixtures("_unrendered_figures")
-def test_a_page_says_where_they_were_asked_for_in_vain():
-    config = config_of(["a"], 1)
-    table = config.table() | {"evaluation": {"reference_federations": 3}}
-    described = RunDescription.of(parse_config(table, "test"))
-    assert described.reference_federations == 3
-    page = run_page(described, parse_summary(summary_of(["a"], 1)), {}, **frames_of(["a"], 1))
-    assert "the 3 reference federations that were asked for have no members to be asked about" in page
-
-
-def test_sweeps_have_names_for_the_new_metrics():
-    labels = Labels({})
-    assert labels.key("mia_by_other_clusters.far") == "MIA accuracy, other clusters' models, far"
-    assert labels.key("mia.far") == "MIA accuracy, far"
-    assert labels.key("references") == "reference federations"
 
 
 def test_times_of_reference_federations_are_shown_where_there_are_some():
@@ -337,19 +320,19 @@ def test_a_bound_above_the_stated_epsilon_is_said_in_words():
     assert "the promise is broken" not in words()
 
 
-def test_canaries_and_recorded_updates_are_on_the_page_of_a_run_that_has_them():
-    summary = parse_summary(summary_of(["a", "b"], 2) | METRICS)
-    recorded = RecordedUpdates((2, 4), 1_250_000)
-    described, more = RunDescription.of(config_of(["a", "b"], 2)), {"canaries": table(), "recorded": recorded}
+def test_canaries_recorded_updates_and_a_coordinator_are_on_the_page_of_a_run_that_has_them():
+    summary, frames = parse_summary(summary_of(["a", "b"], 2) | METRICS), frames_of(["a", "b"], 2)
+    steered = {"directive.l2": frames["rounds"]["round"].gt(1) / 2, "over_limit": 0.3, "limit_unmet": 0.0}
+    more = {"canaries": table(), "recorded": RecordedUpdates((2, 4), 1_250_000)}
+    more |= frames | {"rounds": frames["rounds"].assign(**steered)}
+    described = replace(RunDescription.of(config_of(["a", "b"], 2)), coordinator=LimitController(target=0.25))
     with unrendered_figures():
-        page = page_of(run_page(described, summary, {}, **frames_of(["a", "b"], 2), **more))
-    assert (
-        page.ids.index("clients") < page.ids.index("canaries") < page.ids.index("recorded") < page.ids.index("figures")
-    )
-    assert "Canaries are examples with a wrong label." in page.text
+        page = page_of(run_page(described, summary, {}, **more))
+    ids = ["clients", "coordinated", "canaries", "recorded", "figures"]
+    assert [each for each in page.ids if each in ids] == ids
+    assert "l2 2 0.50 0.50 30.0 %" in page.text
     assert "in 2 rounds (2 and 4): 1.2 MB in the folder updates." in page.text
-    assert "shoal audit --trace DIR" in page.text
-    assert not {"canaries", "recorded"} & set(page_of(usual_page()).ids)
+    assert not {"canaries", "recorded", "coordinated"} & set(page_of(usual_page()).ids)
 
 
 def said(clusters: int = 2, /, **more: float) -> str:

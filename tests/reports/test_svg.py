@@ -1,6 +1,5 @@
 """Figures on a page: what the pointer shows, and colours that follow a light or a dark page."""
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -86,11 +85,6 @@ def test_files_keep_the_names_and_colours_for_paper() -> None:
     assert titles(files.svg)[-2:] == ["first", "second"]
     assert b"#ffffff" in files.svg
     assert b"var(" not in files.svg
-
-
-def test_the_colours_of_a_dark_page_are_those_of_a_light_one() -> None:
-    light, dark = (re.findall(r"--(\w+):", each) for each in re.findall(r":root \{(.*?)\}", STYLE)[:2])
-    assert set(re.findall(r"var\(--(\w+)\)", STYLE)) <= set(light) == set(dark)
 
 
 def test_cluster_sizes_tell_who_trained_a_model_from_who_chose_it_at_last() -> None:

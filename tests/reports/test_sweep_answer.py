@@ -7,12 +7,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from html_page import Page
-from shoal.reports.sweep.answer import MOST_CONDITIONS, Settings, settings_table, sweep_headlines
-from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec
+from shoal.reports.sweep.report_spec import Axes, Labels, ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import Best, Difference, SeedStatistics
-from shoal.reports.sweep.sweep_metrics import Labels
-from shoal.reports.sweep.sweep_page import sweep_page
+from shoal.reports.sweep.sweep_tables import MOST_CONDITIONS, Settings, settings_table, sweep_headlines
 
 SEEDS = (0, 1, 2, 3)
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.3]}
@@ -71,15 +68,6 @@ def test_the_best_setting_flips_with_the_data_and_is_shown_as_scipy_pairs_seeds(
     gap = f"{float((second - first).mean()):.3f} above"
     assert answer.startswith(f"{best} has the highest mean, {second.mean():.3f}, {gap} ")
     assert answer.endswith(f"The difference is shown (95 % interval +{low:.3f} to +{high:.3f}; 4 seeds).")
-
-
-def test_a_difference_that_the_interval_does_not_hold_is_open_with_the_seeds_it_needs() -> None:
-    results = results_of(gain=0.0)
-    answer = said(results)["Which algorithm has the highest accuracy? (accuracy, all clients)"]
-    assert answer.startswith("Not decided: ")
-    assert "but the interval covers 0" in answer
-    assert "To show it, were it the true lead, takes " in answer
-    assert "more seeds (power 80 %)." in answer
 
 
 def test_the_seeds_that_an_open_difference_needs_have_the_power_that_is_said() -> None:
@@ -167,12 +155,10 @@ def test_one_seed_has_no_interval_and_one_setting_no_best() -> None:
 @pytest.mark.parametrize(
     ("low", "words"),
     [
-        ({}, "Few to another client: exposed in 8 of 8 runs of each."),
-        ({"IFCA": 0.45, "IFCA-MIR": 0.45}, "Few to another client: not decided in 8 of 8 runs of each."),
+        ({}, "Few to another client: with IFCA exposed in 8 of 8 runs, with IFCA-MIR exposed in 8 of 8 runs."),
         (
             {"IFCA": 0.45},
-            "Few to another client: exposed in 0 of 8 runs with IFCA, 8 of 8 runs with IFCA-MIR, "
-            "not decided in 8 of 8 runs with IFCA, 0 of 8 runs with IFCA-MIR.",
+            "Few to another client: with IFCA not decided in 8 of 8 runs, with IFCA-MIR exposed in 8 of 8 runs.",
         ),
     ],
 )
@@ -186,7 +172,7 @@ def test_a_sweep_that_nobody_attacked_or_without_intervals_says_so() -> None:
     results = results_of()
     left = {name: said(results.drop(columns=[name]))["Who is exposed, to whom?"] for name in ("mia.few", "mia_low.few")}
     assert left["mia.few"] == "Not known: no run was attacked."
-    assert left["mia_low.few"] == "Few to another client: not decided in 8 of 8 runs of each."
+    assert left["mia_low.few"].count("not decided in 8 of 8 runs") == 2
 
 
 def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_many() -> None:
@@ -197,21 +183,3 @@ def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_
     assert [row.cells[0].text for row in table.rows] == ["averaged over n", "IFCA", "IFCA-MIR"]
     alone: Axes = {"fixed": ["x"]}
     assert [row.cells[0].text for row in settings_table(settings_of(results_of(alone), alone)).rows] == ["every run"]
-
-
-def test_the_page_begins_with_the_answer_then_the_settings() -> None:
-    statistics = SeedStatistics(results_of(), AXES, SEEDS)
-    text = Page(sweep_page("Title", ReportSpec(), statistics, [], [], missing=(), source="")).text
-    found = [
-        text.index(each)
-        for each in ("Which algorithm has the highest accuracy?", "All 16 runs are finished", "Every setting")
-    ]
-    assert found == sorted(found)
-
-
-def test_a_sweep_says_with_how_many_reference_federations_runs_are_judged() -> None:
-    results = results_of()
-    assert "reference federations" not in settings_table(settings_of(results)).note
-    assert "with 4 reference federations a run" in settings_table(settings_of(results.assign(references=4))).note
-    some = results.assign(references=[np.nan] + [4] * (len(results) - 1))
-    assert "with 0 or 4 reference federations a run" in settings_table(settings_of(some)).note

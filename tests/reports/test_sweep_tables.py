@@ -20,11 +20,11 @@ from shoal.core.formats import DASH
 from shoal.metrics.metric_table import METRICS
 from shoal.reports.plotting import Figure
 from shoal.reports.sweep import sweep_page as sweep_report
-from shoal.reports.sweep.report_spec import Axes, TableSpec, read_report_spec
+from shoal.reports.sweep.report_spec import Axes, Labels, TableSpec, format_estimate, read_report_spec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.sweep_figures import FigureData
-from shoal.reports.sweep.sweep_metrics import Labels, format_estimate
-from shoal.reports.sweep.sweep_page import sweep_figure, sweep_page
+from shoal.reports.sweep.sweep_charts import FigureData
+from shoal.reports.sweep.sweep_courses import sweep_figure
+from shoal.reports.sweep.sweep_page import sweep_page
 from shoal.reports.sweep.sweep_tables import sweep_table
 from shoal.reports.table import Cell, ReportTable, escape, latex, markdown, table_csv
 

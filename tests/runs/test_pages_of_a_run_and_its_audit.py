@@ -68,10 +68,6 @@ def test_the_page_of_an_audit_says_which_gates_hold(run: Path) -> None:
     assert (
         '<p class="verdict loud">Gate accuracy &lt; 0.6: broken by attacks.lira.minority.accuracy, whose upper' in text
     )
-    (not_measured,) = parse_gates(["attacks.lira.nobody.auc <= 0.5"])
-    sentence, holds = not_measured.judged({})
-    assert "was not measured" in sentence
-    assert not holds
 
 
 def test_what_was_warned_of_stands_on_the_page_once(run: Path) -> None:

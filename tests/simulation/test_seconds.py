@@ -9,8 +9,6 @@ import shoal
 from full_simulation import simulate_with
 from shoal.engine.worker_pool import RoundClock
 from shoal.simulation import measure, play
-from shoal.simulation.play import PARTS, SimulationState
-from shoal.simulation.simulation import Simulation
 
 ROUNDS = 3
 
@@ -95,16 +93,3 @@ def test_what_threads_do_side_by_side_is_scaled_to_the_wall_time(monkeypatch) ->
                 pass
     expected = {"choose": 0.0, "local_training": 1.5, "defenses": 0.5, "aggregation": 0.0, "red_team": 0.0}
     assert clock.seconds() == expected | {"train": 2.0}
-
-
-def test_a_checkpoint_of_an_earlier_version_lacks_parts(build, mlp, clock) -> None:
-    local = shoal.LocalSGD(epochs=1, batch_size=6)
-    given = Simulation(build(), mlp, shoal.IFCA(clusters=2), local, rounds=2)
-    with shoal.Engine(mlp, threads=1) as engine:
-        ready = play.move_to_engine(given, engine)
-        first = play.initial_state(ready, engine)
-        earlier = SimulationState(first.state, seconds=dict.fromkeys(("choose", "train", "red_team", "total"), 5.0))
-        *_, (last, _) = play.run_rounds(ready, engine, earlier)
-    assert last.seconds["evaluation"] == 20.0
-    assert last.seconds["total"] == 25.0
-    assert set(PARTS) - set(last.seconds) <= {"measurement"}

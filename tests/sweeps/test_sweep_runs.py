@@ -22,8 +22,7 @@ from shoal.core.processes import Workplace
 from shoal.data import load_dataset
 from shoal.reports import plotting
 from shoal.reports.sweep import sweep_page
-from shoal.reports.sweep.report_spec import read_report_spec
-from shoal.reports.sweep.sweep_metrics import require_shown
+from shoal.reports.sweep.report_spec import read_report_spec, require_shown
 from shoal.runs.audits.audit_run import audit_run
 from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, runner

@@ -1,6 +1,5 @@
 """Clients of secure sums in this process, which answer a server directly."""
 
-import csv
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,6 @@ from flwr.app import RecordDict
 
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
-from shoal.runs.checkpoint import load_checkpoint
 from shoal_flower.client.client_app import secure_reply
 from shoal_flower.flower_config import NodeSettings, RunSettings
 from shoal_flower.messages import Refusal
@@ -38,6 +36,7 @@ from shoal_flower.secure_sums.protocol_messages import (
 from shoal_flower.server.exchange import NodeReply as NodeAnswer, Registration
 from shoal_flower.server.server_app import serve
 from shoal_flower.wire_codec import pack_identity, pack_reply
+from wire_federation import state_in
 
 CONFIG, LEAST, BOUND = "seed = 0", 3, 10.0
 OFFER = hashlib.sha256(b"models").digest()
@@ -220,10 +219,4 @@ def served(folder: Path, nodes: Nodes, table: Mapping[str, object] = TABLE):
     path.write_text(parse_config(table, "test").toml())
     out = {"config": str(path), "out": str(folder / "run"), "min-nodes": len(nodes.numbers) or 1, "wait-timeout": 0.0}
     serve(nodes, RunSettings.read(out))
-    progress = load_checkpoint(folder / "run" / "checkpoint")
-    assert progress is not None
-    return progress.state
-
-
-def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader((folder / "run" / name).read_text().splitlines()))
+    return state_in(folder / "run")

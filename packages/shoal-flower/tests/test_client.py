@@ -1,7 +1,6 @@
 """A client answers for itself: its own data, its own ledger, its own estimate of risk."""
 
 import contextlib
-import csv
 import sys
 import threading
 import types
@@ -10,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -21,13 +22,14 @@ from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import Engine
 from shoal.simulation.measure import accountable_trainings
-from shoal_flower.client import client_round
+from shoal_flower.client import client_app, client_round
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
 from shoal_flower.client.node_data import asked_run, keep_features, open_client, run_config
 from shoal_flower.client.policy import Ledger
 from shoal_flower.flower_config import NodeSettings
-from shoal_flower.messages import FROZEN, NotAllowedError, Offer
-from shoal_flower.wire_codec import pack_offer, pack_reply
+from shoal_flower.messages import FROZEN, REFUSED, NotAllowedError, Offer
+from shoal_flower.wire_codec import pack_offer, pack_reply, unpack_identity
+from wire_federation import rows_of
 
 TABLE = {
     **wire_federation.TABLE,
@@ -73,7 +75,7 @@ def test_a_client_that_does_not_trust_the_server_goes_by_its_own_estimates(tmp_p
     offer = replace(an_offer(), risks=torch.tensor([0.9, 0.5], dtype=torch.float64))
     own = settings(tmp_path, beta=1.0, risk="client")
     update = training_reply(offer, own)
-    rows = list(csv.DictReader((tmp_path / "risks.csv").read_text().splitlines()))
+    rows = rows_of(tmp_path / "risks.csv")
     estimates = [float(row["own"]) for row in rows]
     assert [float(row["server"]) for row in rows] == [0.9, 0.5]
     assert update.cluster == estimates.index(min(estimates))
@@ -281,3 +283,36 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
     assert not torch.equal(Pretrained(None)[1].weight, frozen["1.weight"])
     open_client.cache_clear()
     asked_run.cache_clear()
+
+
+def asked(node: dict[str, object], run: dict[str, object] | None = None) -> tuple[Message, Context]:
+    # Of the process, where Flower runs a ClientApp.
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 7
+    message = Message(content=RecordDict(), dst_node_id=7, message_type="query.identify")
+    return message, Context(run_id=1, node_id=7, node_config=node, state=RecordDict(), run_config=run or {})
+
+
+def test_a_node_says_its_client():
+    reply = client_app.identify(*asked({"data-path": "/data/north", "client": "north"}))
+    assert unpack_identity(reply.content) == ("north", None)
+
+
+def test_nodes_of_flowers_simulation_are_known_by_their_partition():
+    reply = client_app.identify(*asked({"partition-id": 3, "num-partitions": 5}, {"state-dir": "/tmp/states"}))
+    assert unpack_identity(reply.content) == ("partition-3", 3)
+
+
+@pytest.mark.parametrize(("simulated", "folder"), [({"num-partitions": 5}, "/server/partition-3"), ({}, None)])
+def test_a_server_does_not_name_a_nodes_folder(monkeypatch, simulated, folder):
+    read = []
+    monkeypatch.setattr(client_app.NodeSettings, "read", lambda config: read.append(config.get("state-dir")))
+    client_app.identify(*asked({"partition-id": 3, **simulated}, {"state-dir": "/server"}))
+    assert read == [folder]
+
+
+@pytest.mark.parametrize("handler", [client_app.identify, client_app.train, client_app.count, client_app.vote])
+def test_an_error_stays_in_the_nodes_own_log(handler, caplog):
+    reply = handler(*asked({"data-path": "/secret/place", "client": "a b"}))
+    assert set(reply.content) == {"refusal"}
+    assert reply.content["refusal"]["reason"] == REFUSED
+    assert "could not be answered" in caplog.text

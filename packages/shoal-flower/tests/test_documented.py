@@ -17,6 +17,7 @@ import pytest
 from processes import FRONT, NGINX, Programs, free_port, listens, wait_until
 
 from shoal_flower.client.policy import Ledger
+from wire_federation import rows_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -142,9 +143,9 @@ def test_the_commands_make_a_federation_whose_budget_is_enough(tmp_path, monkeyp
                 listed = said
         assert "Installed: [" not in programs.log("flower-superlink-0"), "Flower has installed something"
     assert json.loads(listed)["success"] is True
-    events = {row["kind"] for row in csv.DictReader((out / "events.csv").read_text().splitlines())}
+    events = {row["kind"] for row in rows_of(out / "events.csv")}
     assert events == {"joined"}
-    members = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
+    members = rows_of(out / "clients.csv")
     assert [(row["name"], row["rounds"]) for row in members] == [("north", "2"), ("south", "2")]
     # What the page says of the budget, from the ledger of two rounds with one choice.
     said = re.search(

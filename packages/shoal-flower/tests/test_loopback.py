@@ -1,7 +1,6 @@
 """Flower's real programs on loopback: a round is the simulator's, and faults cost a round and nothing else."""
 
 import contextlib
-import csv
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from shoal.engine import Engine, State
 from shoal.simulation.play import move_to_engine
 from shoal.simulation.round_metrics import group_accuracies
 from shoal_flower.client.policy import Ledger
+from wire_federation import rows_of
 
 SECONDS = 240
 """What any one step may take on a machine that others use too."""
@@ -143,8 +143,7 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
     assert torch.equal(models_in(out, path), expected.models)
     summary = json.loads((out / "summary.json").read_text())
     assert [summary[f"clusters.{k}.risk"] for k in range(2)] == expected.risks.tolist()
-    rows = csv.DictReader((out / "clients.csv").read_text().splitlines())
-    assert {row["name"] for row in rows} == {f"partition-{i}" for i in range(3)}
+    assert {row["name"] for row in rows_of(out / "clients.csv")} == {f"partition-{i}" for i in range(3)}
     assert "SuperNode ID" in programs.log("node-0")
     assert "SuperNode ID" not in programs.log("unregistered")
     assert "SuperNode ID" not in programs.log("without-tls")
@@ -166,12 +165,12 @@ def client_accuracy(path: Path, state: State) -> float:
 
 def rounds_done(out: Path) -> int:
     path = out / "rounds.csv"
-    return max(int(row["round"]) for row in csv.DictReader(path.read_text().splitlines())) if path.exists() else 0
+    return max(int(row["round"]) for row in rows_of(path)) if path.exists() else 0
 
 
 def events_of(out: Path) -> list[dict[str, str]]:
     path = out / "events.csv"
-    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    return rows_of(path) if path.exists() else []
 
 
 def has_returned(out: Path, client: str) -> bool:
@@ -231,7 +230,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     assert begun[0] == 0
     assert 10 > begun[1] >= done > 0
     ledgers = [Ledger.load(folder / "ledger.json") for folder in states]
-    members = {row["name"]: row for row in csv.DictReader((out / "clients.csv").read_text().splitlines())}
+    members = {row["name"]: row for row in rows_of(out / "clients.csv")}
     for i, ledger in enumerate(ledgers):
         trained = int(members[f"partition-{i}"]["rounds"])
         assert ledger.rounds >= trained
@@ -277,7 +276,7 @@ def test_a_killed_supernode_comes_back_by_itself_to_a_run_that_needs_all(tmp_pat
         os.kill(supernode, signal.SIGKILL)
         wait_until(lambda: finished(out), SECONDS, "3 rounds")
     assert has_returned(out, "partition-0")
-    assert len({row["round"] for row in csv.DictReader((out / "rounds.csv").read_text().splitlines())}) == 3
+    assert len({row["round"] for row in rows_of(out / "rounds.csv")}) == 3
 
 
 @pytest.mark.processes
@@ -298,7 +297,7 @@ def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_roun
             loopback.start_node(f"node-{i}", node)
         loopback.run(APP, {"config": path, "out": out, "min-nodes": 4})
         wait_until(lambda: finished(out), SECONDS, "2 rounds")
-    sums = list(csv.DictReader((out / "sums.csv").read_text().splitlines()))
+    sums = rows_of(out / "sums.csv")
     assert [(row["round"], row["cluster"], row["clients"], row["opened"]) for row in sums] == [
         (round_, cluster, "2", "1") for round_ in "12" for cluster in "01"
     ]
@@ -307,5 +306,4 @@ def test_rounds_by_secure_sums_on_real_processes_are_the_simulators_but_for_roun
     summary = json.loads((out / "summary.json").read_text())
     assert [summary[f"clusters.{k}.risk"] for k in range(2)] == pytest.approx(expected.risks.tolist(), abs=0.02)
     assert {row["kind"] for row in events_of(out)} == {"joined"}
-    rows = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
-    assert set(rows[0]) == {"client", "name", "rounds", "rejected", "missed", "refused"}
+    assert set(rows_of(out / "clients.csv")[0]) == {"client", "name", "rounds", "rejected", "missed", "refused"}

@@ -1,6 +1,5 @@
 """What a malicious client tries on the server, on the wire format: each attempt costs that client its reply."""
 
-import csv
 import hashlib
 import json
 import random
@@ -28,7 +27,7 @@ from shoal_flower.server.attendance import Attendance
 from shoal_flower.server.exchange import Exchange, Reply, content_of
 from shoal_flower.server.roster import Events, LedgerStamps, Roster
 from shoal_flower.wire_codec import pack_histograms, pack_identity, pack_reply, unpack_reply
-from wire_federation import Federation, Objects, made
+from wire_federation import Federation, Objects, made, rows_of
 
 
 def without_json(_: RecordDict) -> Objects:
@@ -384,8 +383,7 @@ class Door:
         return {member.name: member.node for member in self.attendance.roster.members if member.node is not None}
 
     def reasons(self) -> list[str]:
-        rows = csv.DictReader((self.folder / "events.csv").read_text().splitlines())
-        return [row["reason"] for row in rows if row["kind"] == "rejected"]
+        return [row["reason"] for row in rows_of(self.folder / "events.csv") if row["kind"] == "rejected"]
 
 
 def test_a_name_belongs_to_the_key_that_first_came_with_it_whatever_its_node_does(tmp_path):

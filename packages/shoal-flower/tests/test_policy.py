@@ -1,4 +1,4 @@
-"""What a dishonest server tries at a node, and what the node's own policy and ledger leave of it."""
+"""What a dishonest server tries at a node, and what its policy and its ledger, which never forgets, leave of it."""
 
 import logging
 import math
@@ -373,3 +373,51 @@ def test_the_files_of_a_node_are_its_owner_s_alone_and_no_half_of_one_stays(tmp_
     assert {path.name for path in files} == {"ledger.json", "choice.json", "risks.csv"}
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").rglob("run-*")} == {0o700}
+
+
+NOISY = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=1.1))
+
+
+def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
+    ledger, path = Ledger(), tmp_path / "state" / "ledger.json"
+    for _ in range(3):
+        ledger = ledger.after([NOISY], 100)
+        ledger.save(path)
+        ledger = Ledger.load(path)
+    assert ledger.rounds == 3
+    assert ledger.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 60)], 1e-5)
+
+
+def test_rounds_with_different_noise_are_composed():
+    more = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=2.0))
+    both = Ledger().after([NOISY], 100).after([more], 100)
+    assert Ledger().after([NOISY], 100).epsilon(1e-5) < both.epsilon(1e-5)
+    assert both.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 20), (2.0, 0.1, 20)], 1e-5)
+
+
+def test_two_trainings_are_one_round_of_both_their_steps():
+    personal = LocalSGD(epochs=3, batch_size=20, gradient_privacy=NOISY.gradient_privacy)
+    ledger = Ledger().after([NOISY, personal, NOISY], 100)
+    assert ledger.rounds == 1
+    assert ledger.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 40), (1.1, 0.2, 15)], 1e-5)
+
+
+def test_a_round_without_noise_has_no_guarantee():
+    assert Ledger().epsilon(1e-5) == 0
+    assert Ledger().after([LocalSGD(epochs=1, batch_size=10)], 100).epsilon(1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"steps": [[1, 2]], "answers": [], "rounds": 1, "chain": []}',
+        '{"steps": [[1, 0.1, -3]], "answers": [], "rounds": 1, "chain": []}',
+        '{"steps": [[1, 0.1, 3]], "answers": [], "rounds": 1, "chain": []}',
+    ],
+)
+def test_a_damaged_ledger_stops_the_client(tmp_path, text):
+    (tmp_path / "ledger.json").write_text(text)
+    with pytest.raises(InputError, match="no privacy ledger"):
+        Ledger.load(tmp_path / "ledger.json")

@@ -37,6 +37,18 @@ TABLE = {
 Objects = dict[str, bytes]
 
 
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def state_in(out: Path) -> State:
+    """The state in the checkpoint of a run directory."""
+    progress = load_checkpoint(out / "checkpoint")
+    assert progress is not None
+    return progress.state
+
+
 def simulated(table: Mapping[str, object]) -> State:
     """The state after the same run in the simulator."""
     _, simulation = build(parse_config(table, "test"))
@@ -97,10 +109,7 @@ class Federation:
 
     @property
     def models(self) -> torch.Tensor:
-        progress = load_checkpoint(self.out / "checkpoint")
-        assert progress is not None
-        return progress.state.models
+        return state_in(self.out).models
 
     def events(self, kind: str) -> list[dict[str, str]]:
-        rows = csv.DictReader((self.out / "events.csv").read_text().splitlines())
-        return [row for row in rows if row["kind"] == kind]
+        return [row for row in rows_of(self.out / "events.csv") if row["kind"] == kind]

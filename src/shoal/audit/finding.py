@@ -1,14 +1,14 @@
 """Findings of attacks: for each attacker and group one figure with one interval, and one verdict that all pages print.
 
 One attack decides about a `View` and a group, chosen beforehand (`headline`). Its balanced accuracy has an interval
-inside [0, 1] that the figures of all groups and views keep at once.
+inside [0, 1] that the figures of all groups and views keep at once. The interval is compared with chance, or with a
+limit on exposure.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isnan, nan
-from statistics import NormalDist
+from math import isnan, nan
 from typing import Any
 
 import pandas as pd
@@ -28,10 +28,14 @@ FALSE_POSITIVE_RATES = (0.01, 0.001)
 
 _NOT_MEASURED = Estimate()
 
+PROPERTY = "property"
+"""The attack of a finding that is on a property, not on records."""
+
 MOST_NAMES = 2
 """Groups named in a phrase; further groups are counted."""
 
-VERDICTS: tuple[Verdict, ...] = ("exposed", "not decided", "at chance")
+VERDICTS: tuple[Verdict, ...] = ("exposed", "above the limit", "not decided", "within the limit", "at chance")
+"""From the most exposed to the least. A finding without a limit is "exposed", "not decided" or "at chance"."""
 
 BY: Mapping[str, str] = {"outsider": "an outsider", "client": "another client", "server": "the server"}
 """Attackers by their views, within a sentence."""
@@ -66,25 +70,6 @@ def attack_head(name: str) -> str:
     return capitalized(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
 
 
-def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:
-    """How many seeds show a true mean ``effect`` in four of five experiments: ((z_a + z_0.8) deviation / effect)^2.
-
-    Two-sided, at 95 % for ``count`` such tests at once (a = 1 - 0.025 / count). Infinite without an effect.
-
-    Args:
-        effect: of either sign.
-        deviation: the standard deviation over seeds.
-        count: of tests.
-
-    Source: the normal approximation in Cohen 1988, Statistical Power Analysis, chapter 2.
-
-    >>> round(seeds_needed(0.02, 0.02), 1), seeds_needed(0.0, 0.02)
-    (7.8, inf)
-    """
-    quantile = NormalDist().inv_cdf
-    return ((quantile(1 - 0.025 / count) + quantile(0.8)) * deviation / effect) ** 2 if effect else inf
-
-
 @dataclass(frozen=True)
 class Finding:
     """The figures of one attack on one group's records, with intervals that all groups and views keep at once.
@@ -101,6 +86,7 @@ class Finding:
         decides: whether it decides how exposed the group's records are; see `Audit.strongest`.
         exact: of the records that a span attack calls members, the share on which it is exact; None: another attack.
         title: the title that the attack declares, or `attack_title`.
+        limit: on the accuracy, which the verdict compares it with; None: with chance.
     """
 
     view: str
@@ -116,6 +102,7 @@ class Finding:
     decides: bool = True
     exact: float | None = None
     title: str = "the configured attack"
+    limit: float | None = None
 
     @staticmethod
     def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
@@ -139,12 +126,14 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """The one answer; see `Estimate.verdict`."""
-        return self.accuracy.verdict
+        """The one answer; see `Estimate.verdict`, and with a limit `Estimate.against`."""
+        return self.accuracy.verdict if self.limit is None else self.accuracy.against(self.limit)
 
     @property
     def records(self) -> str:
-        """The records, in words."""
+        """The records, or the property, in words."""
+        if self.attack == PROPERTY:
+            return "the property"
         return "the records" if self.group == "all" else f"records of {self.group}"
 
     @property
@@ -154,8 +143,14 @@ class Finding:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The entry in the list "findings" of audit.json; what was not measured is left out."""
-        figures = {"accuracy": self.accuracy.value, "low": self.accuracy.low, "high": self.accuracy.high}
+        """The entry in a file's list "findings"; what was not measured is left out."""
+        limit = nan if self.limit is None else self.limit
+        figures = {
+            "accuracy": self.accuracy.value,
+            "low": self.accuracy.low,
+            "high": self.accuracy.high,
+            "limit": limit,
+        }
         known = {key: value for key, value in figures.items() if not isnan(value)}
         return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict}
 
@@ -256,8 +251,9 @@ def _attack_of(metrics: Mapping[str, float]) -> str:
 
 def most_exposed(found: Iterable[Finding]) -> list[Finding]:
     """The measured findings, the most exposed first."""
+    certain = ("exposed", "above the limit")
     return sorted(
-        (one for one in found if one.accuracy.known), key=lambda one: (one.verdict != "exposed", _weakness(one))
+        (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in certain, _weakness(one))
     )
 
 
@@ -273,10 +269,15 @@ def sentence(finding: Finding) -> str:
     'Records of few are exposed to the server: attack accuracy 0.870 (0.800 to 0.920), chance 0.5, by LiRA.'
     """
     by, accuracy = BY.get(finding.view, finding.view), f"attack accuracy {finding.accuracy.figure}"
+    limit = "" if finding.limit is None else f" the limit of {finding.limit:g}"
+    verb = "is" if finding.attack == PROPERTY else "are"
+    exposed = f"{finding.records} {verb} exposed to {by}" + f" above{limit}" * bool(limit)
     said = {
-        "exposed": f"{capitalized(finding.records)} are exposed to {by}",
+        "exposed": capitalized(exposed),
+        "above the limit": capitalized(exposed),
+        "not decided": f"Whether {exposed} is not decided",
+        "within the limit": f"The exposure of {finding.records} to {by} is within{limit}",
         "at chance": f"Attacks by {by} on {finding.records} are at chance",
-        "not decided": f"Whether {finding.records} are exposed to {by} is not decided",
     }[finding.verdict]
     exact = "" if not finding.exact else f", exact for {percent(finding.exact)} of its calls"
     text = f"{said}: {accuracy}, chance 0.5, by {finding.title}{exact}."

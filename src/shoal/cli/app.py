@@ -228,7 +228,7 @@ def protect(
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         protection = search(settings, Workplace(directory, Workers(jobs, cluster), data_dir, display), demand)
     protected, page = directory / "protected.toml", directory / "protection.html"
-    document = {**asdict(protection), **asdict(demand), "configuration": protected, "report": page}
+    document = {**protection.json, **asdict(demand), "configuration": protected, "report": page}
     lines = [*sentences(protection, demand), f"Configuration: {protected}", f"Report: {page}"]
     return CommandResult(document, "\n".join(lines))
 
@@ -401,7 +401,7 @@ def data(
     end_soon_after_interrupt()
     if config is not None:
         settings = read_config(config, changes or [], allow_code=allow_code or None)
-        resolved = resolve(settings, load_data(settings.data, data_dir))
+        resolved = resolve(settings, load_data(settings.data, data_dir), draft=True)
         description, warnings = [*resolved.description()], [*resolved.warnings]
         said = "\n".join([*description, *warnings])
         return CommandResult({"description": description, "warnings": warnings}, said)

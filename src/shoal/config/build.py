@@ -35,6 +35,7 @@ from shoal.data import (
 from shoal.data.partition import PartitionIndices
 from shoal.data.user.own_files import Reading, load_client_data, own_data
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
+from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import Simulation
 
 
@@ -135,8 +136,14 @@ def load_source(
         return own_data(source, value, reading)
 
 
-def resolve(config: Config, data: SourceData) -> Resolved:
+def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolved:
     """Check a configuration against its data, decide what it leaves open, and make its simulation.
+
+    Args:
+        config: what to run.
+        data: its examples.
+        draft: whether images are not shifted, which takes most of the time: for a run that is checked now and starts
+            later.
 
     Raises:
         InputError: too few examples, or keys that contradict each other.
@@ -170,7 +177,10 @@ def resolve(config: Config, data: SourceData) -> Resolved:
         assert indices is not None
         federation = federation_of_clients(data, indices, preferences)
     elif section is None:
-        federation = partition_dataset(data, _partition(config), [*config.data.groups.values()], preferences, stream)
+        groups = [*config.data.groups.values()]
+        if draft:
+            groups = [replace(group, rotation=None, brightness=None, shift_per="image") for group in groups]
+        federation = partition_dataset(data, _partition(config), groups, preferences, stream)
     else:
         with in_table("property_attack"):
             section.check(config)
@@ -212,18 +222,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     with in_table("engine"):
         # Shipped networks need no trial.
         engine = config.engine.decided(simulation, tried=":" in network.name)
-    described = config.data if isinstance(data, LabelledDataset) else _decided_data(config.data, data)
-    path = described.path
-    decided = replace(
-        config,
-        # So that a written configuration runs from anywhere.
-        data=replace(described, path=None if path is None else str(Path(path).expanduser().resolve())),
-        model=network,
-        # A run that records nothing is the run of a file that does not speak of it.
-        record=config.record if config.record is not None and config.record.updates else None,
-        engine=engine,
-    )
-    return Resolved(decided, data, simulation, indices)
+    return Resolved(_decided(config, data, network, engine), data, simulation, indices)
 
 
 def reading_of(section: DataSection) -> Reading | None:
@@ -260,6 +259,21 @@ def _check_partition(config: Config, data: LabelledDataset) -> None:
     if config.property_attack is None:
         with in_table("data"):
             partition.check(data, groups)
+
+
+def _decided(config: Config, data: SourceData, network: Network, engine: EngineSettings) -> Config:
+    """The configuration with everything decided that it left open."""
+    described = config.data if isinstance(data, LabelledDataset) else _decided_data(config.data, data)
+    path = described.path
+    return replace(
+        config,
+        # So that a written configuration runs from anywhere.
+        data=replace(described, path=None if path is None else str(Path(path).expanduser().resolve())),
+        model=network,
+        # A run that records nothing is the run of a file that does not speak of it.
+        record=config.record if config.record is not None and config.record.updates else None,
+        engine=engine,
+    )
 
 
 def _decided_data(section: DataSection, data: ClientDataset | Federation) -> DataSection:

@@ -309,25 +309,32 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         >>> config.algorithm.rounds, config.red_team.every
         (5, 5)
     """
-    table, path = read_toml(path), Path(path)
-    about = table.pop(SIMULATION, None)
-    unnamed = about.get("unnamed", ()) if isinstance(about, dict) else ()
+    table, path, changes = read_toml(path), Path(path), list(changes)
+    require_named(table, path, [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)])
     of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
     if allow_code is False or (allow_code is None and of_run):
         require_data(table, path)
     base = table.get("base")
     require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
-    changes = list(changes)
-    keys = [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)]
-    lacking = [part for part in unnamed if not any(f"{key}.".startswith(f"{part}.") for key in keys)]
+    for wish in changes:
+        change(table, wish)
+    return parse_config(table, str(path))
+
+
+def require_named(table: dict[str, Any], path: Path, keys: Iterable[str]) -> None:
+    """Remove [simulation] from the table of a run from Python.
+
+    Raises:
+        InputError: parts of the run have no name in the file, and ``keys``, which are changed, name none for them.
+    """
+    about, given = table.pop(SIMULATION, None), list(keys)
+    unnamed = about.get("unnamed", ()) if isinstance(about, dict) else ()
+    lacking = [part for part in unnamed if not any(f"{key}.".startswith(f"{part}.") for key in given)]
     require(
         not lacking,
         f"{path}: was run from Python, with parts that have no name in a file: {quote(lacking)}; name each, such as "
         "--set data.source=module:Name, or run and audit it in Python (shoal.simulate, Result.audit)",
     )
-    for wish in changes:
-        change(table, wish)
-    return parse_config(table, str(path))
 
 
 def parse_config(table: Mapping[str, Any], where: str) -> Config:

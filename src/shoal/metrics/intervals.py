@@ -6,8 +6,8 @@ then approximate. Where members are paired with similar non-members, their error
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import hypot, isnan, nan
-from statistics import NormalDist
+from math import hypot, inf, isnan, nan, sqrt
+from statistics import NormalDist, fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-Verdict = Literal["exposed", "at chance", "not decided"]
+Verdict = Literal["exposed", "above the limit", "not decided", "within the limit", "at chance"]
 
 AT_CHANCE = 0.6
 """Records are at chance where their interval covers 0.5 and no balanced accuracy above this one."""
@@ -48,6 +48,22 @@ class Estimate(NamedTuple):
         """
         low, high = clopper_pearson(rate * examples, examples) if examples > 0 else (nan, nan)
         return Estimate(rate, float(low), float(high))
+
+    @staticmethod
+    def of_seeds(values: Sequence[float], count: int = 1) -> "Estimate":
+        """The mean over seeds, and where 95 % of further seeds lie, for ``count`` such figures at once.
+
+        A federation is trained once, on a further seed, so the interval is not of the mean; see `reach_of_seeds`.
+
+        Args:
+            values: one per seed, at least 2, in [0, 1].
+            count: of figures, such as one per group.
+
+        >>> Estimate.of_seeds([0.50, 0.52, 0.54]).interval, Estimate.of_seeds([0.50, 0.52, 0.54], 2).interval
+        ('0.421 to 0.619', '0.377 to 0.663')
+        """
+        mean, reach = fmean(values), reach_of_seeds(stdev(values), len(values), count)
+        return Estimate(mean, max(mean - reach, 0.0), min(mean + reach, 1.0))
 
     def among(self, count: int) -> "Estimate":
         """The same rate with an interval inside [0, 1] that ``count`` such estimates keep at once (Bonferroni).
@@ -84,6 +100,16 @@ class Estimate(NamedTuple):
         if self.low > 0.5:
             return "exposed"
         return "at chance" if self.high <= AT_CHANCE else "not decided"
+
+    def against(self, limit: float) -> Verdict:
+        """Whether it is below a limit, by its interval.
+
+        >>> [Estimate(0.55, *ends).against(0.6) for ends in ((0.5, 0.6), (0.5, 0.61), (0.61, 0.7), (nan, nan))]
+        ['within the limit', 'not decided', 'above the limit', 'not decided']
+        """
+        if self.low > limit:
+            return "above the limit"
+        return "within the limit" if self.high <= limit else "not decided"
 
     @property
     def known(self) -> bool:
@@ -241,6 +267,33 @@ def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, fl
     ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
     k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
+
+
+def reach_of_seeds(deviation: float, seeds: int, count: int = 1) -> float:
+    """Half the width of the interval of a further seed, which ``count`` such intervals keep at once (Bonferroni).
+
+    That of Student's t: t(n - 1) deviation sqrt(1 + 1 / n), at 95 % in all.
+    """
+    return float(stdtrit(seeds - 1, 1 - 0.025 / count)) * deviation * sqrt(1 + 1 / seeds)
+
+
+def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:
+    """How many seeds show a true mean ``effect`` in four of five experiments: ((z_a + z_0.8) deviation / effect)^2.
+
+    Two-sided, at 95 % for ``count`` such tests at once (a = 1 - 0.025 / count). Infinite without an effect.
+
+    Args:
+        effect: of either sign.
+        deviation: the standard deviation over seeds.
+        count: of tests.
+
+    Source: the normal approximation in Cohen 1988, Statistical Power Analysis, chapter 2.
+
+    >>> round(seeds_needed(0.02, 0.02), 1), seeds_needed(0.0, 0.02)
+    (7.8, inf)
+    """
+    quantile = NormalDist().inv_cdf
+    return ((quantile(1 - 0.025 / count) + quantile(0.8)) * deviation / effect) ** 2 if effect else inf
 
 
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Property inference in clustered federated learning (Kim et al., RAID 2023): attack, partition, metrics, report.
 
-Nothing else of Shoal imports it: `PropertyAttack` is a `shoal.simulation.round_attack.RoundAttack` as a user's own may
+Nothing else of Shoal imports it: `PropertyAttack` is a `shoal.simulation.simulation.RoundAttack` as a user's own may
 be, given to `shoal.simulate`, and the table ``[property_attack]`` finds `PropertyAttackSection` by its name.
 """
 

@@ -38,7 +38,7 @@ class PropertyAttack:
     """Simulates updates in a round, and observes the aggregated updates; it changes nothing.
 
     The paper states neither how much is simulated nor the settings of its random forest; for these, the defaults are
-    those of the published codes. A `shoal.simulation.round_attack.RoundAttack`.
+    those of the published codes. A `shoal.simulation.simulation.RoundAttack`.
 
     Args:
         visible_models: "all", which IFCA sends to every client, here also in rounds in which the attacker takes no

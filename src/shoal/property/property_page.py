@@ -20,6 +20,7 @@ from shoal.property.update_table import auc, control_auc
 from shoal.reports import plotting as plot
 from shoal.reports.charts import Curve, by_name, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
+from shoal.reports.run.run_verdict import property_sentences
 from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row
 
 CHECKPOINTS = 100
@@ -47,11 +48,12 @@ def property_section(scenario: Sequence[str], summary: Summary, updates: pd.Data
         clusters: K, the number of models.
     """
     drawn = (auc_over_rounds(updates), cosines(updates), maps(updates, clusters)) if len(updates) else ()
-    table = _table(summary, updates, clusters)
+    table, sentences = _table(summary, updates, clusters), property_sentences(summary)
+    said = [f"{'. '.join(sentences)}."] if sentences else []
     return Section(
         "property",
         table.title,
-        paragraphs=(*scenario, _reading(clusters)),
+        paragraphs=(*said, *scenario, _reading(clusters)),
         table=table,
         figures=tuple(figure for figure in drawn if figure is not None),
     )
@@ -89,6 +91,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
         *(_spread(model, "cosine", "cosine_sd") for model in models),
     ]
     rows = (
+        named("property.auc_counterfactual", remark=f" Of {count(overall.get('property.pairs', 0))} pairs."),
         named("property.updates", [count(total) for total, _ in sizes]),
         named("property.positives", [count(held) for _, held in sizes]),
         named("property.auc", [auc(overall.get("property.auc")),
@@ -98,7 +101,6 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
         row(Cell("Standard deviation at chance", random), *(control(_sd_at_chance(*size)) for size in sizes)),
         named("property.auc_within"),
         named("property.auc_rounds"),
-        named("property.auc_counterfactual", remark=f" Of {count(overall.get('property.pairs', 0))} pairs."),
         named("property.auc_swapped"),
         named("cosine.mean", spreads, " Mean ± standard deviation."),
         named("main.auc"),
@@ -152,9 +154,9 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
         caption += f" The updates of {', '.join(never)} are of one kind alone, which leaves no AUC."
     alt = f"AUC of the property attack over rounds. At the end: {ends(curves)}."
     scored = updates.dropna(subset=["score"])["present"] > 0
-    ends_at = Estimate(float(pooled.values.iloc[-1]))
-    ends_at = Estimate(ends_at.value, *auc_interval(ends_at.value, int(scored.sum()), int((~scored).sum())))
-    title = f"Exposure of the property: {ends_at.verdict}, AUC {ends_at.figure}"
+    last = float(pooled.values.iloc[-1])
+    ends_at = Estimate(last, *auc_interval(last, int(scored.sum()), int((~scored).sum())))
+    title = f"Over all updates the AUC ends at {ends_at.figure}; 0.5 is chance"
     return plot.draw_figure("property-auc", title, caption, alt, draw)
 
 

@@ -3,9 +3,8 @@
 May import `sweeps` and below.
 """
 
-from shoal.protection.judgement import Demand, Protection
+from shoal.protection.judgement import Demand, Protection, sentences
 from shoal.protection.ladder import Ladder, Rung
-from shoal.protection.recommendation import sentences
 from shoal.protection.search import protect
 
 __all__ = ["Demand", "Ladder", "Protection", "Rung", "protect", "sentences"]

@@ -1,23 +1,29 @@
-"""The judgement of protections by the figures of their runs: what is judged, what is met, what is chosen."""
+"""The judgement of protections by the figures of their runs: which are judged, what is decided, and its sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import isnan, nan
+from statistics import stdev
 from typing import Any
 
 import pandas as pd
-from scipy.special import stdtrit
 
+from shoal.audit.finding import (
+    VERDICTS,
+    Estimate,
+    Finding,
+    Verdict,
+    exposure_summary,
+    most_exposed,
+    sentence,
+)
 from shoal.core.errors import require
+from shoal.core.formats import capitalized
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
+from shoal.metrics.intervals import reach_of_seeds
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
-
-LOOKS = 2
-"""Times, at most, that the seeds of one protection are judged: as asked, and with further seeds."""
-
-_CONFIDENCE = 1 - 0.10 / LOOKS
-"""Of each interval, of which the upper end counts, so that both looks together err in one case of twenty."""
+from shoal.reports.exposure import limit_sentence
 
 MAX_CHOSEN = 5
 """Protections, at most, that are attacked on all choosing seeds."""
@@ -28,19 +34,26 @@ SLACK = 0.02
 MAX_SEEDS = 100
 """Judging seeds, at most, that are asked for."""
 
+_COVERAGE: dict[View, str] = {
+    "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",
+    "client": "It does not cover the server, which sees each client's updates; where the server sees their sums alone, "
+    "by secure aggregation, it has the view of a client that sends nothing.",
+    "server": "It covers what outsiders and other clients see too. Secure aggregation was not counted on: with it the "
+    "server has a client's view, in which less is enough.",
+}
+
 
 @settings
 class Demand:
     """What a protection must keep.
 
     Args:
-        limit: on the exposure of the most exposed group: a balanced accuracy in [0.5, 1]; strictly inside with
-            ``promise``.
+        limit: on the exposure of every group: a balanced accuracy in [0.5, 1]; strictly inside with ``promise``.
         max_cost: of accuracy over all clients, as a share.
         view: whose exposure it is.
         references: reference federations of each run.
         choosing: seeds that choose; they follow the configuration's own.
-        judging: other seeds that judge, at least 2; up to twice as many where these leave it open.
+        judging: other seeds that judge, at least 2; up to twice as many where these do not decide.
         epsilon: that every client's must not exceed, in this view; None: any.
         promise: whether the limit is on the balanced accuracy of any attack, by differential privacy, and not on what
             was measured.
@@ -75,10 +88,6 @@ class Demand:
         return "bound" if self.promise else "exposure"
 
 
-DEMAND = Demand()
-"""The default demand."""
-
-
 @dataclass(frozen=True)
 class Protection:
     """The outcome of a search.
@@ -86,10 +95,10 @@ class Protection:
     Args:
         rung: the name of the protection; "as it is" where none keeps the price.
         words: what it changes.
-        outcome: "met" (the interval of a further run is below the limit, or with a promise the bound is), "not met"
-            (above it), or "open".
-        group: the most exposed group on the judging seeds.
-        exposure, exposure_low, exposure_high: its mean there, and where 95 % of further seeds would be (Student's t).
+        outcome: "within the limit", "above the limit" or "not decided": the worst verdict of the findings, or with a
+            promise that of the bound.
+        findings: one per group on the judging seeds (`Estimate.of_seeds`), the most exposed first. They are compared
+            with the limit, or where it is on any attack, with chance.
         before: the exposure of the most exposed group without the protection, on the seeds that chose, or the first.
         group_before: that group.
         accuracy, accuracy_before: on the judging seeds, over all clients.
@@ -99,17 +108,14 @@ class Protection:
         epsilon: that the protected runs state in the demand's view, the largest; NaN: none.
         bound: on the balanced accuracy of any attack in that view, the largest; NaN: none.
         seeds: that judged.
-        more_seeds: further judging seeds that would show that the limit is met at this mean and standard deviation; 0:
-            none are needed, or `MAX_SEEDS` in all would not show it.
+        more_seeds: further judging seeds that would show every group to be within the limit at these means and standard
+            deviations; 0: none are needed, or `MAX_SEEDS` in all would not show it.
     """
 
     rung: str
     words: str
-    outcome: str
-    group: str
-    exposure: float
-    exposure_low: float
-    exposure_high: float
+    outcome: Verdict
+    findings: tuple[Finding, ...]
     before: float
     group_before: str
     accuracy: float
@@ -122,6 +128,18 @@ class Protection:
     bound: float
     seeds: int
     more_seeds: int
+
+    @property
+    def exposure(self) -> float:
+        """The attack accuracy on the most exposed group."""
+        return self.findings[0].accuracy.value
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The entries of protection.json: the fields, and those of the most exposed group."""
+        worst = self.findings[0]
+        exposure = {"exposure": self.exposure, "exposure_low": worst.accuracy.low, "exposure_high": worst.accuracy.high}
+        return {**vars(self), "findings": [one.json for one in self.findings], "group": worst.group, **exposure}
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,49 +258,102 @@ def judgement_of(
     """
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name
-    seeds = figures.exposures.loc[own, now["group"]].to_numpy()
-    spread = float(seeds.std(ddof=1))
-    mean, width = float(now["exposure"]), _width(spread, len(seeds))
-    low, high = max(0.0, mean - width), min(1.0, mean + width)
-    least, most = (now["bound"], now["bound"]) if demand.promise else (low, high)
-    # Without a bound nothing is promised.
-    outcome = "met" if most <= demand.limit else "open" if least <= demand.limit else "not met"
-    more = _needed(demand.limit - float(now["exposure"]), spread, len(seeds)) if outcome == "open" else 0
-    payer = figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean()
+    exposures, limit = figures.exposures[own], None if demand.promise else demand.limit
+    seeds, groups = len(exposures), len(figures.groups)
+    title = f"the strongest attack on {seeds} seeds that were not used for the choice"
+    estimates = {group: Estimate.of_seeds(exposures[group].tolist(), groups) for group in figures.groups}
+    found = most_exposed(
+        Finding(demand.view, group, "", estimate, title=title, limit=limit) for group, estimate in estimates.items()
+    )
+    verdicts = {one.verdict for one in found}
+    outcome: Verdict = next(verdict for verdict in VERDICTS if verdict in verdicts)
+    if demand.promise:
+        # Without a bound an attack may be right about every record.
+        bound = 1.0 if isnan(now["bound"]) else float(now["bound"])
+        outcome = Estimate(bound, bound, bound).against(demand.limit)
+    needed = [
+        _further_seeds(demand.limit - one.accuracy.value, stdev(exposures[one.group]), seeds, groups)
+        for one in found
+        if outcome == one.verdict == "not decided"
+    ]
+    payer = float(figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean())
     return Protection(
         rung=rung.name,
         words=rung.words,
         outcome=outcome,
-        group=str(now["group"]),
-        exposure=float(now["exposure"]),
-        exposure_low=float(low),
-        exposure_high=float(high),
+        findings=tuple(found),
         before=float(before["exposure"]),
         group_before=str(before["group"]),
         accuracy=float(now["accuracy"]),
         accuracy_before=float(now["accuracy"] - now["change"]),
         payer=str(now["payer"]),
-        payer_accuracy=float(payer),
-        payer_accuracy_before=float(payer - now["payer_change"]),
+        payer_accuracy=payer,
+        payer_accuracy_before=payer - float(now["payer_change"]),
         alone=alone,
         epsilon=float(now["epsilon"]),
         bound=float(now["bound"]),
-        seeds=len(seeds),
-        more_seeds=more,
+        seeds=seeds,
+        more_seeds=max(needed, default=0) if all(needed) else 0,
     )
 
 
 def chosen(judgements: Sequence[Protection]) -> Protection:
     """The first that is within the limit, or else the least exposed of them."""
-    met = [judgement for judgement in judgements if judgement.outcome == "met"]
-    return met[0] if met else min(judgements, key=lambda judgement: judgement.exposure)
+    within = [judgement for judgement in judgements if judgement.outcome == "within the limit"]
+    return within[0] if within else min(judgements, key=lambda judgement: judgement.exposure)
 
 
-def _width(spread: float, seeds: int) -> float:
-    """Half the width of the interval of a further run, by so many with this standard deviation (Student's t)."""
-    return float(stdtrit(seeds - 1, 0.5 + _CONFIDENCE / 2)) * spread * sqrt(1 + 1 / seeds)
+def _further_seeds(gap: float, deviation: float, seeds: int, groups: int) -> int:
+    """The fewest further seeds after which an interval reaches less than ``gap``; 0: `MAX_SEEDS` are too few."""
+    enough = (n - seeds for n in range(seeds + 1, MAX_SEEDS) if reach_of_seeds(deviation, n, groups) < gap)
+    return next(enough, 0)
 
 
-def _needed(gap: float, spread: float, seeds: int) -> int:
-    """The fewest further seeds after which `_width` is below ``gap``; 0: `MAX_SEEDS` in all are too few."""
-    return next((n - seeds for n in range(seeds + 1, MAX_SEEDS) if _width(spread, n) < gap), 0)
+def sentences(best: Protection, demand: Demand) -> list[str]:
+    """What to change, who is how exposed then, what it costs, and what it does not cover."""
+    within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
+    if best.rung == UNPROTECTED.name:
+        why = "the federation is within the limit as it is" if within else f"{none} at this price"
+        what, before = f"Change nothing: {why}.", ""
+        cost = f"Accuracy over all clients is {best.accuracy:.3f}."
+    else:
+        what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."
+        before = f" As it is, {best.group_before} had {best.before:.3f} on the seeds that chose."
+        cost = _cost(best, demand)
+    more = f" {best.seeds + best.more_seeds} judging seeds may decide it." if best.more_seeds else ""
+    exposed = f"{sentence(best.findings[0])}{more}{before}"
+    return [what, exposure_summary(best.findings, unasked=False), exposed, cost, _alone(best), _caveat(best, demand)]
+
+
+def _cost(best: Protection, demand: Demand) -> str:
+    cost = best.accuracy - best.accuracy_before
+    price = "more than" if -cost > demand.max_cost else "within"
+    paid = "pays most" if best.payer_accuracy < best.payer_accuracy_before else "gains least"
+    return (
+        f"Accuracy over all clients goes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f}), "
+        f"{price} the price of {demand.max_cost:g}; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to "
+        f"{best.payer_accuracy:.3f}."
+    )
+
+
+def _alone(best: Protection) -> str:
+    """What the labelled shadow set gives without any client."""
+    if isnan(best.alone):
+        return "No shadow set says how accurate a model would be without any client."
+    more = "no less, so" if best.alone >= best.accuracy else "less;"
+    return (
+        f"The shadow set and its labels alone, without any client, give {best.alone:.3f}: {more} where the server has "
+        f"such labels, {'it need not ask clients' if best.alone >= best.accuracy else 'clients add to it'}."
+    )
+
+
+def _caveat(best: Protection, demand: Demand) -> str:
+    attacks = f"the strongest attack of the {demand.view}'s view with {demand.references} reference federations"
+    promise = "a measurement, not a promise"
+    if not isnan(best.epsilon):
+        promise = f"a measurement beside a promise, an epsilon of {best.epsilon:.2f} at delta {DELTA:g} for a record"
+    limit = limit_sentence(demand.view, {f"bound.{demand.view}.accuracy": best.bound}, [best.exposure])
+    if limit and demand.promise:
+        limit += f", which is {best.outcome} of {demand.limit:g}"
+    said = f"This is {promise}, by {attacks}; stronger attacks may find more. {_COVERAGE[demand.view]}"
+    return f"{said} {limit}." if limit else said

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, prod, sqrt
 from statistics import NormalDist
 from typing import Any
@@ -58,7 +58,8 @@ COPIES = 4
 SMALLEST_IMAGE = 8
 """Pixels a side of which wavelets make features."""
 
-_STUDENTS = ", and students of the models released in their place, trained on the shadow set"
+_ONE_STEP: dict[str, Any] = {"steps": 1, "batch_size": "all"}
+_ROUNDS = ("rounds", "participation")
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,18 @@ class Rung:
             change_key(changed, key.split("."), copy.deepcopy(value))
         return changed
 
+    def extended(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
+        """The rung with further changes."""
+        named, said = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.words, words)))
+        return Rung(named, said, {**self.changes, **changes}, rates)
+
     def at_rates(self) -> tuple["Rung", ...]:
         """The rung at each of its learning rates, under names of their own; itself without any."""
-        if not self.rates:
-            return (self,)
-        local = self.changes["local"]
-        return tuple(
-            replace(
-                self,
-                name=f"{self.name}, rate {rate:g}",
-                changes={**self.changes, "local": {**local, "learning_rate": rate}},
-                rates=(),
-            )
-            for rate in self.rates
+        local = self.changes.get("local", {})
+        at_rates = (
+            self.extended(f"rate {rate:g}", "", {"local": {**local, "learning_rate": rate}}, ()) for rate in self.rates
         )
+        return tuple(at_rates) or (self,)
 
 
 UNPROTECTED = Rung("as it is", "nothing changed", {})
@@ -147,16 +146,18 @@ class Ladder:
         return (*self._on_features(), *self._noise_in_sums(), *self._of_the_network())
 
     @property
-    def server_alone(self) -> Rung | None:
-        """The baseline of the shadow set and its labels without any client; None without a shadow set."""
-        alone = {"algorithm": {"name": "server-only", "rounds": 1}, "red_team.every": 0}
+    def server_alone(self) -> tuple[Rung, ...]:
+        """The baseline of the shadow set and its labels without any client; empty without a shadow set."""
         if not self.public:
-            return None
-        most = 2 * DIMENSIONS[self.images][0]
-        if self.config.model.features is not None or not self._fits(most):
-            return Rung("shadow set alone", "", alone)
-        head = {**self._head(most), "local": START, "defenses": {}}
-        return Rung("shadow set alone", "", {**head, **alone})
+            return ()
+        alone, most = {"algorithm": {"name": "server-only", "rounds": 1}, "red_team.every": 0}, self._most_components
+        if self.config.model.features is None and self._fits(most):
+            alone |= {**self._head(most).changes, "local": START, "defenses": {}}
+        return (Rung("shadow set alone", "", alone),)
+
+    @property
+    def _most_components(self) -> int:
+        return 2 * DIMENSIONS[self.images][0]
 
     def _fits(self, dimension: int) -> bool:
         """Whether there are more inputs of `pca`, and more public examples, than so many components."""
@@ -166,16 +167,16 @@ class Ladder:
     def _dimensions(self) -> tuple[int, ...]:
         return tuple(d for d in DIMENSIONS[self.images] if self._fits(d))
 
-    def _head(self, dimension: int | None) -> dict[str, Any]:
+    def _head(self, dimension: int | None) -> Rung:
         """A linear head on features in place of the network; on all wavelets without a ``dimension``."""
-        maps = [*(["scattering"] if self.images else []), *([] if dimension is None else ["pca"])]
-        features = {"maps": maps} if dimension is None else {"maps": maps, "dimension": dimension}
-        return {"model": {"name": "logistic", "features": features}}
-
-    def _words(self, dimension: int | None) -> str:
-        of = "wavelet features" if self.images else "inputs"
-        on = of if dimension is None else f"{dimension} principal components of the {of}"
-        return f"a linear classifier on {on} in place of its network"
+        maps, inputs = (["scattering"], "wavelet features") if self.images else ([], "inputs")
+        features: dict[str, Any] = {"maps": maps}
+        if dimension is not None:
+            features = {"maps": [*maps, "pca"], "dimension": dimension}
+            inputs = f"{dimension} principal components of the {inputs}"
+        name = "wavelets" if dimension is None else f"{dimension} components"
+        words = f"a linear classifier on {inputs} in place of its network"
+        return Rung(name, words, {"model": {"name": "logistic", "features": features}})
 
     def _on_features(self) -> Iterator[Rung]:
         """A linear head on fixed features in place of the network, with the algorithm as it is.
@@ -186,69 +187,53 @@ class Ladder:
             return
         dimensions: tuple[int | None, ...] = self._dimensions()
         for dimension in dimensions or ((None,) if self.images else ()):
-            head, words = self._head(dimension), self._words(dimension)
-            name = "wavelets" if dimension is None else f"{dimension} components"
-            rates = WAVELETS_RATES if dimension is None else STEP_RATES
+            head, rates = self._head(dimension), WAVELETS_RATES if dimension is None else STEP_RATES
             for number in (ONE_STEP_ROUNDS, ONE_STEP_ROUNDS // 5):
-                one = {**head, "algorithm.rounds": number, "local": _ONE_STEP}
-                steps = f"{words}, and {number} rounds of one step on all examples of a client"
-                yield Rung(f"{name}, {number} steps", steps, one, rates)
+                changes: dict[str, Any] = {"algorithm.rounds": number, "local": _ONE_STEP}
+                words = f"and {number} rounds of one step on all examples of a client"
+                yield head.extended(f"{number} steps", words, changes, rates)
                 if self.public and number == ONE_STEP_ROUNDS:
-                    student = {**one, "release": {"distil": "end", "learning_rate": STUDENT_RATE}}
-                    yield Rung(f"{name}, student", steps + _STUDENTS, student, rates)
+                    changes |= {"release": {"distil": "end", "learning_rate": STUDENT_RATE}}
+                    words += ", and students of the models released in their place, trained on the shadow set"
+                    yield head.extended("student", words, changes, rates)
 
     def _noise_in_sums(self) -> Iterator[Rung]:
         """Noise in the sum over all clients, or over a cluster's, with one step on all examples a round."""
-        own = self.config.model.features is not None or not self.inputs
-        heads: list[tuple[str, str, dict[str, Any]]] = [("", "", {})] if own else []
-        if not own:
+        every, cluster = max(2, round(0.8 * self.clients)), max(2, round(0.8 * self.smallest))
+        heads = [Rung("", "", {})]
+        if self.config.model.features is None and self.inputs:
             # Under noise fewer components cost accuracy and hide no more.
-            heads = [(f"{d} components, ", f"{self._words(d)}, ", self._head(d)) for d in self._dimensions()[:1]]
+            heads = [self._head(d) for d in self._dimensions()[:1]]
             # A start on labels has learned before the noise comes, so more components pay.
-            for d in (2 * DIMENSIONS[self.images][0], DIMENSIONS[self.images][0]):
+            for d in (self._most_components, self._most_components // 2):
                 if self._fits(d):
-                    words = f"{self._words(d)}, "
-                    yield from self._noise_in_one_sum(f"{d} components, ", words, self._head(d), start=True)
+                    for noise, _ in self._noises(NOISES, every, chosen=False):
+                        words = "one model for all clients, begun on the shadow set and its labels"
+                        algorithm = {"name": "server-start", "base": {"name": "fedavg"}, "local": START}
+                        yield self._noisy(self._head(d), "public start", words, algorithm, noise, every)
         clusters = int(self.config.table()["algorithm"].get("clusters", 2))
-        for name, words, head in heads:
-            yield from self._noise_in_one_sum(name, words, head)
-            least = max(2, round(0.8 * self.smallest))
-            for noise, choice in self._noises(CLUSTER_NOISES, least, chosen=True):
+        for head in heads:
+            for noise, _ in self._noises(NOISES, every, chosen=False):
+                yield self._noisy(head, "", "one model for all clients", {"name": "fedavg"}, noise, every)
+            for noise, choice in self._noises(CLUSTER_NOISES, cluster, chosen=True):
                 algorithm = {"name": "private-means", "clusters": clusters, "noise_multiplier": choice}
-                change = {**head, **self._noisy(noise, least, algorithm)}
-                said = f"{words}clusters chosen by noisy means, and {self._said(noise, least)}"
-                yield Rung(f"{name}private clusters, noise {noise:g}", said, change, STEP_RATES)
+                yield self._noisy(head, "private clusters", "clusters chosen by noisy means", algorithm, noise, cluster)
 
-    def _noise_in_one_sum(self, name: str, words: str, head: dict[str, Any], *, start: bool = False) -> Iterator[Rung]:
-        """One model of all clients, perhaps from a ``start`` on the labelled shadow set."""
-        least = max(2, round(0.8 * self.clients))
-        for noise, _ in self._noises(NOISES, least, chosen=False):
-            algorithm: dict[str, Any] = {"name": "fedavg"}
-            first = "one model for all clients"
-            if start:
-                algorithm = {"name": "server-start", "base": algorithm, "local": START}
-                first += ", begun on the shadow set and its labels"
-            change = {**head, **self._noisy(noise, least, algorithm)}
-            said = f"{words}{first}, and {self._said(noise, least)}"
-            begun = "public start, " if start else ""
-            yield Rung(f"{name}{begun}noise {noise:g}", said, change, STEP_RATES)
-
-    def _noisy(self, noise: float, least: int, algorithm: dict[str, Any]) -> dict[str, Any]:
-        participation = self.config.algorithm.participation
+    def _noisy(self, head: Rung, name: str, words: str, algorithm: dict[str, Any], noise: float, least: int) -> Rung:
+        """A head trained with noise in sums over at least so many clients."""
         private = {"noise": "sum", "noise_multiplier": noise, "min_clients": least, "delta": DELTA}
-        return {
-            "algorithm": {**algorithm, "rounds": ONE_STEP_ROUNDS, "participation": participation},
+        rounds = {"rounds": ONE_STEP_ROUNDS, "participation": self.config.algorithm.participation}
+        changes = {
+            "algorithm": {**algorithm, **rounds},
             "local": _ONE_STEP,
             "defenses": {"dp_sgd": private},
             "red_team.every": 0,
         }
-
-    @staticmethod
-    def _said(noise: float, least: int) -> str:
-        return (
-            f"noise of {noise:g} in each of {ONE_STEP_ROUNDS} sums of clipped gradients over at least {least} clients, "
-            "one step on all examples of a client a round"
+        said = (
+            f"{words}, and noise of {noise:g} in each of {ONE_STEP_ROUNDS} sums of clipped gradients over at least "
+            f"{least} clients, one step on all examples of a client a round"
         )
+        return head.extended(f"{name}, noise {noise:g}".removeprefix(", "), said, changes, STEP_RATES)
 
     def _noises(self, usual: tuple[float, ...], least: int, *, chosen: bool) -> list[tuple[float, float]]:
         """Noise multipliers of sums, and of a choice of clusters: the usual ones, or those of the promise."""
@@ -274,8 +259,8 @@ class Ladder:
             if self.view != "outsider":
                 often = {"release": {"distil": "round", "steps": 300}}
                 yield Rung("student a round", "students of the models sent in every round", often, slow=slow)
-        base = {key: value for key, value in self.config.table()["algorithm"].items() if key not in _ROUNDS}
-        of_rounds = {key: value for key, value in self.config.table()["algorithm"].items() if key in _ROUNDS}
+        base = self.config.table()["algorithm"]
+        of_rounds = {key: base.pop(key) for key in _ROUNDS if key in base}
         if base["name"] != "fedavg":
             pooling = {"algorithm": {"name": "pooling", "base": base, "share": 0.5, **of_rounds}}
             yield Rung("pooling", "each model drawn half the way to the mean of all after a round", pooling, slow=slow)
@@ -284,10 +269,6 @@ class Ladder:
             augmented = {"defenses.augmentation": {"rotation": 15.0, "shift": round(shift, 2), "multiplicity": COPIES}}
             words = f"{COPIES} copies of each image a step, turned by at most 15 degrees and shifted"
             yield Rung("augmentation", words, augmented, slow=slow)
-
-
-_ONE_STEP: dict[str, Any] = {"steps": 1, "batch_size": "all"}
-_ROUNDS = ("rounds", "participation")
 
 
 def mu_of(epsilon: float, delta: float) -> float:

@@ -5,10 +5,11 @@ from math import ceil, isnan, nan
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, seeds_needed, sentence
+from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, sentence
 from shoal.audit.record_table import CHOSEN_OF_VIEW
 from shoal.core.formats import capitalized, decimal, percent
 from shoal.data.preferences import VIEWS
+from shoal.metrics.intervals import seeds_needed
 
 ATTACKERS: Mapping[str, str] = {
     "outsider": "has the final models",

@@ -211,7 +211,6 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         settings=text,
         metric=about["metric"],
         kind=about["kind"],
-        reference_federations=table["evaluation"]["reference_federations"],
         property_attack=None if section is None else read(described_by(RoundAttackSection), section, "property_attack"),
         attack_table=None if attack is None else (attack["table"], attack["columns"]),
         metrics=tuple(Metric(**entry) for entry in about.get("metrics", ())),

@@ -57,7 +57,7 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
     planned: dict[str, PlannedRun] = {}
     for run in runs:
         try:
-            resolved = resolve(run.config, dataset_of(run.config, data_dir))
+            resolved = resolve(run.config, dataset_of(run.config, data_dir), draft=True)
         except InputError as error:
             raise InputError(f"{name}, {run}: {error}") from error
         config = resolved.config

@@ -22,8 +22,7 @@ from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, ShoalError, file_errors, require
 from shoal.core.processes import SEQUENTIAL, Workers, Workplace
-from shoal.reports.sweep.report_spec import said_of
-from shoal.reports.sweep.sweep_metrics import require_shown
+from shoal.reports.sweep.report_spec import require_shown, said_of
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
 from shoal.runs.result import report_of

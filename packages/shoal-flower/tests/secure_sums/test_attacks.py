@@ -39,7 +39,8 @@ from shoal_flower.secure_sums.protocol_messages import (
     unpack_answer,
 )
 from shoal_flower.wire_codec import pack_offer
-from sums_in_process import TABLE, Nodes, People, rows_of, served
+from sums_in_process import TABLE, Nodes, People, served
+from wire_federation import rows_of
 
 ONE = {**TABLE, "algorithm": {"name": "fedavg", "rounds": 3}, "red_team": {"every": 0}}
 ONE["secure_aggregation"] = {"min_clients": 3}
@@ -281,9 +282,11 @@ def test_a_run_goes_on_without_a_client_that_makes_its_sums_fail(tmp_path):
 
     nodes.ask = spoiling
     served(tmp_path, nodes, ONE)
-    by_round = {row["round"]: row["clients"] for row in rows_of(tmp_path, "sums.csv")}
+    by_round = {row["round"]: row["clients"] for row in rows_of(tmp_path / "run" / "sums.csv")}
     assert by_round == {"2": "3", "3": "5"}
-    named = [row for row in rows_of(tmp_path, "events.csv") if row["client"] == SIX[3] and row["kind"] == "rejected"]
+    named = [
+        row for row in rows_of(tmp_path / "run" / "events.csv") if row["client"] == SIX[3] and row["kind"] == "rejected"
+    ]
     assert [row["round"] for row in named] == ["1"]
     assert nodes.refusals == []
 
@@ -308,6 +311,6 @@ def test_a_poisoned_sum_is_not_merged(tmp_path, monkeypatch):
         "secure_aggregation": {"min_clients": 3, "max_update_norm": 1.0},
     }
     served(tmp_path, Nodes(tmp_path), one)
-    assert [row["opened"] for row in rows_of(tmp_path, "sums.csv")] == ["0", "1"]
-    (event,) = [row for row in rows_of(tmp_path, "events.csv") if row["kind"] == "rejected"]
+    assert [row["opened"] for row in rows_of(tmp_path / "run" / "sums.csv")] == ["0", "1"]
+    (event,) = [row for row in rows_of(tmp_path / "run" / "events.csv") if row["kind"] == "rejected"]
     assert "the sum of cluster 0: a mean update of norm" in event["reason"]

@@ -17,8 +17,8 @@ from shoal_flower.messages import Offer
 from shoal_flower.secure_sums import participant
 from shoal_flower.secure_sums.contributions import numbers_of, summed_update, update_block
 from shoal_flower.secure_sums.protocol_messages import RefusedError
-from sums_in_process import TABLE, Nodes, rows_of, served
-from wire_federation import simulated
+from sums_in_process import TABLE, Nodes, served
+from wire_federation import rows_of, simulated
 
 
 @pytest.mark.usefixtures("_unrendered_figures")
@@ -38,9 +38,9 @@ def test_a_run_by_secure_sums_is_the_simulation_but_for_rounding(tmp_path, chang
     assert (state.models - expected.models).abs().max() < 1e-5
     assert torch.bincount(state.assignment).tolist() == torch.bincount(expected.assignment).tolist()
     assert (state.risks - expected.risks).abs().max() < 0.02
-    sums = rows_of(tmp_path, "sums.csv")
+    sums = rows_of(tmp_path / "run" / "sums.csv")
     assert [int(row["clients"]) for row in sums if row["round"] == "3"] == torch.bincount(expected.assignment).tolist()
-    assert {"cluster", "examples"}.isdisjoint(rows_of(tmp_path, "clients.csv")[0])
+    assert {"cluster", "examples"}.isdisjoint(rows_of(tmp_path / "run" / "clients.csv")[0])
 
 
 def test_nothing_that_the_server_is_sent_or_keeps_is_of_one_client(tmp_path):
@@ -59,7 +59,7 @@ def test_histograms_are_added_up_too_and_estimate_the_risk_of_each_half_by_the_o
     (tmp_path / "policy.toml").write_text("histogram_epsilon = inf\n")
     nodes = Nodes(tmp_path, keys={"policy": str(tmp_path / "policy.toml")})
     state = served(tmp_path, nodes, {**TABLE, "red_team": team, "algorithm": {"name": "fedavg", "rounds": 2}})
-    sums = [row for row in rows_of(tmp_path, "sums.csv") if row["kind"] == "histograms"]
+    sums = [row for row in rows_of(tmp_path / "run" / "sums.csv") if row["kind"] == "histograms"]
     assert all(row["opened"] == "1" for row in sums)
     assert {row["round"] for row in sums} == {"1", "2"}
     # 20 training and 10 hold-out examples of each client; with epsilon 50 the noise is 0.
@@ -75,26 +75,26 @@ def test_a_node_that_falls_silent_in_a_round_is_missed_and_the_round_goes_on(tmp
     (tmp_path / "policy.toml").write_text("sum_threshold = 0.5\n")
     nodes.keys = {"policy": str(tmp_path / "policy.toml")}
     served(tmp_path, nodes, {**TABLE, **fast, "secure_aggregation": {"min_clients": 2, "threshold": 0.5}})
-    events = [row for row in rows_of(tmp_path, "events.csv") if row["kind"] != "joined"]
+    events = [row for row in rows_of(tmp_path / "run" / "events.csv") if row["kind"] != "joined"]
     assert [(row["kind"], row["round"], row["client"]) for row in events] == [("missed", "1", "partition-5")]
     assert stage in events[0]["reason"]
-    counted = sum(int(row["clients"]) for row in rows_of(tmp_path, "sums.csv"))
+    counted = sum(int(row["clients"]) for row in rows_of(tmp_path / "run" / "sums.csv"))
     assert counted == (6 if stage in ("members", "transcript") else 5)
 
 
 def test_a_round_of_too_few_nodes_opens_nothing_and_the_next_one_goes_on(tmp_path):
     nodes = Nodes(tmp_path, silent=dict.fromkeys(range(3), "1 delivery"))
     served(tmp_path, nodes, {**TABLE, "algorithm": {"name": "ifca", "rounds": 2}, "red_team": {"every": 0}})
-    assert {row["round"] for row in rows_of(tmp_path, "sums.csv")} == {"2"}
-    assert [row["clients"] for row in rows_of(tmp_path, "rounds.csv") if row["round"] == "1"] == ["0", "0"]
-    (failed,) = [row for row in rows_of(tmp_path, "events.csv") if row["kind"] == "failed"]
+    assert {row["round"] for row in rows_of(tmp_path / "run" / "sums.csv")} == {"2"}
+    assert [row["clients"] for row in rows_of(tmp_path / "run" / "rounds.csv") if row["round"] == "1"] == ["0", "0"]
+    (failed,) = [row for row in rows_of(tmp_path / "run" / "events.csv") if row["kind"] == "failed"]
     assert failed["reason"] == "3 clients sent their numbers, and 5 are needed; nothing is opened"
 
 
 def test_a_small_cluster_stays_as_it_is(tmp_path):
     table = {**TABLE, "red_team": {"every": 1, "shadow_models": 2}, "secure_aggregation": {"min_clients": 4}}
     state = served(tmp_path, Nodes(tmp_path), table)
-    sums = rows_of(tmp_path, "sums.csv")
+    sums = rows_of(tmp_path / "run" / "sums.csv")
     assert {row["opened"] for row in sums if int(row["clients"]) < 4} == {"0"}
     assert {row["opened"] for row in sums if int(row["clients"]) >= 4} == {"1"}
     assert {row["examples"] for row in sums if row["opened"] == "0"} == {"0"}
@@ -221,8 +221,8 @@ def test_an_update_above_the_norm_is_clipped_by_its_client(tmp_path):
     free = served(tmp_path / "free", Nodes(tmp_path / "free"), table)
     clipped = {**table, "secure_aggregation": {"min_clients": 2, "max_update_norm": 1e-2}}
     state = served(tmp_path, Nodes(tmp_path), clipped)
-    (row,) = rows_of(tmp_path, "sums.csv")
-    (other,) = rows_of(tmp_path / "free", "sums.csv")
+    (row,) = rows_of(tmp_path / "run" / "sums.csv")
+    (other,) = rows_of(tmp_path / "free" / "run" / "sums.csv")
     assert float(row["norm"]) <= 1e-2 < float(other["norm"])
     assert not torch.equal(state.models, free.models)
 

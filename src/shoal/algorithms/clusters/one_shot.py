@@ -143,7 +143,8 @@ def group_updates(
     client's cluster (n,).
     """
     sizes = cohort.sizes if weighting == "examples" else torch.ones_like(cohort.sizes)
-    cluster = k_means(update, min(len(state.models), len(update)), cohort.stream("k-means"))
+    seed = int(cohort.stream("k-means").numpy().integers(2**31))
+    cluster = k_means(update, min(len(state.models), len(update)), seed, starts=10)
     weights = averaging_weights(cluster, sizes, int(cluster.max()) + 1)
     means = (state.models[0].double() + weights @ update.double()).to(state.models)
     models, trained = state.models.clone(), torch.zeros_like(state.trained)
@@ -154,13 +155,8 @@ def group_updates(
     return replace(state, models=models, trained=trained, assignment=assignment), cluster
 
 
-def k_means(vectors: Tensor, clusters: int, stream: Stream) -> Tensor:
-    """(n,) int64, the cluster of each of ``vectors`` (n, P), as canonical labels, best of ten starts; K at most n."""
-    return best_k_means(vectors, clusters, int(stream.numpy().integers(2**31)), starts=10)
-
-
-def best_k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
-    """`k_means` from a seed, best of so many ``starts``."""
+def k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
+    """(n,) int64, the cluster of each of ``vectors`` (n, P), as canonical labels, best of ``starts``; K at most n."""
     from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
 
     # scikit-learn's hints know n_init only by its default, a word.
@@ -169,11 +165,11 @@ def best_k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tens
 
 
 def k_means_by_id(vectors: Tensor, ids: Tensor, clusters: int, stream: Stream) -> Tensor:
-    """(N,) int64, `best_k_means` of what clients sent (N, D), which does not depend on the order of clients."""
+    """(N,) int64, `k_means` of what clients sent (N, D), which does not depend on the order of clients."""
     order = torch.argsort(ids)
     seed = int(torch.randint(2**31, (), generator=stream.generator()))
     cluster = torch.empty_like(order)
-    cluster[order] = best_k_means(vectors[order], clusters, seed, starts=20)
+    cluster[order] = k_means(vectors[order], clusters, seed, starts=20)
     return cluster
 
 

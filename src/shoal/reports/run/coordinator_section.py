@@ -30,7 +30,7 @@ def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> S
     never = [column for column in strengths if column not in asked]
     paragraphs = [_method(coordinator)]
     if not asked:
-        paragraphs.append(_nothing(rounds, coordinator))
+        paragraphs.append("It never asked for anything, so training was that of the algorithm alone.")
     if f"{DIRECTIVE_COLUMN}dp_sgd" in strengths:
         paragraphs.append("No epsilon is stated, since the strength of DP-SGD differs by cluster and round.")
     table, figure = _requests(rounds, coordinator, [*strengths]), _figure(coordinator, rounds, asked, never)
@@ -89,20 +89,6 @@ def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[
             first, most = int(str(given.index[0])), max(given.tolist(), key=abs)
             begins = str(first) if first > int(inside["round"].iloc[0]) else "the start"
             yield directive_name(column), begins, f"{most:.2f}", f"{strength.iloc[-1]:.2f}"
-
-
-def _nothing(rounds: pd.DataFrame, coordinator: LimitController) -> str:
-    """Why no directive was ever given."""
-    most, target = rounds["over_limit"].max(), percent(coordinator.target)
-    sentence = "The coordinator never asked for anything, so training was that of the algorithm alone:"
-    if pd.isna(most):
-        return f"{sentence} risk was never estimated."
-    if most <= coordinator.target:
-        return f"{sentence} at no estimate more than {percent(most)} of a model's members were over their limit."
-    return (
-        f"{sentence} up to {percent(most)} of a model's members were over their limit (target {target}), but its gain "
-        "or the cost that it may cause leaves it nothing to ask for."
-    )
 
 
 def _spells(inside: pd.DataFrame) -> Iterator[tuple[int, int | None]]:

@@ -32,7 +32,6 @@ class RunDescription:
         attack_table: the name of such an attack's table, and the columns that it always has; None: there is none.
         metric: what the models are measured by, "accuracy" or the name of a model's own.
         kind: what the examples are, in the plural: images, texts, rows, or just examples.
-        reference_federations: how many were asked for.
         coordinator: that steered the run, perhaps without its knobs; None: nobody did.
         data_name: of the user's own file or folder; "": none but ``dataset``.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
@@ -53,7 +52,6 @@ class RunDescription:
     metric: str = ACCURACY
     task: str | None = None
     kind: str = "images"
-    reference_federations: int = 0
     coordinator: LimitController | None = None
     examples: str = ""
     data_name: str = ""
@@ -84,7 +82,6 @@ class RunDescription:
             task=config.data.task,
             kind=example_kind(config.data.source),
             data_name="" if partition is not None or config.data.path is None else Path(config.data.path).name,
-            reference_federations=config.evaluation.reference_federations,
             metrics=declared_metrics(config.evaluation.own_metrics()),
             coordinator=None if config.coordinator is None else config.coordinator.coordinator(),
         )

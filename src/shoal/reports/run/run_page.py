@@ -122,23 +122,12 @@ def _samples(groups: Mapping[str, Group], samples: Mapping[str, NDArray[np.uint8
 def _attack(view: RunView) -> str:
     """Which attack the page is about."""
     run, references = view.run, view.references
-    configured = name_examples(ATTACKS[run.attack], run.kind) if run.attack in ATTACKS else f"the attack {run.attack}"
-    asked = run.reference_federations
-    if not references and strongest_attacks(view.summary):
-        return (
-            "one chosen beforehand, or one that is certain to find more, on each group and each model, of "
-            f"{configured}, of attacks that need no more than it, and of those of {BY[view.summary.view]} on the rounds"
-        )
-    if not references and asked:
-        return f"{configured} (the {asked} reference federations that were asked for have no members to be asked about)"
-    if not references:
-        return configured
-    federations = "the whole run again," if references == 1 else "the whole run again each,"
+    if not strongest_attacks(view.summary):
+        return name_examples(ATTACKS[run.attack], run.kind) if run.attack in ATTACKS else f"the attack {run.attack}"
+    retrained = f" and {references} reference federations (the run again, with other {run.kind})" if references else ""
     return (
-        f"one chosen beforehand, or one that is certain to find more, on each group and each model, of {configured}; "
-        f"attacks that need no more than it; and attacks that compare an answer with those of {references} reference "
-        f"federation{'s' if references > 1 else ''}, {federations} with other {run.kind} in the place of half of the "
-        "clients' own"
+        "one chosen beforehand, or one that is certain to find more, on each group and each model, among those that "
+        f"use what {BY[view.summary.view]} sees{retrained}"
     )
 
 
@@ -206,7 +195,7 @@ def canary_section(metrics: Metrics, canaries: pd.DataFrame) -> Section:
         _row(metrics, "canaries.epsilon_low", DASH if low == DASH else f"{low} or more", delta),
     )
     about = (
-        "Canaries are examples with a wrong label. For each a coin decided whether its client trains on it: "
+        "Canaries are examples with a wrong label. A random draw decided for each whether its client trains on it: "
         f"{_text(metrics, 'canaries.members')} were trained on and {_text(metrics, 'canaries.non_members')} left out, "
         "and nothing else tells the two apart. So the figures say what the final models remember of single, unusual "
         "examples, which are usually more exposed than the average record."

@@ -1,10 +1,10 @@
 """A run's summary in sentences: what is said of exposure and accuracy rests on 95 % intervals."""
 
 from collections.abc import Sequence
+from math import nan
 
-from shoal.audit.finding import BY, Estimate, Finding, run_findings, sentence
+from shoal.audit.finding import BY, PROPERTY, Estimate, Finding, run_findings, sentence
 from shoal.config.kinds import algorithm_title
-from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
@@ -40,7 +40,7 @@ def verdict(
     found = audited or run_findings(summary)
     exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
     exceeded = [] if audited else [limits(summary)]
-    rest = (*_property(summary), *exceeded, *_coordinator(summary), *_epsilon(summary, found=not audited))
+    rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
     pays = [text for text in [clustering_verdict(summary)] if text]
     return f"{'. '.join([*pays, accuracy, *_chance(summary, kind), *exposure, *rest])}."
 
@@ -88,22 +88,6 @@ def limits(summary: Summary) -> str:
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     """A metric by group, where it is defined."""
     return {group: metrics[metric] for group, metrics in summary.by_group.items() if metric in metrics}
-
-
-def _coordinator(summary: Summary) -> list[str]:
-    """What a coordinator asks for at the end, and of whom in vain; nothing without one."""
-    steered = {k: metrics for k, metrics in summary.by_cluster.items() if "limit_unmet" in metrics}
-    if not steered:
-        return []
-    asked = [
-        f"{name.removeprefix(DIRECTIVE_COLUMN).replace('_', ' ')} {value:.2f} of cluster {k}"
-        for k, metrics in steered.items()
-        for name, value in metrics.items()
-        if name.startswith(DIRECTIVE_COLUMN) and value
-    ]
-    unmet = ", ".join(str(k) for k, metrics in steered.items() if metrics["limit_unmet"])
-    vain = f"; it cannot bring cluster {unmet} within the limits of its members at the cost it allows" if unmet else ""
-    return [f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}{vain}"]
 
 
 def _chance(summary: Summary, kind: str) -> list[str]:
@@ -155,20 +139,25 @@ def _epsilon(summary: Summary, *, found: bool) -> list[str]:
     return [said, limit] if limit else [said]
 
 
-def _property(summary: Summary) -> list[str]:
-    """The outcome of a property attack; nothing without one."""
+def property_sentences(summary: Summary) -> list[str]:
+    """The outcome of a property attack, without full stops; nothing without one.
+
+    The counterfactual pairs decide: an update and the same with the victim's examples of the other kind. If the attack
+    is right about all updates, but not shown to be right about these, that comes first.
+    """
     overall = summary.overall
-    auc, positives = overall.get("property.auc"), overall.get("property.positives", 0)
-    if auc is None:
+    if "property.auc" not in overall:
         return []
-    negatives = overall.get("property.updates", 0) - positives
-    found = Estimate(auc, *(auc_interval(auc, positives, negatives) if positives and negatives else (0.0, 1.0)))
-    beside = {
-        "property.auc_control": "learned from shuffled labels",
-        "property.auc_counterfactual": "the victim's examples swapped",
-    }
-    controls = (f"; {name}: {decimal(overall[key])}" for key, name in beside.items() if key in overall)
-    outcome = {"exposed": "The property is exposed", "at chance": "The property attack is at chance"}
-    said = outcome.get(found.verdict, "Whether the property is exposed is not decided")
-    interval = f"95 % interval {found.interval} as if updates were independent; chance: 0.500"
-    return [f"{said} (AUC {found.text}, {interval}{''.join(controls)})"]
+    pairs, positives = (int(overall.get(f"property.{name}", 0)) for name in ("pairs", "positives"))
+    negatives = int(overall.get("property.updates", 0)) - positives
+    right = Estimate.of_rate(overall["property.auc_counterfactual"], pairs) if pairs else Estimate(nan)
+    found = Finding("client", "all", PROPERTY, right, title=f"property inference on {pairs} counterfactual pairs")
+    auc = overall["property.auc"]
+    every = Estimate(auc, *(auc_interval(auc, positives, negatives) if positives and negatives else (0.0, 1.0)))
+    apart = "models" if len(summary.by_cluster) > 1 else "rounds"
+    more = "only tells" if found.verdict == "at chance" else "is not shown to do more than tell"
+    first = [f"The property attack {more} {apart} apart"] * (every.verdict == "exposed" != found.verdict)
+    control = overall.get("property.auc_control")
+    beside = "" if control is None else f"; where it learned from shuffled labels, {decimal(control)}"
+    rest = f"Over all updates, as if they were independent, its AUC is {every.figure}{beside}"
+    return [*first, sentence(found).removesuffix("."), rest]

@@ -1,20 +1,25 @@
-"""The [tables], [figures] and [labels] of a sweep's file, checked against the sweep's axes.
+"""The [tables], [figures] and [labels] of a sweep's file, checked against its axes, and the metrics that they name.
 
 Every axis with more than one setting must be displayed, held at one setting (`where`) or averaged over (`average`) in
 each table and figure; otherwise runs of different settings would be mixed silently.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from shoal.audit.finding import attack_title
+from shoal.config.kinds import algorithm_title
 from shoal.config.toml_files import parse
 from shoal.core.errors import InputError, require, suggest
 from shoal.core.settings import Range, settings
+from shoal.metrics import summary
+from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 
 Value = str | int | float | bool
 """A setting of an axis, as in results.csv."""
@@ -144,3 +149,161 @@ def _check_axes(spec: Displayed, axes: Axes) -> None:
             axis in used or len(axes[axis]) == 1,
             f"the sweep also varies '{axis}'; show it, hold it by 'where', or 'average' over it",
         )
+
+
+_FAMILIES = "|".join([*(re.escape(key) for key, metric in METRICS.items() if metric.scopes != "run"),
+                      r"mia_by_\w+", r"directive\.\w+"])  # fmt: skip
+_KEY = re.compile(
+    rf"((?P<model>larger|smaller|clusters\.\d+|model\..+?)\.)?(?P<family>{_FAMILIES})(?(model)|(\.(?P<group>.+))?)"
+)
+
+
+def split_column(name: str) -> tuple[str, str]:
+    """The key of a metric in the table, and whose it is, in words; empty for a metric of no family, or of nobody.
+
+    >>> split_column("mia.far.north"), split_column("clusters.3.mia")
+    (('mia', 'far.north'), ('mia', 'model 3'))
+    >>> split_column("model.far.north.mia"), split_column("migrated")
+    (('mia', 'model of far.north'), ('', ''))
+    """
+    parts = _KEY.fullmatch(name)
+    if parts is None:
+        return "", ""
+    if parts["model"] is None:
+        return parts["family"], parts["group"] or ""
+    size, _, model = parts["model"].partition(".")
+    owner = {"clusters": f"model {model}", "model": f"model of {model}"}.get(size, f"{size} model")
+    return parts["family"], owner
+
+
+def metric_at(key: str) -> Metric:
+    """The metric of a column.
+
+    >>> metric_at("mia_by_rmia_offline.few").name, metric_at("seconds.total").label
+    ('MIA accuracy, offline RMIA', 'time (s)')
+    """
+    return metric_of(split_column(key)[0] or key, attack_title=attack_title)
+
+
+def format_value(value: float, key: str, decimals: int | None = None) -> str:
+    """A value of the metric ``key`` with its decimals and a true minus sign; a dash for NaN."""
+    return metric_at(key).plain(value, decimals)
+
+
+def format_estimate(mean: float, spread: float, n: int, key: str, seeds: int) -> str:
+    """A mean over ``n`` seeds with its spread, and with ``n`` where that is not all ``seeds``.
+
+    >>> format_estimate(0.8123, 0.0101, 4, "accuracy.overall", seeds=5)
+    '0.812 ± 0.010 (n = 4)'
+    """
+    text = format_value(mean, key) + (f" ± {format_value(spread, key)}" if n > 1 else "")
+    return text if n in (0, seeds) else f"{text} (n = {n})"
+
+
+def reason(key: str) -> str:
+    """Why a finished run does not have the metric ``key``.
+
+    >>> reason("larger.tpr_at_fpr_0.01"), reason("mia.few")
+    ('too few non-members', 'no value')
+    """
+    return "too few non-members" if split_column(key)[0].startswith("tpr_at_fpr_") else "no value"
+
+
+def groups_in(columns: Iterable[str]) -> set[str]:
+    """The groups with clients in the columns of results.csv: each has its violations.
+
+    >>> groups_in(["violations.far.north", "violations.total", "mia.few"])
+    {'far.north'}
+    """
+    return {split_column(name)[1] for name in columns if name.startswith("violations.")} - {"total"}
+
+
+def require_shown(shown: ReportSpec, groups: Collection[str], further: Collection[str] = ()) -> None:
+    """Raise `InputError` where a table or figure asks for a metric that no run with these ``groups`` can have.
+
+    ``own`` are keys of the user's own metrics, or other columns that the results have.
+    """
+    for kind, specs in (("tables", shown.tables), ("figures", shown.figures)):
+        for name, spec in specs.items():
+            with said_of(f"'{kind}.{name}'"):
+                for key in spec.y:
+                    courses = isinstance(spec, FigureSpec) and spec.kind == "courses"
+                    _require_metric(key, groups, () if courses else further, courses=courses)
+
+
+def _require_metric(key: str, groups: Collection[str], further: Collection[str], *, courses: bool) -> None:
+    names = "|".join(map(re.escape, groups))
+    of_model = re.fullmatch(rf"(?:larger|smaller|clusters\.\d+|model\.(?:{names}))\.(.+)", key, re.DOTALL)
+    metric, group = (of_model[1], None) if of_model else summary.split_key(key, groups)[:2]
+    if key in further or metric in further:
+        return
+    metric, group = (f"{metric}.{group}", None) if f"{metric}.{group}" in _OF_ALL else (metric, group)
+    declared = [name for name in METRICS if not courses or "round" in METRICS[name].scopes]
+    if metric not in (*declared, *_OF_ALL) and (metric in METRICS or not is_declared(metric)):
+        nearby = suggest(key, [*declared, *_OF_ALL]), suggest(metric, declared)
+        hints = [hint for hint in nearby if hint.startswith("did")]
+        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/configuration.md has them')[0]}")
+    require(
+        group is None or group in groups,
+        f"no run has the metric '{key}', since none has the group '{group}'; {suggest(str(group), groups)}",
+    )
+
+
+_OF_ALL = ("accuracy.overall", "train_accuracy.overall", "exceeded.total", "violations.total")
+
+
+AXES = {
+    "algorithm.name": "algorithm",
+    "data.groups.minority.share": "minority's share of the clients",
+    "data.examples_per_client": "examples per client",
+    "data.source": "data",
+    "red_team.estimator": "estimator",
+}
+
+SPREADS: Mapping[Spread, str] = {
+    "sd": "one standard deviation",
+    "ci": "half the width of the 95 % confidence interval (Student's t)",
+}
+"""What follows ±, and how far error bars and bands reach."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names for a sweep: its own labels first, then the usual names, then the key itself."""
+
+    labels: Mapping[str, str]
+
+    def axis(self, name: str) -> str:
+        """The name of an axis."""
+        return self.labels.get(name) or AXES.get(name, name)
+
+    def setting(self, value: Value) -> str:
+        """The name of a setting; true and false as TOML writes them."""
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return self.labels.get(text) or algorithm_title(text)
+
+    def key(self, name: str) -> str:
+        """The name of a metric of results.csv or rounds.csv.
+
+        >>> labels = Labels({"far": "far away"})
+        >>> labels.key("accuracy.overall"), labels.key("tpr_at_fpr_0.01.far"), labels.key("smaller.mia")
+        ('accuracy, all clients', 'TPR at 1 % FPR, far away', 'MIA accuracy, smaller model')
+        """
+        if name in self.labels:
+            return self.labels[name]
+        owner = split_column(name)[1]
+        group = owner.removeprefix("model of ")
+        owner_name = owner.removesuffix(group) + self.labels.get(group, group)
+        owner_name = "all clients" if owner in ("overall", "total") else owner_name
+        return ", ".join(filter(None, (metric_at(name).label, owner_name)))
+
+    def selection(self, spec: Selection, axes: Axes) -> list[str]:
+        """Sentences on what is held and what is averaged over."""
+        sentences = []
+        if spec.where:
+            held = ", ".join(f"{self.axis(axis)} = {self.setting(value)}" for axis, value in spec.where.items())
+            sentences.append(f"Held: {held}.")
+        if spec.average:
+            over = [f"{self.axis(axis)} ({', '.join(map(self.setting, axes[axis]))})" for axis in spec.average]
+            sentences.append(f"Each seed is first averaged over {' and '.join(over)}.")
+        return sentences

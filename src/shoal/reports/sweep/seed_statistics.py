@@ -12,11 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from shoal.audit.finding import seeds_needed
-from shoal.metrics.intervals import mean_interval
+from shoal.metrics.intervals import mean_interval, seeds_needed
 from shoal.reports.exposure import MOST_SEEDS
-from shoal.reports.sweep.report_spec import Axes, Displayed, Spread
-from shoal.reports.sweep.sweep_metrics import format_value
+from shoal.reports.sweep.report_spec import Axes, Displayed, Spread, format_value
 
 SeedValues = NDArray[np.float64]
 
@@ -169,7 +167,7 @@ class Difference(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Within a cell: the difference with its interval, or that it is open and what it would take."""
+        """Within a cell: the difference with its interval, or that it is not decided and what it would take."""
         if self.n == 0:
             return ""
         if self.same:

@@ -12,14 +12,20 @@ from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.formats import DASH, capitalized
 from shoal.reports.page import Section, render, section_of
 from shoal.reports.plotting import Figure
-from shoal.reports.sweep.answer import Settings, settings_table, sweep_headlines
-from shoal.reports.sweep.charts import chart_content
-from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec, Value
+from shoal.reports.sweep.report_spec import (
+    Axes,
+    Labels,
+    ReportSpec,
+    Value,
+    format_value,
+    groups_in,
+    metric_at,
+    require_shown,
+)
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
-from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
-from shoal.reports.sweep.sweep_figures import FigureData, draw_sweep_figure
-from shoal.reports.sweep.sweep_metrics import SPREADS, Labels, format_value, groups_in, metric_at, require_shown
-from shoal.reports.sweep.sweep_tables import sweep_table
+from shoal.reports.sweep.sweep_charts import FigureData
+from shoal.reports.sweep.sweep_courses import ReadRounds, sweep_figure
+from shoal.reports.sweep.sweep_tables import Settings, settings_table, sweep_headlines, sweep_table
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, latex, markdown, row, table_csv
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
@@ -65,12 +71,6 @@ def write_sweep_report(
     return path
 
 
-def sweep_figure(name: str, data: FigureData, read_rounds: ReadRounds) -> Figure:
-    """The figure that ``data`` describe."""
-    courses = data.spec.kind == "courses"
-    return draw_sweep_figure(name, data, curves_content(data, read_rounds) if courses else chart_content(data))
-
-
 def _replace(folder: Path, files: Mapping[str, bytes], endings: Collection[str]) -> None:
     """Let ``folder`` hold ``files`` and no others with these ``endings``."""
     if files:
@@ -108,7 +108,6 @@ def sweep_page(
             Section(
                 f"table-{table.name}",
                 table.title,
-                folded=_folded(spec.tables[table.name], settings),
                 table=table,
                 note=_links("tables", table.name, ("md", "csv", "tex")),
             )
@@ -120,13 +119,6 @@ def sweep_page(
     )
     found = () if settings is None else sweep_headlines(settings)
     return render("page.html.j2", title or "Sweep", lead, (), sections, style="sweep", answers=found)
-
-
-def _folded(spec: TableSpec, settings: Settings | None) -> str:
-    """What is said of a table whose rows and metrics the table of settings has; of another one nothing."""
-    if settings is None or spec.rows != [settings.axis] or spec.columns or spec.where:
-        return ""
-    return f"The same with {SPREADS[spec.spread]} after ±" if {*spec.y} <= {*settings.keys} else ""
 
 
 def _links(folder: str, name: str, endings: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Curves over rounds: one line per model, models ordered by how many clients chose them at the end."""
+"""Courses over rounds in a sweep's figure: one line per model, ordered by how many clients chose them at the end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,29 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from shoal.reports.charts import Curve, over_rounds, span
-from shoal.reports.plotting import cluster_style
+from shoal.core.formats import capitalized
+from shoal.reports.charts import Curve, ends, over_rounds, span
+from shoal.reports.plotting import Figure, cluster_style, figure_files
+from shoal.reports.sweep.report_spec import SPREADS, format_value
 from shoal.reports.sweep.seed_statistics import SeedMeans, SeedValues, estimate
-from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
-from shoal.reports.sweep.sweep_metrics import SPREADS, format_value
+from shoal.reports.sweep.sweep_charts import HEIGHT, NOTE, Content, FigureData, Panel, chart_content, in_rows, paint
 
 ReadRounds = Callable[[str], pd.DataFrame]
 """Reads the rounds.csv of a run, one row per round and cluster."""
+
+
+def sweep_figure(name: str, data: FigureData, read_rounds: ReadRounds) -> Figure:
+    """The figure that ``data`` describe."""
+    content = content_of(data, read_rounds)
+    title = f"{data.spec.title}: {content.finding}" if data.spec.title else capitalized(content.finding)
+    size = (content.columns * content.width, len(content.rows) * HEIGHT)
+    alt, draw = f"{title}. {content.description}", partial(paint, content=content, data=data)
+    return figure_files(alt, draw, size, name=name, title=title, caption=content.caption)
+
+
+def content_of(data: FigureData, read_rounds: ReadRounds) -> Content:
+    """The content of a figure."""
+    return courses_content(data, read_rounds) if data.spec.kind == "courses" else chart_content(data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +57,15 @@ class Curves:
 
     def of(self, names: Sequence[str]) -> list[Curve]:
         """The mean of each model, called by ``names``."""
-        return [
-            Curve(name, pd.Series(mean, self.rounds), cluster_style(m))
-            for m, (name, mean) in enumerate(zip(names, self.result.mean, strict=False))
-        ]
+        curves = []
+        for m, (name, *result) in enumerate(zip(names, self.result.mean, self.result.spread, strict=False)):
+            mean, spread = (pd.Series(values, self.rounds) for values in result)
+            low, high = mean - spread.fillna(0), mean + spread.fillna(0)
+            curves.append(Curve(name, mean, cluster_style(m), low, high))
+        return curves
 
 
-def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
+def courses_content(data: FigureData, read_rounds: ReadRounds) -> Content:
     """The content of a figure of courses."""
     spec, curves, settings = data.spec, read_curves(data, read_rounds), len(data.series())
     most = max(curves, key=lambda panel: len(panel.result.n))
@@ -60,6 +77,7 @@ def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
     rows = [row for i in range(0, len(panels), settings) for row in in_rows(panels[i : i + settings], 3)]
     order = " Models are ordered by how many clients chose them in the last round of each run." * (len(names) > 1)
     reading = f"Lines: means over {data.seeds}; bands: {SPREADS[spec.spread]} each way.{order}"
+    at_end = [f"{data.labels.key(panel.key)}, {panel.setting}: {ends(panel.of(names))}." for panel in curves]
     # A round in which a model has no value is a break in its line, which needs no label.
     n = [count for panel in curves for count in panel.result.n[panel.result.n > 0].tolist() or [0]]
     return Content(
@@ -68,7 +86,7 @@ def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
         handles=[curve.key for curve in most.of(names)],
         caption=data.caption(reading, n, np.concatenate([panel.result.mean.ravel() for panel in curves])),
         finding=_finding(curves, data),
-        description=f"Means over seeds at the end. {' '.join(_ends(panel, data, names) for panel in curves)}",
+        description=f"Means over seeds at the end. {' '.join(at_end)}",
     )
 
 
@@ -123,9 +141,7 @@ def _draw(curves: Curves, names: Sequence[str], axes: Axes) -> None:
     if not curves.result.n.any():
         axes.text(0.5, 0.5, curves.missing, transform=axes.transAxes, **NOTE)
         return
-    for curve, spread in zip(curves.of(names), np.nan_to_num(curves.result.spread), strict=True):
-        low, high, color = curve.values - spread, curve.values + spread, curve.style.color
-        axes.fill_between(curves.rounds, low, high, color=color, alpha=0.2, linewidth=0)
+    for curve in curves.of(names):
         curve.draw(axes)
 
 
@@ -147,14 +163,3 @@ def _finding(curves: Sequence[Curves], data: FigureData) -> str:
         last += [float(mean[-1]) for mean in known if len(mean)]
     name = data.labels.key(key)
     return f"{name} ends at {span(last, lambda value: format_value(value, key))}" if last else f"{name} has no value"
-
-
-def _ends(curves: Curves, data: FigureData, names: Sequence[str]) -> str:
-    """The last means of the curves, in words."""
-    ends = []
-    for curve in curves.of(names):
-        values = curve.values.dropna()
-        if len(values):
-            ends.append(f"{curve.label} {format_value(values.iloc[-1], curves.key)} in round {values.index[-1]:.0f}")
-    title = ", ".join(filter(None, [data.labels.key(curves.key), curves.setting]))
-    return f"{title}: {', '.join(ends) or 'no value'}."

@@ -1,24 +1,30 @@
-"""Boxes, bars and lines over the settings of an axis, one panel per metric."""
+"""A sweep's figures: what they consist of; boxes, bars and lines over the settings of an axis, a panel per metric."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure as MplFigure
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
+from numpy.typing import NDArray
 
 from shoal.core.formats import DASH
 from shoal.reports import plotting as plot
 from shoal.reports.charts import span
-from shoal.reports.plotting import name_points
-from shoal.reports.sweep.seed_statistics import Best, SeedMeans, SeedValues, estimate
-from shoal.reports.sweep.sweep_figures import NOTE, Content, FigureData, Panel, in_rows
-from shoal.reports.sweep.sweep_metrics import SPREADS, format_value, metric_at
+from shoal.reports.sweep.report_spec import SPREADS, FigureSpec, Labels, format_value, metric_at, reason
+from shoal.reports.sweep.seed_statistics import Best, SeedMeans, SeedStatistics, SeedValues, estimate
+
+T = TypeVar("T")
+
+HEIGHT = 3.2
+"""Inches of a panel with its labels."""
 
 MOST_FOUND = 2
 """Metrics in a title."""
@@ -35,6 +41,126 @@ _SEED: dict[str, Any] = {
     "linestyle": "", "marker": "o", "color": "black", "markeredgecolor": "white", "markeredgewidth": 0.5,
     "markersize": 3.4, "zorder": 4,
 }  # fmt: skip
+NOTE: dict[str, Any] = {
+    "fontsize": 8.5, "ha": "center", "va": "top",
+    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+}  # fmt: skip
+"""The style of small text in a panel, legible over lines."""
+
+
+@dataclass(frozen=True, eq=False)
+class FigureData:
+    """A requested figure with its data and labels."""
+
+    spec: FigureSpec
+    statistics: SeedStatistics
+    labels: Labels
+
+    @property
+    def seeds(self) -> str:
+        """How many there are, in words."""
+        count = len(self.statistics.seeds)
+        return f"{count} seed{'' if count == 1 else 's'}"
+
+    def settings(self, axis: str | None) -> list[str]:
+        """The names of an axis' settings; one empty name where the figure has no such axis."""
+        return [""] if axis is None else [self.labels.setting(value) for value in self.statistics.axes[axis]]
+
+    def series(self) -> list[str]:
+        """The settings of `by`, with the name of the axis where they are numbers, which say little alone."""
+        by, names = self.spec.by, self.settings(self.spec.by)
+        if by is None or all(isinstance(value, str) for value in self.statistics.axes[by]):
+            return names
+        return [f"{self.labels.axis(by)}\N{NO-BREAK SPACE}{name}" for name in names]
+
+    def missing(self) -> np.ndarray:
+        """(metrics, settings of the figure's axes) why a place without values has none."""
+        done = (self.statistics.rows(self.spec) >= 0).all(axis=2).any(axis=0)
+        return np.array([np.where(done, reason(key), "no run") for key in self.spec.y])
+
+    def caption(self, reading: str, n: Iterable[int], values: SeedValues) -> str:
+        """The file's own caption, how to read the figure, and what is held, averaged over, missing or cut off.
+
+        ``n`` are the seeds behind the figure's places, ``values`` the numbers that it shows.
+        """
+        spec, n = self.spec, list(n)
+        sentences = [spec.caption, reading, *self.labels.selection(spec, self.statistics.axes)]
+        if any(0 < count < len(self.statistics.seeds) for count in n):
+            sentences.append(
+                "Where n is given, only n seeds have a value (of several lines, in the legend's order); other runs are "
+                "not finished or have none."
+            )
+        if 0 in n:
+            sentences.append("A labelled gap is a place without a value of any seed.")
+        if spec.y_range:
+            measured, (low, high) = values[~np.isnan(values)], spec.y_range
+            outside = int(((measured < low) | (measured > high)).sum())
+            sentences += [f"Outside the axis and not drawn: {outside} of {len(measured)} values."] * (outside > 0)
+        return " ".join(filter(None, sentences))
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One panel of a figure; those of one ``scale`` share their y axis."""
+
+    title: str
+    y_label: str
+    scale: str
+    draw: Callable[[Axes], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a figure consists of: panels of a ``width`` in inches, a legend, how to read it, its numbers in words.
+
+    ``finding`` is what it shows, for its title.
+    """
+
+    rows: Sequence[Sequence[Panel]]
+    width: float
+    handles: Sequence[Artist]
+    caption: str
+    description: str
+    finding: str
+
+    @property
+    def columns(self) -> int:
+        """The most panels side by side."""
+        return max(map(len, self.rows))
+
+
+def in_rows(panels: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Panels in rows of at most ``most``, with as few empty places as so many rows allow.
+
+    >>> in_rows("abcd", 3), in_rows("abcdefg", 3)
+    (['ab', 'cd'], ['abc', 'def', 'g'])
+    """
+    columns = -(-len(panels) // -(-len(panels) // most))
+    return [panels[i : i + columns] for i in range(0, len(panels), columns)]
+
+
+def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
+    """Draw panels and legend on an empty figure."""
+    spec, handles, scales = data.spec, list(content.handles), dict[str, Axes]()
+    if spec.level is not None:
+        handles.append(plot.chance_key(data.labels.setting(spec.level)))
+    grid = figure.add_gridspec(len(content.rows), content.columns)
+    for row, panels in enumerate(content.rows):
+        for column, panel in enumerate(panels):
+            x, y = next(iter(figure.axes), None), scales.get(panel.scale)
+            axes = scales[panel.scale] = figure.add_subplot(grid[row, column], sharex=x, sharey=y)
+            panel.draw(axes)
+            if spec.level is not None:
+                axes.axhline(spec.level, **plot.CHANCE_LINE, zorder=1.5)
+            axes.set_title(panel.title)
+            if column == 0 or not spec.y_label:
+                axes.set_ylabel(fill(panel.y_label, 22))
+    for axes in scales.values():
+        axes.set_ylim(spec.y_range)
+    for handle in handles:
+        handle.set_label(fill(str(handle.get_label()), 40))
+    longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
+    plot.legend(figure, handles, columns=max(1, int(12.5 * figure.get_figwidth() / (longest + 8))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +192,6 @@ class Chart:
         notes = np.where(result.n == 0, data.missing().reshape(-1, *shape), few)
         return cls(data, np.moveaxis(values, 0, -1), result, notes)
 
-    def empty(self, p: int) -> str:
-        """Why the panel has no value at all; empty where it has one, or several reasons."""
-        reasons = np.unique(self.notes[p])
-        return str(reasons[0]) if len(reasons) == 1 and not self.result.n[p].any() else ""
-
     @property
     def width(self) -> float:
         """The width of a panel in inches."""
@@ -86,9 +207,7 @@ def chart_content(data: FigureData) -> Content:
         # Without a label of the file, the axis is called what the title begins with, unless that is all of it.
         y_label = spec.y_label or title.partition(",")[0]
         named = "" if y_label == title else y_label
-        room = 0.0 if chart.empty(p) else 0.06 * int(np.char.str_len(chart.notes[p]).max())
-        title = fill(title, int(10 * chart.width))
-        panels.append(Panel(title, named, spec.y_label or key, partial(draw, chart, p), room))
+        panels.append(Panel(fill(title, int(10 * chart.width)), named, spec.y_label or key, partial(draw, chart, p)))
     values = chart.result.mean if spec.kind == "lines" else chart.values
     return Content(
         rows=in_rows(panels, int(9.7 / chart.width)),
@@ -128,16 +247,14 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
             means = chart.result.mean[p, b]
             bars = axes.bar(x, means, 0.92 * width, yerr=chart.result.spread[p, b], capsize=3, **fill_style(b))
             for bar, name in zip(bars, _names(chart, p, b, means), strict=True):
-                name_points(bar, [f"{name} (mean)"])
+                plot.name_points(bar, [f"{name} (mean)"])
         for i, line in enumerate(axes.plot(x + dots * width, values.T, **_SEED)):
             by_seed = zip(chart.data.statistics.seeds, values[i], strict=True)
-            key, place = chart.data.spec.y[p], _place(chart, b, i)
-            name_points(line, [
+            key, place = chart.data.spec.y[p], _places(chart, b)[i]
+            plot.name_points(line, [
                 f"{place}, seed {seed}: {format_value(value, key)}" for seed, value in by_seed if not np.isnan(value)
             ])  # fmt: skip
-        if not chart.empty(p):
-            _write_notes(axes, x, chart.notes[p, b].tolist())
-    _write_empty(axes, chart.empty(p))
+        _write_notes(axes, x, chart.notes[p, b])
     if chart.data.spec.kind == "bars":
         axes.axhline(0.0, color="black", linewidth=0.8)
     _name_settings(axes, chart, np.arange(settings))
@@ -158,26 +275,24 @@ def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
     axes.update_datalim([(place, 0) for place in x], updatey=False)
     for b, (mean, spread) in enumerate(zip(chart.result.mean[p], chart.result.spread[p], strict=True)):
         line = axes.errorbar(x, mean, spread, capsize=3, elinewidth=1.2, **_line_style(b))
-        name_points(line.lines[0], [name for name in _names(chart, p, b, mean) if DASH not in name])
+        plot.name_points(line.lines[0], [name for name in _names(chart, p, b, mean) if DASH not in name])
         # A little beside each other, or error bars would hide one another.
         beside = ScaledTranslation(0.04 * (b - (len(notes) - 1) / 2), 0, axes.figure.dpi_scale_trans)
         for artist in line.get_children():
             artist.set_transform(axes.transData + beside)
     several = [f"n = {', '.join(map(str, n))}" for n in chart.result.n[p].T]
-    if not chart.empty(p):
-        _write_notes(axes, x, np.where((notes == notes[0]).all(axis=0), notes[0], several).tolist())
-    _write_empty(axes, chart.empty(p))
+    _write_notes(axes, x, np.where((notes == notes[0]).all(axis=0), notes[0], several))
     _name_settings(axes, chart, x, " (log scale)" * log)
 
 
-def _place(chart: Chart, b: int, i: int) -> str:
-    data = chart.data
-    return ", ".join(filter(None, [data.series()[b], data.settings(data.spec.x)[i]]))
-
-
 def _names(chart: Chart, p: int, b: int, means: SeedValues) -> list[str]:
-    key = chart.data.spec.y[p]
-    return [f"{_place(chart, b, i)}: {format_value(mean, key)}" for i, mean in enumerate(means)]
+    key, places = chart.data.spec.y[p], _places(chart, b)
+    return [f"{place}: {format_value(mean, key)}" for place, mean in zip(places, means, strict=True)]
+
+
+def _places(chart: Chart, b: int) -> list[str]:
+    data = chart.data
+    return [", ".join(filter(None, [data.series()[b], name])) for name in data.settings(data.spec.x)]
 
 
 def _name_settings(axes: Axes, chart: Chart, x: SeedValues, scale: str = "") -> None:
@@ -192,17 +307,11 @@ def _name_settings(axes: Axes, chart: Chart, x: SeedValues, scale: str = "") -> 
     axes.set_xlabel(fill(chart.data.labels.axis(chart.data.spec.x or "") + scale, int(10 * chart.width)))
 
 
-def _write_notes(axes: Axes, x: SeedValues, notes: list[str]) -> None:
+def _write_notes(axes: Axes, x: SeedValues, notes: NDArray[np.str_]) -> None:
+    if any(notes):
+        axes.margins(y=0.15)
     for place, text in zip(x, notes, strict=True):
-        if text:
-            axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **NOTE)
-
-
-def _write_empty(axes: Axes, reason: str) -> None:
-    """Say once, across a panel without any value, why it has none; its y axis then has no numbers."""
-    if reason:
-        axes.text(0.5, 0.5, reason, transform=axes.transAxes, **NOTE)
-        axes.tick_params(axis="y", left=False, labelleft=False)
+        axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **NOTE) if text else None
 
 
 def _handles(data: FigureData) -> list[Artist]:
@@ -226,7 +335,7 @@ def _reading(data: FigureData) -> str:
 
 
 def _finding(chart: Chart) -> str:
-    """Of the first metrics, which setting of `by`, or else of `x`, is shown to be best, or that it is open."""
+    """Of the first metrics, which setting of `by`, or else of `x`, is shown to be best, or that it is not decided."""
     data, said = chart.data, []
     axis = data.spec.by or data.spec.x or ""
     for values, key in zip(chart.values[:MOST_FOUND], data.spec.y, strict=False):
