@@ -57,6 +57,12 @@ class Demand:
         epsilon: that every client's must not exceed, in this view; None: any.
         promise: whether the limit is on the balanced accuracy of any attack, by differential privacy, and not on what
             was measured.
+
+    Example:
+        >>> import shoal
+        >>> demand = shoal.protection.Demand(limit=0.55, promise=True)
+        >>> demand.limited, round(demand.mu, 3)
+        ('bound', 0.251)
     """
 
     limit: Fraction = 0.55

@@ -124,7 +124,21 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
 
 
 def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
-    """The ladder of a configuration on its federation."""
+    """The ladder of a configuration on its federation.
+
+    Example:
+        >>> from shoal.config.build import load_data, resolve
+        >>> from shoal.config.schema import parse_config
+        >>> from shoal.protection import Demand
+        >>> from shoal.protection.search import ladder_of
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "shadow_examples": 100}
+        >>> data["test_examples"] = 20
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 4}}
+        >>> config = parse_config(table, "example")
+        >>> federation = resolve(config, load_data(config.data)).simulation.federation
+        >>> [rung.name for rung in ladder_of(config, federation, Demand(epsilon=4.0)).rungs][-1]
+        '32 components, private clusters, noise 6.84'
+    """
     participating = federation.cohort_size(config.algorithm.participation) / len(federation)
     sizes = [int((federation.group == g).sum()) for g in federation.groups_with_clients]
     return Ladder(
