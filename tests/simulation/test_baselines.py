@@ -61,9 +61,10 @@ def test_clusters_that_serve_two_opposite_groups_gain_what_one_model_cannot_lear
 def test_each_group_has_figures_of_its_own(grouped):
     result = run_of(grouped, shoal.IFCA(clusters=2))
     fedavg = plain_run(grouped, shoal.FedAvg())
-    engine, rows = result.engine, grouped[0].test.group
-    with engine.reopened() as again:
-        values = metric_values(fedavg.state.models[0], grouped[0], again)
+    assert result.engine is not None
+    assert fedavg.state is not None
+    with result.engine.reopened() as engine:
+        values, rows = metric_values(fedavg.state.models[0], grouped[0], engine), grouped[0].test.group
     for g, name in enumerate(grouped[0].groups):
         own = result.summary.by_group[name]
         assert own["baseline.fedavg.accuracy"] == pytest.approx(float(values[rows == g].mean()))
@@ -73,6 +74,8 @@ def test_each_group_has_figures_of_its_own(grouped):
 def test_the_run_itself_is_the_same_with_baselines(grouped):
     with_baselines = run_of(grouped, shoal.IFCA(clusters=2))
     plain = plain_run(grouped, shoal.IFCA(clusters=2))
+    assert with_baselines.state is not None
+    assert plain.state is not None
     assert torch.equal(with_baselines.state.models, plain.state.models)
     ours, theirs = (
         {key: value for key, value in run.summary.overall.items() if not key.startswith(("baseline.", "seconds."))}
