@@ -165,7 +165,8 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
         scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
         model = _model(network, data, features, scale)
     privacy, count = config.privacy, _clients(config, data)
-    clusters = max(table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value))
+    numbers = [table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value)]
+    clusters = max((number for number in numbers if number != "auto"), default=1)
     require(clusters <= count, f"'algorithm.clusters' must be at most {count}, the number of clients; got {clusters}")
     with in_table("privacy"):
         drawn = stream("preferences")
@@ -209,6 +210,7 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
         evaluate_every=config.evaluation.every,
         member_rounds=config.evaluation.member_rounds,
         baselines=config.evaluation.baselines,
+        min_clients=config.evaluation.min_clients,
         round_attack=None if section is None else section.attack,
         malicious_clients=malicious_clients,
         record_updates=0 if config.record is None else config.record.updates,

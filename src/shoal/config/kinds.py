@@ -94,8 +94,9 @@ class Kind:
         if not isinstance(name, str) or (":" not in name and name not in added):
             names = [*self.shipped, *added]
             close = suggest(str(name), names)
-            hint = f"; {close}" if close.startswith("did") else ""
-            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spell_value(name)}{hint}")
+            if close.startswith("did"):
+                raise InputError(f"'{where}' is unknown; {close} (got {spell_value(name)})")
+            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spell_value(name)}")
         cls = load_code(added.get(name, name), where)
         require(
             isinstance(cls, type) and is_dataclass(cls),

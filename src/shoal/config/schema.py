@@ -151,6 +151,8 @@ class EvaluationSection:
             that model's last training.
         baselines: whether a run with clusters also trains one model for all, local training and one model per group of
             the data, for as many rounds, so that it can say whether clusters pay. Sweeps do so only where it is set.
+        min_clients: a cluster of fewer clients after the last round is named in a warning with its clients, who are the
+            most exposed. It merges nothing: `cluster-size-floor` does.
         reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
             the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
@@ -168,6 +170,7 @@ class EvaluationSection:
     every: Positive = 1
     member_rounds: Positive = 5
     baselines: bool = True
+    min_clients: Positive = 3
     reference_federations: Count = 0
     view: View = "outsider"
     duplicates: Duplicates = "keep"

@@ -159,7 +159,7 @@ def accuracy_key(attack: str) -> str:
 
 _CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")
 _OVERALL = re.compile(
-    r"[^.]*|baseline\.[a-z-]+\.\w+|(train_)?accuracy\.overall|(violations|exceeded)\.total|"
+    r"[^.]*|(baseline\.[a-z-]+\.\w+|auto\..*|clusters\.small)|(train_)?accuracy\.overall|(violations|exceeded)\.total|"
     r"(fairness|main|property|cosine|epsilon|bound|seconds|canaries)\..*"
 )
 _AGAINST = re.compile(r"\w+_against_.*", re.DOTALL)

@@ -227,7 +227,9 @@ def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
 
     A run without baselines is one whose file does not speak of them.
     """
-    free = ("engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed")
+    free = (
+        "engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed", "evaluation.min_clients",
+    )  # fmt: skip
     flat = {key: value for key, value in _flat(table, "") if key not in free}
     return {key: value for key, value in flat.items() if (key, value) != ("evaluation.baselines", False)}
 

@@ -3,6 +3,7 @@
 docs/configuration.md lists its files ("A run directory").
 """
 
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,7 +15,9 @@ from shoal.audit import RedTeam
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.config.settings_tables import in_table
+from shoal.core.atomic_files import write_text
 from shoal.core.errors import describe, integer, path_of, require, require_instance
+from shoal.core.foreign_files import read_json
 from shoal.core.formats import one_line
 from shoal.core.processes import SEQUENTIAL, Workers
 from shoal.data import Federation, SourceData
@@ -42,10 +45,14 @@ from shoal.runs.run_description import description_of
 from shoal.runs.run_training import measure_trained, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
+from shoal.simulation.cluster_number import ClusterNumber, choose_cluster_number, most_clusters, with_clusters
 from shoal.simulation.play import EngineSettings, SimulationState, Watch, initial_state, move_to_engine
 from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feature_map
 
 LOG = logging.getLogger("shoal")
+
+CHOICE = "auto.json"
+"""How the number of clusters was chosen, in the run's directory."""
 
 CPU_ENGINE = EngineSettings()
 """The default engine."""
@@ -70,6 +77,7 @@ class Run:
         description: how reports describe it. None: as a simulation in Python.
         notes: what run.log says of the data.
         warnings: of the data, to be logged before the first round.
+        cluster_number: how the number of clusters was chosen; None: it was given.
 
     Raises:
         InputError: recorded updates without a directory, or that would take too much room.
@@ -104,6 +112,7 @@ class Run:
     description: RunDescription | None = None
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    cluster_number: ClusterNumber | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -138,7 +147,11 @@ class Run:
             MeasurementError: the final models, which the error has, cannot be measured.
         """
         require(self.out is not None or not resume, "'resume' needs 'out', the directory to go on in")
+        if self.out is not None and Path(self.out).exists() and not resume:
+            raise existing_directory_error(Path(self.out))
         settings = self.engine.decided(self._mapped)
+        if most_clusters(self.simulation.algorithm) is not None:
+            return self._with_clusters(settings).train(resume=resume)
         description = self.description or description_of(self.simulation, settings)
         with settings.engine(self.simulation.setup.model) as engine:
             if isinstance(self.out, Path):
@@ -146,10 +159,22 @@ class Run:
             with collect_warnings() as warnings:
                 return self._trained(engine, description, None, warnings)
 
+    def _with_clusters(self, settings: EngineSettings) -> "Run":
+        """This run with the number of clusters that its directory has, or that is chosen now."""
+        path = None if self.out is None else Path(self.out) / CHOICE
+        if path is not None and path.exists():
+            number = ClusterNumber.of_metrics(read_json(path))
+        else:
+            with settings.engine(self.simulation.setup.model) as engine:
+                number = choose_cluster_number(move_to_engine(self._mapped, engine), engine)
+        algorithm = with_clusters(self.simulation.algorithm, number.clusters)
+        about = None if self.description is None else self.description.with_clusters(number.clusters)
+        return replace(
+            self, simulation=replace(self.simulation, algorithm=algorithm), description=about, cluster_number=number
+        )
+
     def _train_in(self, out: Path, engine: Engine, description: RunDescription, *, resume: bool) -> Result:
         """Train in the directory ``out``, or read the finished run in it."""
-        if out.exists() and not resume:
-            raise existing_directory_error(out)
         rounds = self.simulation.last_round
         same = lambda: rounds_before(out, description, rounds)  # noqa: E731
         if out.exists() and same() == rounds and is_finished(out):
@@ -190,6 +215,9 @@ class Run:
     ) -> Result:
         """Train the rounds that are left, from the last of the ``checkpoints`` if there is one, and measure."""
         simulation = move_to_engine(self._mapped, engine)
+        chosen = {} if self.cluster_number is None else self.cluster_number.metrics
+        if chosen and checkpoints is not None:
+            write_text(checkpoints.parent / CHOICE, json.dumps(chosen, indent=2) + "\n")
         watches = [watch for watch in self._watches if not isinstance(watch, Sink)]
         display, watch_references = None if watches else shown_to_a_person(), self.watch_references
         if display is not None:
@@ -212,7 +240,7 @@ class Run:
                     simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
                 )
                 about = {"algorithm": description.algorithm, "dataset": description.dataset}
-                summary = Summary(run=about) | outcome.summary
+                summary = Summary(run=about, overall=chosen) | outcome.summary
                 logs.end(summary)
         model = simulation.setup.model
         return Result(

@@ -129,29 +129,26 @@ def compare_with_baselines(
 def _trained_baselines(
     simulation: Simulation, engine: Engine, baselines: Mapping[str, Algorithm]
 ) -> Iterator[tuple[str, dict[str, GroupValues]]]:
-    red_team = LOSS_RED_TEAM if simulation.federation.classes is None else DEFAULT_RED_TEAM
     for name, algorithm in baselines.items():
         try:
-            other = replace(
-                simulation,
-                algorithm=algorithm,
-                red_team=red_team,
-                coordinator=None,
-                canaries=None,
-                reference_federations=0,
-                record_updates=0,
-                view="outsider",
-                attacks=(),
-            )
-            training = other.on(engine)
-            *_, (state, _report) = training.rounds(training.start(), other.last_round)
-            final, _losses = training.deployed(apply_release(other.release, training, state))
+            red_team = LOSS_RED_TEAM if simulation.federation.classes is None else DEFAULT_RED_TEAM
+            final = train_alone(replace(simulation, algorithm=algorithm, coordinator=None, red_team=red_team), engine)
         except InputError as error:
             LOG.info("baseline '%s' is left out: %s", name, error)
             continue
-        values = group_values(final, other.federation, engine)
+        values = group_values(final, simulation.federation, engine)
         LOG.info("baseline '%s': accuracy %.3f", name, mean_accuracy(values))
         yield name, values
+
+
+def train_alone(simulation: Simulation, engine: Engine) -> Deployed:
+    """The models that clients use after all rounds of a simulation, which nobody attacks, measures or records."""
+    alone = replace(
+        simulation, canaries=None, reference_federations=0, record_updates=0, view="outsider", attacks=(), metrics=()
+    )
+    training = alone.on(engine)
+    *_, (state, _report) = training.rounds(training.start(), alone.last_round)
+    return training.deployed(apply_release(alone.release, training, state))[0]
 
 
 def mean_accuracy(values: dict[str, GroupValues]) -> float:

@@ -46,6 +46,7 @@ from shoal.engine import (
 from shoal.metrics.attack_bounds import AttackBound
 from shoal.metrics.summary import Summary
 from shoal.simulation.baselines import baselines_of, compare_with_baselines
+from shoal.simulation.final_warnings import SmallClusters, learning
 from shoal.simulation.play import SimulationState, add_seconds
 from shoal.simulation.round_metrics import coordination, main_task
 from shoal.simulation.simulation import Simulation
@@ -122,7 +123,9 @@ def measure_models(
     attacks = attack_final_models(state, deployed, training, team, training.stream("final"), **attacked)
     finished = FinishedTraining(state, training, team, deployed, losses, members, attacks)
     summary, measurements = Summary(), tuple(simulation.metrics)
-    for measurement in (*MEASUREMENTS, PrivacyBudget(simulation.first_round)):
+    for measurement in (
+        *MEASUREMENTS, PrivacyBudget(simulation.first_round), SmallClusters(simulation.min_clients), learning,
+    ):  # fmt: skip
         summary |= measurement.measure(finished)
     if canaries is not None and len(canaries):
         measurements = (CanaryExposure(canaries, summary.overall.get("delta", DELTA)), *measurements)

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from shoal.algorithms.clusters.ifca import most_clusters
 from shoal.attacks import Gap, LossThreshold, ReferenceAttack, UpdateAttack
 from shoal.audit import RedTeam
 from shoal.audit.measurement import Measurement
@@ -63,6 +64,7 @@ _INTEGERS = {
     "seed": ("such as 0", 0),
     "member_rounds": ("such as 5", 1),
     "evaluate_every": ("such as 1", 1),
+    "min_clients": ("such as 3", 1),
     "record_updates": ("such as 5", 0),
     "reference_federations": ("such as 4", 0),
 }
@@ -202,6 +204,7 @@ class Simulation:
             training.
         baselines: whether the run's clusters are compared with one model for all, with local training and with one
             model per group, each trained for as many rounds (`baseline.*` of `summary.json`).
+        min_clients: a cluster of fewer clients after the last round is named in a warning.
         record_updates: rounds from one recorded round to the next; 0: none is. Each client's update is written as the
             server received it into the run's directory, for attacks of the server (docs/trace.md).
         round_attack: observes every round, such as `PropertyAttack`, on a federation with a `PropertySchedule`.
@@ -245,6 +248,7 @@ class Simulation:
     evaluate_every: int = 1
     member_rounds: int = 5
     baselines: bool = False
+    min_clients: int = 3
     record_updates: int = 0
     round_attack: RoundAttack | None = None
     malicious_clients: MaliciousClients | None = None
@@ -305,6 +309,16 @@ class Simulation:
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
         accounting.check_sums(self.setup, local)
+        if most_clusters(self.algorithm) is not None:
+            alone = self.replayable and self.start is None
+            require(
+                alone, "clusters = 'auto' needs rounds that can be repeated, without a property attack or a 'start'"
+            )
+            require(
+                accounting.private_rule(local.rounds[0]) is None,
+                "clusters = 'auto' cannot be chosen with differential privacy, since the trials would spend privacy "
+                "that epsilon does not count; give a number of clusters",
+            )
         accounting.check_accountable(self.federation, self.rounds, local)
 
     def _set(self, name: str, value: object) -> None:

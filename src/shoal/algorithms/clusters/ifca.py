@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.core.errors import require
+from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
@@ -27,6 +27,12 @@ from shoal.engine import (
 )
 
 LOG = logging.getLogger(__name__)
+
+MAX_CLUSTERS = 4
+"""The largest number that "auto" tries where ``max_clusters`` is left out."""
+
+_PARTS = ("base", "ifca")
+"""Fields of an algorithm that may hold an IFCA."""
 
 
 @settings
@@ -84,8 +90,12 @@ class IFCA:
     From random models a small group may end in a large one's cluster: `Redraw`, `OneShotStart` and `FedAvgStart` are
     other starts.
 
+    With ``clusters`` "auto" a simulation trains first with 1, 2, ... ``max_clusters`` on part of the examples.
+    It takes the smallest number whose loss on the rest is within one standard error of the least.
+
     Args:
-        clusters: K, the number of models.
+        clusters: K, the number of models; "auto": it is chosen before the run by held-out losses.
+        max_clusters: the largest number that "auto" tries; None: 4.
         averaging: "model" averages the clients' models within a cluster (Option II); "gradient" (Option I, needs one
             local step) their gradients, divided by the whole cohort's number as the paper and the official code do, so
             that a small cluster moves less.
@@ -103,19 +113,31 @@ class IFCA:
         ([0, 0, 1, 1], [1.0, 1.0, 1.0, 1.0])
     """
 
-    clusters: Positive = 2
+    clusters: Positive | Literal["auto"] = 2
     averaging: Literal["model", "gradient"] = "model"
     weighting: Literal["equal", "examples"] = "equal"
     choose_by: Literal["all", "batch"] = "all"
     redraw: Redraw | None = None
+    max_clusters: Positive | None = None
     name: Literal["ifca"] = "ifca"
     title: ClassVar[str] = "IFCA"
 
     def __post_init__(self) -> None:
-        share = 0.0 if self.redraw is None else self.redraw.share
-        require(
-            share * self.clusters <= 1, f"'redraw.share' * clusters must be at most 1; got {share * self.clusters:g}"
-        )
+        if self.redraw is not None:
+            require(self.clusters != "auto", "'redraw' needs a number of clusters; got clusters = 'auto'")
+            share = self.redraw.share * self.number
+            require(share <= 1, f"'redraw.share' * clusters must be at most 1; got {share:g}")
+
+    @property
+    def number(self) -> int:
+        """K.
+
+        Raises:
+            InputError: it is left open.
+        """
+        if self.clusters == "auto":
+            raise InputError("clusters = 'auto' is chosen where a simulation is run; give a number here")
+        return self.clusters
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Gradient averaging takes one local step."""
@@ -127,15 +149,15 @@ class IFCA:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, redrawn where that is set."""
         require(
-            self.clusters <= len(federation),
-            f"'clusters' must be at most the federation's {len(federation)} clients; got {self.clusters}",
+            self.number <= len(federation),
+            f"'clusters' must be at most the federation's {len(federation)} clients; got {self.number}",
         )
 
         def draw(attempt: int) -> Tensor:
             streams = stream if attempt == 1 else stream("redraw", attempt - 1)
-            return torch.stack([engine.model.init(streams("model", k)) for k in range(self.clusters)])
+            return torch.stack([engine.model.init(streams("model", k)) for k in range(self.number)])
 
-        if self.redraw is None or self.clusters == 1:
+        if self.redraw is None or self.number == 1:
             return State.initial(draw(1), len(federation))
         order = torch.randperm(len(federation), generator=stream("redraw clients").generator())
         sample = federation.clients.take(torch.argsort(federation.ids)[order[: self.redraw.clients]])
@@ -170,4 +192,26 @@ class IFCA:
     def remote_rounds(self) -> RemoteRounds:
         """Clients choose."""
         require(self.redraw is None, "IFCA's 'redraw' must be left out on several machines")
+        require(self.number >= 1, "'clusters' must be a number on several machines")
         return RemoteRounds(self, self)
+
+
+def most_clusters(algorithm: object) -> int | None:
+    """The largest number of clusters to try; None where an algorithm and its bases leave no number open."""
+    if isinstance(algorithm, IFCA) and algorithm.clusters == "auto":
+        return algorithm.max_clusters or MAX_CLUSTERS
+    parts = (getattr(algorithm, name, None) for name in _PARTS)
+    return next((most for most in (most_clusters(part) for part in parts if part is not None) if most), None)
+
+
+def with_clusters(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
+    """The algorithm with this number of clusters where it leaves the number open, also in its bases.
+
+    >>> from shoal import FedProx
+    >>> with_clusters(FedProx(IFCA("auto")), 3).base.clusters
+    3
+    """
+    if isinstance(algorithm, IFCA) and algorithm.clusters == "auto":
+        return replace(algorithm, clusters=clusters)
+    parts = {name: getattr(algorithm, name) for name in _PARTS if most_clusters(getattr(algorithm, name, None))}
+    return replace(algorithm, **{name: with_clusters(part, clusters) for name, part in parts.items()})

@@ -1,10 +1,12 @@
 """What a run directory says beside its numbers: how the run was made, which updates it holds, and its audit."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
+import tomli_w
 
 from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import RoundAttackSection, name_of, title_of
@@ -63,6 +65,15 @@ class RunDescription:
     def title(self) -> str:
         """Of a page: the algorithm, the data by their own name, and the seed."""
         return f"{self.algorithm_title} on {self.data_name or self.dataset}, seed {self.seed}"
+
+    def with_clusters(self, clusters: int) -> "RunDescription":
+        """The description with a number of clusters in the place of "auto"."""
+        table = tomllib.loads(self.settings)
+        section = table["algorithm"]
+        while section.get("clusters") != "auto":
+            section = section["base"]
+        section["clusters"] = clusters
+        return replace(self, settings=tomli_w.dumps(table))
 
     @staticmethod
     def of(config: Config) -> "RunDescription":

@@ -23,7 +23,7 @@ from shoal.reports.run import run_charts, run_tables
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
-from shoal.reports.run.run_verdict import clustering_verdict, verdict
+from shoal.reports.run.run_verdict import cluster_number_text, clustering_verdict, verdict
 from shoal.reports.table import Cell, TableRow, metric_row, metric_table, row
 
 ATTACKS = {
@@ -74,7 +74,11 @@ def run_page(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
         )))  # fmt: skip
     lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
-    pays = [Headline("Does clustering pay?", f"{text}.") for text in [clustering_verdict(summary)] if text]
+    answers = [
+        ("Does clustering pay?", clustering_verdict(summary)),
+        ("How many clusters?", cluster_number_text(summary)),
+    ]
+    pays = [Headline(title, f"{text}.") for title, text in answers if text]
     listed = client_table(view)
     describe = getattr(run.property_attack, "page", None)
     sections = (

@@ -41,7 +41,7 @@ def verdict(
     exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
     exceeded = [] if audited else [limits(summary)]
     rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
-    pays = [text for text in [clustering_verdict(summary)] if text]
+    pays = [text for text in [clustering_verdict(summary), cluster_number_text(summary)] if text]
     return f"{'. '.join([*pays, accuracy, *_chance(summary, kind), *exposure, *rest])}."
 
 
@@ -68,6 +68,20 @@ def clustering_verdict(summary: Summary) -> str:
     said = decided.get(text.split()[0], f"Whether clusters pay is {text}")
     said = said.replace(" points", f" points {'over' if text.startswith('gain') else 'against'} {over}", 1)
     return said + (f"; {', '.join(groups)}" if groups else "")
+
+
+def cluster_number_text(summary: Summary) -> str:
+    """One sentence on the number of clusters where it was chosen; "" where it was given.
+
+    >>> cluster_number_text(Summary(overall={"auto.clusters": 2, "auto.loss.1": 0.9, "auto.loss.2": 0.5}))
+    "The number of clusters was chosen by clients' held-out losses: 2 (0.9 with 1, 0.5 with 2)"
+    """
+    chosen = summary.overall.get("auto.clusters")
+    if chosen is None:
+        return ""
+    losses = {key.removeprefix("auto.loss."): value for key, value in summary.overall.items() if "auto.loss" in key}
+    listed = ", ".join(f"{value:.3g} with {clusters}" for clusters, value in losses.items())
+    return f"The number of clusters was chosen by clients' held-out losses: {chosen:.0f} ({listed})"
 
 
 def limits(summary: Summary) -> str:

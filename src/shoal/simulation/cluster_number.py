@@ -1,0 +1,131 @@
+"""The number of clusters chosen by clients' held-out losses, for IFCA with ``clusters = "auto"``."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import numpy as np
+import torch
+
+from shoal.algorithms.clusters.ifca import most_clusters, with_clusters
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.data.shards import Shards
+from shoal.engine import Engine
+from shoal.metrics.intervals import Floats
+from shoal.simulation.baselines import train_alone
+from shoal.simulation.simulation import Simulation
+
+LOG = logging.getLogger("shoal")
+
+HELD_OUT = 5
+"""One of so many training examples of each client is held out of the trials."""
+
+
+@dataclass(frozen=True)
+class ClusterNumber:
+    """The number of clusters that was chosen.
+
+    Args:
+        clusters: that number.
+        losses: clients' mean held-out loss with 1, 2, ... clusters.
+    """
+
+    clusters: int
+    losses: tuple[float, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The keys of `summary.json`: ``auto.clusters``, and ``auto.loss.K`` of each number that was tried."""
+        return {"auto.clusters": self.clusters} | {f"auto.loss.{k}": loss for k, loss in enumerate(self.losses, 1)}
+
+    @staticmethod
+    def of_metrics(metrics: Mapping[str, float]) -> "ClusterNumber":
+        """The number from its `metrics`."""
+        losses = [value for key, value in metrics.items() if key.startswith("auto.loss.")]
+        return ClusterNumber(int(metrics["auto.clusters"]), tuple(losses))
+
+
+def choose_cluster_number(simulation: Simulation, engine: Engine) -> ClusterNumber:
+    """Train with 1, 2, ... clusters on part of each client's examples, and choose by the losses on the rest.
+
+    Each trial has the rounds and the seed of ``simulation``. Clients' hold-out sets are held out where every client has
+    one, and otherwise a fifth of the training examples. The choice is that of `smallest_within_one_error`.
+
+    Args:
+        simulation: whose algorithm leaves the number open, with its data where the engine wants them.
+        engine: that trains it.
+
+    Raises:
+        InputError: fewer than two clients have examples to hold out.
+    """
+    most = min(most_clusters(simulation.algorithm) or 1, len(simulation.federation))
+    federation, held_out = split_for_trials(simulation.federation, Stream(simulation.seed)("cluster number"))
+    scored = torch.nonzero(held_out.sizes > 0).flatten()
+    require(len(scored) > 1, "clusters = 'auto' needs at least two clients with two examples each; give a number")
+    rows = list[Floats]()
+    for clusters in range(1, most + 1):
+        trial = replace(simulation, algorithm=with_clusters(simulation.algorithm, clusters), federation=federation)
+        deployed = train_alone(trial, engine)
+        losses = np.empty(len(scored))
+        models = deployed.model[scored]
+        for k in models.unique().tolist():
+            users = torch.nonzero(models == k).flatten()
+            losses[users.numpy()] = engine.losses(deployed.models[k][None], held_out.take(scored[users]))[:, 0].numpy()
+        rows.append(losses)
+        LOG.info("trial with %d clusters: clients' mean held-out loss %.4f", clusters, losses.mean())
+    chosen = smallest_within_one_error(np.stack(rows))
+    LOG.info("'algorithm.clusters': %d of 1 to %d", chosen, most)
+    return ClusterNumber(chosen, tuple(float(row.mean()) for row in rows))
+
+
+def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation, Shards]:
+    """A federation for trials, and the examples of each of its N clients that the trials hold out.
+
+    A client with a single example trains on it and holds out none.
+    """
+    if bool((federation.holdout.sizes > 0).all()):
+        return federation, federation.holdout
+    clients, trained, held_out = federation.clients, [], []
+    for index, number in enumerate(federation.ids.tolist()):
+        own = clients.owned(index)
+        order = torch.randperm(len(own), generator=stream("client", number).generator())
+        count = max(len(own) // HELD_OUT, min(1, len(own) - 1))
+        held_out.append(own[order[:count]])
+        trained.append(own[order[count:].sort().values])
+    parts = (
+        Shards.from_indices(
+            clients.x, clients.y, torch.cat(part), torch.tensor([*map(len, part)]), mapped=clients.mapped
+        )
+        for part in (trained, held_out)
+    )
+    first, second = parts
+    return replace(federation, clients=first), second
+
+
+def smallest_within_one_error(losses: Floats) -> int:
+    """The smallest number of clusters whose loss is within one standard error of the least.
+
+    The standard error is that of the paired differences between clients' losses under both numbers. So one model is
+    chosen where more are not shown to help.
+
+    Args:
+        losses: (K, n), each client's held-out loss with 1, 2, ... K clusters.
+
+    Source: Breiman, Friedman, Olshen, Stone 1984, Classification and Regression Trees, section 3.4.3.
+
+    >>> smallest_within_one_error(np.array([[1.0, 2.0, 3.0], [0.5, 1.4, 2.4], [0.4, 1.6, 2.2]]))
+    2
+    """
+    finite = np.nan_to_num(losses, nan=np.inf, posinf=np.inf)
+    means = finite.mean(axis=1)
+    if not np.isfinite(means).any():
+        return 1
+    best = finite[means.argmin()]
+    for clusters, own in enumerate(finite, 1):
+        more = own - best
+        if np.isfinite(more).all() and more.mean() <= more.std(ddof=1) / sqrt(len(more)):
+            return clusters
+    return int(means.argmin()) + 1

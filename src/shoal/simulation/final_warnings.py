@@ -1,0 +1,82 @@
+"""What a user should know of the final models before trusting them: clusters of few clients, and nothing learned."""
+
+import logging
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+
+from shoal.audit.measurement import FinishedTraining, measurement
+from shoal.core.errors import quote
+from shoal.data import Federation
+from shoal.metrics.summary import Summary
+from shoal.models.model import cross_entropy
+
+LOG = logging.getLogger("shoal")
+
+MOST_NAMES = 10
+"""Clients of a small cluster that the sentence names."""
+
+
+@dataclass(frozen=True)
+class SmallClusters:
+    """Clusters of fewer than ``min_clients`` clients after the last round, with a warning that names these clients."""
+
+    min_clients: int
+    name, title = "small-clusters", "Small clusters"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """``clusters.small``: how many there are; nothing where all clients share one model."""
+        assignment, count = finished.deployed.assignment, len(finished.state.models)
+        if count == 1:
+            return Summary()
+        small = small_clusters(assignment, self.min_clients)
+        for cluster in small:
+            LOG.warning("%s", small_cluster_warning(finished.federation, assignment, cluster, self.min_clients))
+        return Summary(overall={"clusters.small": len(small)})
+
+
+def small_clusters(assignment: torch.Tensor, min_clients: int) -> list[int]:
+    """The clusters that some clients use, but fewer than ``min_clients``; ``assignment`` is (N,) int64.
+
+    >>> small_clusters(torch.tensor([0, 0, 0, 2]), min_clients=3)
+    [2]
+    """
+    sizes = torch.bincount(assignment)
+    return torch.nonzero((sizes > 0) & (sizes < min_clients)).flatten().tolist()
+
+
+def small_cluster_warning(federation: Federation, assignment: torch.Tensor, cluster: int, min_clients: int) -> str:
+    """The sentence on a cluster of few clients."""
+    inside = torch.nonzero(assignment == cluster).flatten().tolist()
+    names = [str(federation.ids[i].item()) if federation.names is None else federation.names[i] for i in inside]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return (
+        f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
+        f"fewer than 'evaluation.min_clients' = {min_clients}; those clients are the most exposed: their model is "
+        "nearly theirs alone; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
+    )
+
+
+@measurement("learned", "Learning")
+def learning(finished: FinishedTraining) -> Summary:
+    """Warn where the training loss after the last round is no better than that of the classes' frequencies."""
+    federation, loss = finished.federation, float(finished.losses.mean())
+    if not isfinite(loss):
+        LOG.warning("the training loss after the last round is not finite: nothing was learned; %s", _ADVICE)
+    elif federation.classes is not None and finished.training.engine.model.loss is cross_entropy:
+        labels = federation.clients.y[federation.clients.indices]
+        shares = torch.bincount(labels.cpu(), minlength=federation.classes).double() / len(labels)
+        prior = float(torch.special.entr(shares).sum())
+        if loss >= prior > 0:
+            LOG.warning(
+                "the training loss after the last round, %.3f, is no better than that of a model that knows the "
+                "classes' frequencies alone, %.3f: nothing was learned; %s",
+                loss,
+                prior,
+                _ADVICE,
+            )
+    return Summary()
+
+
+_ADVICE = "choose another 'local.learning_rate' or more rounds"
