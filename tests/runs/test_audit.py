@@ -291,6 +291,10 @@ def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     [
         ([], "shoal audit takes one of"),
         (["nowhere"], "nowhere: is not a finished run (no summary.json); there is no such directory"),
+        (
+            ["a-sweep/sweep.toml"],
+            "sweep.toml: is not a finished run (no summary.json); it is a file; name the directory",
+        ),
         (["of-nobody"], "of-nobody: is not a finished run (no summary.json); name the directory of a run"),
         (["a-sweep"], "a-sweep: is not a finished run (no summary.json); it is a sweep, whose runs are in its folder"),
         (["begun"], "begun: is not a finished run (no summary.json); finish it with shoal run --resume"),

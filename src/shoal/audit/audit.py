@@ -12,6 +12,17 @@ import pandas as pd
 
 from shoal.attacks import BaVarIA, LiRA, ReferenceAttack, client_scores
 from shoal.audit.attacked_records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords, attack_records
+from shoal.audit.finding import (
+    FIELDS,
+    METRICS,
+    exposure_summary,
+    findings,
+    findings_table,
+    headline,
+    most_exposed,
+    rows_of,
+    rows_of_view,
+)
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.record_table import (
     AGAINST_CLIENTS,
@@ -29,15 +40,6 @@ from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, empirical_epsilon
 from shoal.metrics.intervals import at_once
-
-METRICS = {
-    "auc": "auc",
-    "accuracy": "accuracy",
-    "tpr_at_fpr_0.01": "tpr_at_1_percent_fpr",
-    "tpr_at_fpr_0.01_per_record": "tpr_at_1_percent_fpr_per_record",
-    "tpr_at_fpr_0.001": "tpr_at_01_percent_fpr",
-}
-"""The metrics of an audit by name, each with the field of `MembershipMetrics` that holds it, beside its interval's."""
 
 ATTACK_COLUMNS = (
     "view", "attack", "scope", "name", "members", "non_members", "exact",
@@ -89,6 +91,11 @@ class Audit:
     notes: Sequence[str] = ()
     __repr__ = one_line
 
+    def __str__(self) -> str:
+        """The answer in five lines: the three most exposed findings, and who is exposed to whom."""
+        found = findings(self.attacks)
+        return "\n".join([*findings_table(most_exposed(found)[:3]), exposure_summary(found)])
+
     def _repr_html_(self) -> str:
         rows = pd.DataFrame([self.strongest(*scope) for scope in self._scopes().values()])
         shown = rows[["name", "view", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
@@ -118,7 +125,7 @@ class Audit:
             if (found := self.headline(view, *scope)) is not None:
                 decides = dict(found)
                 flat[f"views.{view}.{name}.attack"] = str(decides["attack"])
-                rows = _rows_of_view(self.attacks, view, *scope).values()
+                rows = rows_of_view(self.attacks, view, *scope).values()
                 decides |= {f"{metric}.at_least": _at_least(rows, metric) for metric in VIEW_METRICS}
                 flat |= _figures(f"views.{view}.{name}", decides, VIEW_METRICS, ("", ".low", ".high", ".at_least"))
         best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
@@ -148,49 +155,6 @@ def _figures(
     """The figures of a row of `Audit.attacks` by key of audit.json; those that were not measured are left out."""
     columns = (f"{metric}{end}" for metric, end in product(metrics, ends))
     return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
-
-
-_FIELDS = {
-    f"{metric}{end}": f"{field}{end.replace('.', '_')}".removeprefix("accuracy_")
-    for metric, field in METRICS.items()
-    for end in ("", ".low", ".high")
-} | {"members": "members", "non_members": "non_members", "exact": "exact", "accuracy.null_high": "null_high"}
-"""The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, with these."""
-
-
-def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fraction of the time."""
-    return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
-
-
-def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
-    """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
-    measured there.
-
-    It is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` says
-    which of them is chosen beforehand.
-
-    Args:
-        attacks: `Audit.attacks`.
-        view: of the attacker.
-        scope, name: "all", "group", "model" or "client", and which.
-    """
-    rows = _rows_of_view(attacks, view, scope, name)
-    needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
-    if view not in needed.values():
-        return None
-    chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
-    judged = {
-        attack: MembershipMetrics(**{field: row[key] for key, field in _FIELDS.items()}) for attack, row in rows.items()
-    }
-    return rows[strongest({name: judged[name] for name in rank_attacks_for_view(view, needed, chosen, judged)})[0]]
-
-
-def _rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
-    """The rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
-    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
-    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
-    return {str(row["attack"]): row for row in rows_of(attacks[here])}
 
 
 def _at_least(rows: Iterable[Mapping[Hashable, Any]], metric: str) -> float:
@@ -330,7 +294,7 @@ def attack_row(
     return row | {
         "chosen": chosen,
         "strongest": strongest,
-        **{key: getattr(metrics, field) for key, field in _FIELDS.items()},
+        **{key: getattr(metrics, field) for key, field in FIELDS.items()},
     }
 
 
