@@ -196,7 +196,7 @@ def protect(
     view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
     references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
     choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,
-    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge.")] = 8,
+    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge, at most.")] = 16,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="Largest epsilon of differential privacy, where one must be kept.")
     ] = None,
