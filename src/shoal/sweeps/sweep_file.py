@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.kinds import require_data
-from shoal.config.schema import Config, parse_config, require_named
+from shoal.config.schema import Config, parse_config, require_named_parts
 from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Count, settings, spell_value
@@ -105,7 +105,7 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
     section = parse(SweepSection, asked, where)
     base = path.parent / section.base
     table = read_toml(base)
-    require_named(table, base, section.changes)
+    require_named_parts(table, base, section.changes)
     if not allow_code:
         require_data([table, section.changes, section.grid], base)
     for wish in changes:
@@ -224,6 +224,10 @@ def _changed(base: Mapping[str, Any], changes: SettingChanges, where: str) -> Co
         except InputError as error:
             raise InputError(f"{where}: '{key}': {error}") from error
     _fill_last_share(table, changes, where)
+    evaluation = table.setdefault("evaluation", {})
+    if isinstance(evaluation, dict):
+        # A sweep compares its runs with each other, and each baseline would take as long as a run.
+        evaluation.setdefault("baselines", False)
     return parse_config(table, where)
 
 

@@ -18,7 +18,7 @@ from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
-from shoal.reports.run.run_tables import strongest_attacks
+from shoal.reports.run.run_tables import BASELINES, gain_text, strongest_attacks
 
 INCOMPLETE = "The metrics of this run are incomplete."
 
@@ -46,7 +46,8 @@ def verdict(
     exceeded = [] if audited else [limits(summary)]
     rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
     accuracy = accuracy_sentence(summary, kind, metric, title)
-    return f"{'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}."
+    pays = [text for text in [clustering_verdict(summary)] if text]
+    return f"{'. '.join([*pays, accuracy, *_chance(summary, kind), *exposure, *rest])}."
 
 
 def answer(
@@ -64,12 +65,14 @@ def answer(
         return INCOMPLETE
     found = audited or run_findings(summary)
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
+    pays = clustering_verdict(summary)
     lines = [
+        f"{pays}." if pays else "",
         f"{accuracy_sentence(summary, kind, metric, title)}.",
         exposure_summary(found, unasked=False) or "No attack was measured.",
         *map(sentence, most_exposed(found)[:1]),
         f"{limits(summary)}.",
-        f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 else "",
+        f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
     ]
     return "\n".join(filter(None, lines))
 
@@ -88,6 +91,31 @@ def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCU
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
     return accuracy
+
+
+MOST_GROUPS = 3
+"""Groups that the sentence on clusters names, those that gain least first."""
+
+
+def clustering_verdict(summary: Summary) -> str:
+    """One sentence on whether clusters pay, for all clients and for each group; "" without baselines.
+
+    >>> figures = {"baseline.fedavg.difference": 0.031, "baseline.fedavg.low": 0.012, "baseline.fedavg.high": 0.05}
+    >>> clustering_verdict(Summary(overall=figures))
+    'Clusters gain 3.1 points over one model for all (1.2 to 5.0)'
+    """
+    key = "baseline.fedavg.difference"
+    if key not in summary.overall:
+        return ""
+    by_group = {name: metrics for name, metrics in summary.by_group.items() if key in metrics}
+    least = sorted(by_group, key=lambda name: by_group[name][key])[:MOST_GROUPS]
+    groups = [f"{name}: {gain_text(by_group[name], 'fedavg')}" for name in least]
+    text = gain_text(summary.overall, "fedavg")
+    over = BASELINES["fedavg"]
+    decided = {"gain": f"Clusters gain{text.removeprefix('gain')}", "cost": f"Clusters cost{text.removeprefix('cost')}"}
+    said = decided.get(text.split()[0], f"Whether clusters pay is {text}")
+    said = said.replace(" points", f" points {'over' if text.startswith('gain') else 'against'} {over}", 1)
+    return said + (f"; {', '.join(groups)}" if groups else "")
 
 
 def limits(summary: Summary) -> str:
