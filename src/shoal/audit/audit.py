@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import inf, isnan, nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from shoal.audit.record_table import (
     strongest,
     views_within,
 )
-from shoal.core.errors import InputError, describe, require, require_instance, suggest
+from shoal.core.errors import require_instance
 from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS, View
@@ -298,6 +298,8 @@ def attack_row(
     }
 
 
+_AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
+
 TWO_SIDED = (LiRA.name, BaVarIA.name)
 """Attacks with two distributions, which scores of the wrong sign do not blind. They may be below chance by the numbers
 of IN and OUT scores alone (`leave_one_out_scores`)."""
@@ -331,107 +333,3 @@ def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
                 "its scores may have the wrong sign"
             )
     return found
-
-
-LOWER_BOUND = "empirical_epsilon"
-"""The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
-
-LIMITED = (*METRICS, LOWER_BOUND)
-"""The figures that a gate can limit."""
-
-_AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
-
-_FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A limit on the upper end of a figure's interval that a release must keep, such as ``tpr_at_fpr_0.01 <= 0.05``.
-
-    Args:
-        key: one of `LIMITED`, of every attack on every group; or one key of audit.json, such as
-            ``attacks.lira.minority.auc`` or ``views.client.minority.auc``.
-        limit: what it must not exceed.
-        strict: whether it must stay below ``limit``.
-    """
-
-    key: str
-    limit: float
-    strict: bool = False
-
-    def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
-        measured. Where scores may have the `wrong_sign`, all of them do. For a view's figure, what another attack of
-        the view certainly reaches counts too (``at_least``).
-        """
-        # The figures of a view are an attack's too, where there are attacks.
-        attacks = any(key.startswith("attacks.") for key in audit)
-        named = {f"{self.key}.high"} if attacks else {*audit}
-        uppers = {
-            figure: max(float(value), float(audit.get(f"{figure}.at_least", -inf)))
-            for key, value in audit.items()
-            if not isinstance(value, str) and self._limits(key) and (key in named or not key.startswith("views."))
-            for figure in [key.removesuffix(".high")]
-        }
-        require(
-            bool(uppers),
-            f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
-            "or no such attack, group or view",
-        )
-        if wrong_sign(audit):
-            return uppers
-        return {
-            key: value for key, value in uppers.items() if value > self.limit or (self.strict and value == self.limit)
-        }
-
-    def _limits(self, key: str) -> bool:
-        if self.key == LOWER_BOUND:
-            return key == self.key
-        figure = key.removesuffix(".high")
-        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
-
-    def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
-        """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""
-        try:
-            broken = self.broken_by(audit)
-        except InputError as error:
-            return f"Gate {self}: {error}", False
-        if not broken:
-            return f"Gate {self}: holds", True
-        if wrong := [*wrong_sign(audit).values()]:
-            return f"Gate {self}: cannot hold, since {wrong[0]}", False
-        worst = max(broken, key=lambda key: broken[key])
-        more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
-        certain = broken[worst] == audit.get(f"{worst}.at_least")
-        what = "where an attack of the view certainly reaches" if certain else "whose upper end is"
-        return f"Gate {self}: broken by {worst}, {what} {broken[worst]:.3f}{more}", False
-
-    def __str__(self) -> str:
-        return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
-
-
-def parse_gates(expressions: Sequence[str]) -> list[Gate]:
-    """The gates that ``expressions`` state.
-
-    >>> parse_gates(["tpr_at_fpr_0.01 <= 0.05"])
-    [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]
-    """
-    listed = isinstance(expressions, Sequence) and not isinstance(expressions, str)
-    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {describe(expressions)}")
-    return [_parse_gate(expression) for expression in expressions]
-
-
-def _parse_gate(expression: str) -> Gate:
-    form = "a gate has the form 'METRIC <= NUMBER', such as 'tpr_at_fpr_0.01 <= 0.05'"
-    parts = _FORM.fullmatch(expression) if isinstance(expression, str) else None
-    if parts is None:
-        raise InputError(f"{form}; got {describe(expression)}")
-    try:
-        limit = float(parts["limit"])
-    except ValueError:
-        limit = nan
-    require(not isnan(limit), f"{form}; got the number '{parts['limit']}'")
-    key = parts["key"]
-    limitable = any(key == name or key.endswith(f".{name}") for name in LIMITED)
-    require(limitable, f"a gate cannot limit '{key}'; {suggest(key, LIMITED)}")
-    return Gate(key, limit, parts["sign"] == "<")

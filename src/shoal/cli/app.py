@@ -240,7 +240,10 @@ def audit(
     ] = None,
     *,
     references: Annotated[
-        int, typer.Option("--references", metavar="R", help="Reference federations; each costs a run's training.")
+        int,
+        typer.Option(
+            "--references", metavar="R", help="Reference federations, with --gate at most; each costs a run's training."
+        ),
     ] = 16,
     scores: Annotated[
         Path | None, typer.Option("--scores", metavar="FILE", help="Audit the records of a score file instead.")
@@ -318,10 +321,10 @@ def preflight(
     allow_code: AllowCode = False,
 ) -> CommandResult:
     """Say before training who could recognise whose records by updates and models, and what would change it."""
-    from shoal.audit.audit import parse_gates
     from shoal.cli.displays import print_sections
     from shoal.config.build import build
     from shoal.config.schema import read_config
+    from shoal.runs.audits.gate import parse_gates
 
     end_soon_after_interrupt()
     gates = parse_gates(gate or [])
