@@ -149,6 +149,8 @@ class EvaluationSection:
         every: rounds between evaluations on the test set.
         member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
             that model's last training.
+        baselines: whether a run with clusters also trains one model for all, local training and one model per group of
+            the data, for as many rounds, so that it can say whether clusters pay.
         reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
             the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
@@ -165,6 +167,7 @@ class EvaluationSection:
 
     every: Positive = 1
     member_rounds: Positive = 5
+    baselines: bool = True
     reference_federations: Count = 0
     view: View = "outsider"
     duplicates: Duplicates = "keep"

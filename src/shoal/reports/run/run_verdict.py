@@ -9,7 +9,7 @@ from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
-from shoal.reports.run.run_tables import strongest_attacks
+from shoal.reports.run.run_tables import BASELINES, gain_text, strongest_attacks
 
 
 def verdict(
@@ -41,7 +41,33 @@ def verdict(
     exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
     exceeded = [] if audited else [limits(summary)]
     rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
-    return f"{'. '.join([accuracy, *_chance(summary, kind), *exposure, *rest])}."
+    pays = [text for text in [clustering_verdict(summary)] if text]
+    return f"{'. '.join([*pays, accuracy, *_chance(summary, kind), *exposure, *rest])}."
+
+
+MOST_GROUPS = 3
+"""Groups that the sentence on clusters names, those that gain least first."""
+
+
+def clustering_verdict(summary: Summary) -> str:
+    """One sentence on whether clusters pay, for all clients and for each group; "" without baselines.
+
+    >>> figures = {"baseline.fedavg.difference": 0.031, "baseline.fedavg.low": 0.012, "baseline.fedavg.high": 0.05}
+    >>> clustering_verdict(Summary(overall=figures))
+    'Clusters gain 3.1 points over one model for all (1.2 to 5.0)'
+    """
+    key = "baseline.fedavg.difference"
+    if key not in summary.overall:
+        return ""
+    by_group = {name: metrics for name, metrics in summary.by_group.items() if key in metrics}
+    least = sorted(by_group, key=lambda name: by_group[name][key])[:MOST_GROUPS]
+    groups = [f"{name}: {gain_text(by_group[name], 'fedavg')}" for name in least]
+    text = gain_text(summary.overall, "fedavg")
+    over = BASELINES["fedavg"]
+    decided = {"gain": f"Clusters gain{text.removeprefix('gain')}", "cost": f"Clusters cost{text.removeprefix('cost')}"}
+    said = decided.get(text.split()[0], f"Whether clusters pay is {text}")
+    said = said.replace(" points", f" points {'over' if text.startswith('gain') else 'against'} {over}", 1)
+    return said + (f"; {', '.join(groups)}" if groups else "")
 
 
 def limits(summary: Summary) -> str:
