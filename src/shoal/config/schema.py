@@ -150,7 +150,7 @@ class EvaluationSection:
         member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
             that model's last training.
         baselines: whether a run with clusters also trains one model for all, local training and one model per group of
-            the data, for as many rounds, so that it can say whether clusters pay.
+            the data, for as many rounds, so that it can say whether clusters pay. Sweeps do so only where it is set.
         reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
             the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.

@@ -223,9 +223,13 @@ def _hash(path: Path) -> str:
 
 
 def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.toml by dotted key, but for the keys that change no result."""
+    """The values of a config.toml by dotted key, but for the keys that change no result.
+
+    A run without baselines is one whose file does not speak of them.
+    """
     free = ("engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed")
-    return {key: value for key, value in _flat(table, "") if key not in free}
+    flat = {key: value for key, value in _flat(table, "") if key not in free}
+    return {key: value for key, value in flat.items() if (key, value) != ("evaluation.baselines", False)}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

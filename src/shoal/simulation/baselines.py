@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,20 +26,17 @@ CONFIDENCE = 0.95
 """Of the intervals of differences."""
 
 
-def baselines_of(simulation: Simulation) -> dict[str, Algorithm]:
-    """The alternatives to a simulation's clusters, by name; none where it has no clusters, or cannot be repeated."""
-    clusters = [base for base in with_bases(simulation.algorithm) if _has_clusters(base)]
-    if not clusters or not simulation.replayable or simulation.start is not None:
+def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
+    """The alternatives to the clusters of a simulation, by name.
+
+    There are none where its clients share one of ``models``, or where its rounds cannot be repeated.
+    """
+    if models == 1 or not simulation.replayable or simulation.start is not None:
         return {}
-    by_group = len(simulation.federation.groups_with_clients) > 1 and not isinstance(clusters[-1], ByGroup)
-    alternatives: list[Algorithm] = [FedAvg(), LocalOnly(), *([ByGroup()] if by_group else [])]
+    grouped = any(isinstance(base, ByGroup) for base in with_bases(simulation.algorithm))
+    several = len(simulation.federation.groups_with_clients) > 1
+    alternatives: list[Algorithm] = [FedAvg(), LocalOnly(), *([ByGroup()] if several and not grouped else [])]
     return {getattr(algorithm, "name"): algorithm for algorithm in alternatives}  # noqa: B009 - not of the protocol
-
-
-def _has_clusters(algorithm: object) -> bool:
-    """Whether an algorithm trains more than one shared model."""
-    several = getattr(algorithm, "clusters", 1) > 1
-    return several or getattr(algorithm, "changes_clusters", False) or isinstance(algorithm, ByGroup)
 
 
 @dataclass(frozen=True)
@@ -101,16 +98,20 @@ def difference(ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> 
     return mean, mean - half, mean + half
 
 
-def compare_with_baselines(simulation: Simulation, engine: Engine, deployed: Deployed) -> Summary:
+def compare_with_baselines(
+    simulation: Simulation, engine: Engine, deployed: Deployed, baselines: Mapping[str, Algorithm]
+) -> Summary:
     """Train the baselines of a simulation, and compare its final models with theirs.
 
     Each trains the same rounds with the same seed, local training and defences, and is evaluated once. One that cannot
-    be trained so, such as local training under a defence of sums, is left out and named in the log.
+    be trained so, such as local training under a defence of sums, is left out and named in the log. Baselines are
+    trained for this comparison alone and no model of theirs is released, so the run's epsilon does not cover them.
 
     Args:
         simulation: with its data where the engine wants them.
         engine: that trained it.
         deployed: its final models.
+        baselines: see `baselines_of`.
 
     Returns:
         ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients, and over those of each
@@ -118,16 +119,18 @@ def compare_with_baselines(simulation: Simulation, engine: Engine, deployed: Dep
     """
     ours = group_values(deployed, simulation.federation, engine)
     overall, by_group = dict[str, float](), {name: dict[str, float]() for name in ours}
-    for name, theirs in _trained_baselines(simulation, engine):
+    for name, theirs in _trained_baselines(simulation, engine, baselines):
         overall |= _metrics(name, ours, theirs)
         for group in ours if len(ours) > 1 else ():
             by_group[group] |= _metrics(name, {group: ours[group]}, {group: theirs[group]})
     return Summary(overall=overall, by_group=by_group)
 
 
-def _trained_baselines(simulation: Simulation, engine: Engine) -> Iterator[tuple[str, dict[str, GroupValues]]]:
+def _trained_baselines(
+    simulation: Simulation, engine: Engine, baselines: Mapping[str, Algorithm]
+) -> Iterator[tuple[str, dict[str, GroupValues]]]:
     red_team = LOSS_RED_TEAM if simulation.federation.classes is None else DEFAULT_RED_TEAM
-    for name, algorithm in baselines_of(simulation).items():
+    for name, algorithm in baselines.items():
         try:
             other = replace(
                 simulation,

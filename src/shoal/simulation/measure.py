@@ -161,9 +161,10 @@ def measure_final(
         figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
     measuring, spent = time.perf_counter() - began, now.seconds
-    if simulation.baselines and baselines_of(simulation):
+    baselines = baselines_of(simulation, len(now.state.models)) if simulation.baselines else {}
+    if baselines:
         comparing = time.perf_counter()
-        compared = compare_with_baselines(simulation, engine, training.deployed(now.state)[0])
+        compared = compare_with_baselines(simulation, engine, training.deployed(now.state)[0], baselines)
         comparing = time.perf_counter() - comparing
         result = replace(result, summary=result.summary | compared)
         spent = add_seconds(spent, {"baselines": comparing, "total": comparing})

@@ -229,6 +229,10 @@ def _changed(base: Mapping[str, Any], changes: SettingChanges, where: str) -> Co
         except InputError as error:
             raise InputError(f"{where}: '{key}': {error}") from error
     _fill_last_share(table, changes, where)
+    evaluation = table.setdefault("evaluation", {})
+    if isinstance(evaluation, dict):
+        # A sweep compares its runs with each other, and each baseline would take as long as a run.
+        evaluation.setdefault("baselines", False)
     return parse_config(table, where)
 
 
