@@ -142,7 +142,7 @@ class Protection:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The entries of protection.json: the fields, and those of the most exposed group."""
+        """What protection.json has: the fields, and those of the most exposed group."""
         worst = self.findings[0]
         exposure = {"exposure": self.exposure, "exposure_low": worst.accuracy.low, "exposure_high": worst.accuracy.high}
         return {**vars(self), "findings": [one.json for one in self.findings], "group": worst.group, **exposure}
