@@ -313,7 +313,7 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         (5, 5)
     """
     table, path, changes = read_toml(path), Path(path), list(changes)
-    require_named(table, path, [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)])
+    require_named_parts(table, path, [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)])
     of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
     if allow_code is False or (allow_code is None and of_run):
         require_data(table, path)
@@ -324,7 +324,7 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     return parse_config(table, str(path))
 
 
-def require_named(table: dict[str, Any], path: Path, keys: Iterable[str]) -> None:
+def require_named_parts(table: dict[str, Any], path: Path, keys: Iterable[str]) -> None:
     """Remove [simulation] from the table of a run from Python.
 
     Raises:
