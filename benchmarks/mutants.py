@@ -35,7 +35,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("metrics", "attacks", "defenses", "control", "engine", "audit", "simulation")
+ROOMS = ("metrics", "attacks", "defenses", "control", "engine", "audit", "preflight", "replay", "simulation")
 SKIPPED = re.compile(r"RemoveDecorator|VariableInserter|VariableReplacer|BitOr")
 ELSEWHERE = ("docs", "examples", "benchmarks")
 """Folders of tests of other things than the rooms, or on processes that coverage does not see."""

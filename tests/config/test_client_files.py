@@ -171,7 +171,7 @@ def test_a_regression_standardises_its_targets_and_runs_with_an_attack_on_losses
     assert abs(float(y.std(correction=0)) - 1) < 1e-6
     assert parse_config(found.config.table(), "written") == found.config
     assert "'many' in row 2" in refused_of_cell(table)
-    assert shoal.Run(found.simulation).train().summary.overall["accuracy"] <= 0
+    assert shoal.Run(found.simulation).train().summary.by_group["north"]["accuracy"] <= 0
 
 
 def refused_of_cell(table):

@@ -386,6 +386,11 @@ def test_a_missing_gpu_is_named(mlp):
         Engine(mlp, device="cuda")
 
 
+def test_local_training_is_one_epoch_by_default():
+    assert LocalSGD() == LocalSGD(epochs=1)
+    assert LocalSGD(steps=3).epochs is None
+
+
 def test_local_trainings_that_differ_in_their_round_alone_are_equal():
     first, later = (LocalSGD(learning_rate=rate, decay=0.5).at_round(number) for rate, number in ((0.1, 1), (0.4, 3)))
     assert first == later == LocalSGD(learning_rate=0.1)

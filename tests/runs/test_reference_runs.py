@@ -18,7 +18,6 @@ from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.run import run
-from shoal.runs.run_description import read_description
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 TEAM = RedTeam(every=0, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
@@ -144,7 +143,6 @@ def test_from_python_too(mlp, build, tmp_path):
     kept = simulate_with(build(), mlp, IFCA(2), LOCAL, **settings, out=tmp_path / "run")
     assert memory.clients.equals(kept.clients)
     assert {path.name for path in (tmp_path / "run" / "references").iterdir()} == {"000.safetensors", "001.safetensors"}
-    assert read_description(tmp_path / "run").reference_federations == 2
     assert read_summary(tmp_path / "run").overall["references"] == 2
     again = settings | {"reference_federations": 1}
     with pytest.raises(InputError, match="reference_federations = 2, but this one has 1"):

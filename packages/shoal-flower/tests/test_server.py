@@ -647,3 +647,24 @@ def test_a_node_with_another_frozen_body_is_sent_the_servers_once(tmp_path, monk
     assert (tmp_path / "1" / "frozen" / f"{digest}.safetensors").exists()
     open_client.cache_clear()
     asked_run.cache_clear()
+
+
+def test_too_few_clients_end_the_run_with_a_sentence(tmp_path):
+    with pytest.raises(InputError, match="only 2 of 'min-nodes' = 3 clients came"):
+        serve(Nodes(tmp_path, numbers=(0, 1)), settings(tmp_path))
+
+
+def test_another_runs_directory_is_not_touched(tmp_path):
+    serve(Nodes(tmp_path), settings(tmp_path))
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(InputError, match="holds a run with seed = 2"):
+        serve(Nodes(tmp_path), settings(tmp_path, {**TABLE, "seed": 5}))
+
+
+def test_a_silent_node_is_named_with_what_to_look_at(tmp_path):
+    serve(
+        Silent(tmp_path, numbers=(0, 1, 2, 3), is_silent=lambda node, question, group: node == 103), settings(tmp_path)
+    )
+    (row,) = [row for row in events_of(tmp_path) if row["node"] == "103"]
+    assert (row["round"], row["kind"], row["client"]) == ("1", "missed", "unknown")
+    assert row["reason"].endswith("is its task worker running?")
