@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 import refused_input
+import shoal
+from shoal.attacks import LossThreshold
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import Config, parse_config, read_config
 from shoal.data import ClientSplit, Columns, Group, PictureFormat
 from shoal.models import MODELS, VectorShape, create_model
 from shoal.sweeps.plan import dataset_of
+from shoal.sweeps.sweep_file import read_sweep
 
 BASE = {
     "model": {"name": "logistic"},
@@ -104,7 +108,7 @@ def test_pictures_decide_size_and_channels(tmp_path):
         ({"path": "no.csv"}, f"the path 'no.csv', which does not exist in the folder '{Path.cwd()}'"),
         ({"path": "C:\new\table.csv"}, r"the path 'C:\new\table.csv', which does not exist; TOML reads a backslash in"),
         ({"path": "/"}, "[data]: data source 'table' has the path '/', which is a folder; a file is needed"),
-        ({"task": "class"}, "[data]: data source 'table' has no tasks; got the task 'class'"),
+        ({"task": "class"}, "[data]: 'task' must be 'classification' or 'regression'; got the task 'class'"),
         ({"client": "whom"}, "has no column 'whom'; did you mean 'who'?"),
         ({"groups": {"east": {"share": 1.0}}}, "are 'north' (0.25 of the clients), 'south' (0.75 of the clients)"),
     ],
@@ -145,6 +149,44 @@ def test_networks_of_images_and_texts_refuse_rows_of_a_table(table):
     assert "'mlp', 'logistic' take those" in refused(table, model={"name": "mnist-cnn"})
 
 
+def test_a_relative_path_starts_from_the_folder_of_the_file_that_names_it(table, tmp_path, monkeypatch):
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(BASE | {"data": table | {"path": "t.csv"}}))
+    (tmp_path / "sweep.toml").write_text('base = "run.toml"\nseeds = [0]\n[grid]\n"algorithm.rounds" = [1]\n')
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    config = read_config(tmp_path / "run.toml")
+    assert resolve(config, load_data(config.data)).config.data.path == str(tmp_path / "t.csv")
+    assert read_sweep(tmp_path / "sweep.toml").runs[0].config.data.path == config.data.path
+    monkeypatch.chdir(tmp_path)
+    assert read_config(Path("run.toml"), ["data.path=t.csv"]).data.path == "t.csv"
+
+
+def test_a_regression_standardises_its_targets_and_runs_with_an_attack_on_losses(table):
+    data = table | {"label": "dose", "task": "regression", "shadow_fraction": 0.2}
+    found = resolved(data, red_team={"every": 0})
+    assert (found.config.red_team.attack, found.config.model.classes) == (LossThreshold(), 1)
+    y = found.simulation.federation.clients.y
+    assert found.simulation.federation.classes is None
+    assert abs(float(y.mean())) < 1e-6
+    assert abs(float(y.std(correction=0)) - 1) < 1e-6
+    assert parse_config(found.config.table(), "written") == found.config
+    assert "'many' in row 2" in refused_of_cell(table)
+    assert shoal.Run(found.simulation).train().summary.by_group["north"]["accuracy"] <= 0
+
+
+def refused_of_cell(table):
+    path = Path(table["path"])
+    path.write_text(path.read_text().replace("ill,1,1", "ill,1,many", 1))
+    return refused(table | {"label": "dose", "task": "regression", "inputs": ["age"]})
+
+
+def test_a_class_without_test_examples_is_said(table):
+    path = Path(table["path"])
+    path.write_text(path.read_text() + "\nc0,north,odd,1,1,Rome\nc0,north,odd,2,2,Rome")
+    found = resolved(table | {"test_fraction": 0.01})
+    assert any("no test example of the class" in said for said in found.warnings)
+
+
 def test_a_sweep_reads_a_table_once(table):
     config = config_of(table)
     data = dataset_of(config, None)
@@ -156,7 +198,8 @@ def test_the_documentation_s_files_are_read():
     text = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
     sections = [parse_config(tomllib.loads(block), "docs").data for block in blocks]
-    assert [section.source for section in sections] == ["folder", "table"]
+    assert [section.source for section in sections] == ["folder", "table", "hsb82"]
     assert sections[0].pictures == PictureFormat((64, 64), 1)
     assert sections[1].columns == Columns("clinic", "state", "area", ("age", "bmi"), impute="median")
-    assert [section.split for section in sections] == [ClientSplit(shadow_fraction=0.2)] * 2
+    assert sections[2].columns.client == "school"
+    assert [section.split for section in sections] == [ClientSplit(shadow_fraction=0.2)] * 3

@@ -48,7 +48,7 @@ def test_what_the_file_says_and_what_it_leaves_out(base: Path) -> None:
         [],
         ["local.epochs=3", "seed=12345678901234567890"],
         ["local.batch_size=all", "privacy.beta=0.25", "red_team.shadow_size=40", "red_team.shadow_epochs=2"],
-        ["privacy.beta=[0, 0.1, 1]", 'data.path="a \\"quoted\\" \\\\ é"', "data.dirichlet_alpha=1e-3"],
+        ["privacy.beta=[0, 0.1, 1]", 'data.path="/a \\"quoted\\" \\\\ é"', "data.dirichlet_alpha=1e-3"],
         ["algorithm.redraw={}", "data.groups.minority.brightness=[0.5, 1.1]", 'data.groups."a, b."={share=0.1}'],
         ["algorithm.redraw.share=0.1", "red_team.warm_start=false", "engine.device=cuda:1", "model.classes=62"],
     ],

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
+from refused_input import refused
 from shoal import (
     Columns,
     Federation,
@@ -16,6 +17,8 @@ from shoal import (
     TableDataset,
     partition_dataset,
 )
+from shoal.config.build import build
+from shoal.config.schema import parse_config
 from shoal.data import federation_of_clients, load_table
 from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.user.arrays import labelled_arrays
@@ -334,3 +337,21 @@ def test_integers_of_a_table_are_classes_where_classes_are_given():
     assert Federation.from_table(table, columns, test=table).clients.y.tolist() == [0, 1, 0]
     given = Federation.from_table(table, columns, test=table.assign(label=5), classes=8)
     assert (given.clients.y.tolist(), given.test.y.tolist()) == ([3, 7, 3], [5, 5, 5])
+
+
+def test_a_fraction_holds_out_the_rows_that_a_configuration_holds_out(tmp_path):
+    table = pd.DataFrame({"who": [*"ab"] * 20, "ill": [0, 1, 1, 0] * 10, "age": map(float, range(40))})
+    made = Federation.from_table(table, Columns("who", "ill"), test_fraction=0.3, seed=5)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    data = {"source": "table", "path": str(tmp_path / "t.csv"), "client": "who", "label": "ill", "test_fraction": 0.3}
+    tables = {"model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+    red_team = {"every": 0, "attack": "gap"}
+    config = parse_config({"data": data, "seed": 5, "red_team": red_team} | tables, "test")
+    expected = build(config)[1].federation
+    for part in ("clients", "test"):
+        theirs, ours = getattr(made, part), getattr(expected, part)
+        assert torch.equal(theirs.x.sort(dim=0).values, ours.x.sort(dim=0).values)
+        assert len(theirs.y) == len(ours.y)
+    assert made.test.client is not None
+    assert "either 'test' or" in refused(lambda: Federation.from_table(table, Columns("who", "ill")))
+    assert "'test_fraction'" in refused(lambda: Federation.from_table(table, Columns("who", "ill"), test_fraction=1.0))

@@ -1,6 +1,7 @@
 """Files of clients: tables with a client column and pictures in folders, what is read as what, and what is refused."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def table(tmp_path, text=CSV, columns=COLUMNS, name="t.csv"):
 
 
 def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
-    data = table(tmp_path)
+    data = table(tmp_path, columns=replace(COLUMNS, one_hot=False))
     assert data.x.tolist() == [[50, 20.5], [51, 21.5], [52, 22.5], [53, 23.5]]
     assert data.inputs == ("age", "bmi")
     # "NA" is a name where names stand.
@@ -36,6 +37,32 @@ def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
     assert said.endswith(
         "left out as inputs, since they hold no numbers: 'city'; 'one_hot' makes columns of words inputs"
     )
+
+
+def test_columns_of_2_to_20_words_are_inputs_unless_inputs_names_others(tmp_path):
+    data = table(tmp_path)
+    assert (data.inputs, data.warnings) == (("age", "bmi", "city"), ())
+    names = "\n".join(f"c,north,no,50,20.5,town {i}" for i in range(30))
+    (said,) = table(tmp_path, CSV + names).warnings
+    assert "left out as inputs" in said
+    assert "'city' (32)" in said
+    named = replace(COLUMNS, inputs=("city",))
+    assert table(tmp_path, CSV + names, named).inputs == ("city",)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_semicolons_and_tabs_are_recognised_and_said(tmp_path, separator):
+    data, expected = table(tmp_path, CSV.replace(",", separator)), table(tmp_path)
+    assert data.examples.equals(expected.examples)
+    assert ("semicolons" if separator == ";" else "tabs") in data.warnings[0]
+    german = table(tmp_path, CSV.replace(",", ";").replace(".", ","))
+    assert german.examples.equals(expected.examples)
+
+
+def test_rows_are_those_with_the_values_that_are_asked_for(tmp_path):
+    data = table(tmp_path, columns=replace(COLUMNS, rows=("city", "Rome")))
+    assert data.examples["age"].tolist() == [50, 52, 53]
+    assert [data.origin(i) for i in range(3)] == ["t.csv row 2", "t.csv row 4", "t.csv row 5"]
 
 
 def test_inputs_are_taken_as_named_in_their_order(tmp_path):
@@ -82,17 +109,26 @@ def test_parquet_is_the_same_table(tmp_path):
     [
         (("who,", "how,"), COLUMNS, "has no column 'who'; known: age"),
         (("bmi", "x"), Columns("who", "ill", inputs=("bmi",)), "has no column 'bmi'; known: age"),
-        (("20.5", ""), COLUMNS, "has 1 empty, NaN or infinite cell in 'bmi' (1), the first in row 1 ("),
-        (("51,21.5", "NA,inf"), COLUMNS, "has 2 empty, NaN or infinite cells in 'age' (1), 'bmi' (1), the first"),
+        (("20.5", ""), COLUMNS, "has 1 empty or NaN cell in 'bmi' (1), the first in row 1 ("),
+        (("51,21.5", "NA,NA"), COLUMNS, "has 2 empty or NaN cells in 'age' (1), 'bmi' (1), the first"),
+        (
+            ("51,21.5", "NA,inf"),
+            COLUMNS,
+            "has 1 infinite cell in 'bmi' (1), the first in row 2 (without the header); correct",
+        ),
         (("b,south,no", ",south,no"), COLUMNS, "has 1 of 4 rows without a value in the column 'who', the first in"),
         (("b,south,no", "b,south,NA"), COLUMNS, "without a value in the column 'ill', the first in row 3 (without"),
         (("b,south,no", "b,,no"), COLUMNS, "without a value in the column 'area', the first in row 3"),
         (("b,south,yes", "b,north,yes"), COLUMNS, "has the client 'b' in several groups: 'north', 'south'"),
         (("", ""), Columns("who", "bmi"), "numbers that are not integers in the column 'bmi', such as [20.5]"),
-        (("", ""), Columns("who", "ill", inputs=("city",)), "has not only numbers in the column 'city'; choose"),
+        (
+            ("", ""),
+            Columns("who", "ill", inputs=("city",), one_hot=False),
+            "has not only numbers in the column 'city'; choose",
+        ),
         (("", ""), Columns("who", "ill", inputs=()), "'inputs' must name at least one column"),
         (("age,bmi", "age,age"), COLUMNS, "has two columns 'age'; give one another name"),
-        (("Rome\nb", "Rome,more\nb"), COLUMNS, "is not a CSV file with a header, by commas and in UTF-8"),
+        (("Rome\nb", "Rome,more\nb"), COLUMNS, "line 4: has 7 cells, and the header has 6; quote a cell"),
     ],
 )
 def test_tables_that_cannot_be_used_are_one_sentence(tmp_path, change, columns, words):

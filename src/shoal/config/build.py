@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.wrapper import with_bases
+from shoal.attacks import LossThreshold
+from shoal.audit import RedTeam
 from shoal.config.kinds import failure, load_code, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table, table_of
@@ -33,8 +35,9 @@ from shoal.data import (
     partition_dataset,
 )
 from shoal.data.partition import PartitionIndices
+from shoal.data.user.client_dataset import class_warnings
 from shoal.data.user.own_files import Reading, load_client_data, own_data
-from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape
+from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape, squared_error
 from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import Simulation
 
@@ -64,6 +67,7 @@ class Resolved:
             yield from self.data.warnings
             tested = torch.bincount(self.data.client[self.indices.test], minlength=len(self.data.client_names))
             without = [name for name, count in zip(self.data.client_names, tested.tolist(), strict=True) if not count]
+            yield from class_warnings(self.data, self.indices)
             if without:
                 more = f" and {len(without) - 10} more" if len(without) > 10 else ""
                 whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, which is for training"
@@ -151,7 +155,10 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
     _require_partition(config.data, data)
     if isinstance(data, ClientDataset):
         data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
-    classes = _classes(config, data)
+    classes = _outputs(config, data)
+    if data.classes is None and config.red_team.attack == RedTeam().attack:
+        # The default attack reads posteriors, and a regression has none.
+        config = replace(config, red_team=replace(config.red_team, attack=LossThreshold()))
     network, stream, section = config.model.sized(classes), Stream(config.seed, ("data",)), config.property_attack
     indices = None
     if isinstance(data, ClientDataset):
@@ -287,9 +294,12 @@ def _decided_data(section: DataSection, data: ClientDataset | Federation) -> Dat
     shares, name = data.shares, getattr(data, "name", f"'{section.source}'")
     groups = {name: Group(name, share) for name, share in shares.items()}
     listed = ", ".join(f"'{name}' ({share:g} of the clients)" for name, share in shares.items())
+    default = {"all": Group("all", 1.0)}
+    stated = ", ".join(f"'{group.name}' ({group.share:g} of the clients)" for group in section.groups.values())
     require(
-        section.groups in ({"all": Group("all", 1.0)}, groups),  # the default, or as a written configuration has them
-        f"[data]: the groups of {name} are {listed}, and are neither chosen nor shifted by 'groups'; leave it out",
+        section.groups in (default, groups),  # the default, or as a written configuration has them
+        f"[data]: the groups of {name} are {listed}, and 'groups' says {stated}; they are those of the data: leave "
+        "'groups' out, or give the data as they were when the configuration was written",
     )
     if isinstance(data, Federation):
         return replace(section, groups=groups)
@@ -304,18 +314,24 @@ def _decided_data(section: DataSection, data: ClientDataset | Federation) -> Dat
     return replace(section, groups=groups, split=split, pictures=form)
 
 
-def _classes(config: Config, data: SourceData) -> int:
-    """The outputs of the network.
+def _outputs(config: Config, data: SourceData) -> int:
+    """The outputs of the network: the classes, or the targets of a regression.
 
     Raises:
-        InputError: a label that none of them is for, a regression, or a property in a federation of a user's own.
+        InputError: a label that none of them is for, or a property in a federation of a user's own.
     """
     name, labels = f"'{config.data.source}'", data.clients.y if isinstance(data, Federation) else data.labels
     if not isinstance(data, LabelledDataset):
         require(config.property_attack is None, f"'property_attack' needs a source with a 'task'; {name} has none")
     name, count = getattr(data, "name", name), data.classes
     if count is None:
-        raise InputError(f"{name} is a regression; a configuration trains classifiers, and `shoal.simulate` both")
+        targets, given = labels.shape[1], config.model.classes
+        require(
+            given in (None, targets),
+            f"{name} is a regression of {targets} number{'s' * (targets > 1)}, and 'model.classes' is {given}; leave "
+            "it out",
+        )
+        return targets
     largest, classes = int(labels.max()), config.model.classes or count
     require(
         largest < classes,
@@ -349,7 +365,8 @@ def _model(network: Network, data: SourceData, features: Features | None, scale:
         with in_table("features"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
-    return fit_features(network, shape)
+    model = fit_features(network, shape)
+    return model if data.classes is not None else replace(model, loss=squared_error)
 
 
 def fit_features(network: Network, shape: Shape | VectorShape | TextShape) -> Model:

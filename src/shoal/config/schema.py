@@ -19,6 +19,7 @@ from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.preferences import View
 from shoal.data.sources.catalog import SOURCES
+from shoal.data.sources.named_tables import NAMED_TABLES
 from shoal.data.swap_pairs import Duplicates
 from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
@@ -30,7 +31,10 @@ SIMULATION = "simulation"
 
 
 _KINDS = (Partition, ClientSplit, PictureFormat, Columns)
-_OF_CLIENTS = {"folder": (ClientSplit, PictureFormat), "table": (ClientSplit, Columns)}
+_OF_CLIENTS = {
+    "folder": (ClientSplit, PictureFormat),
+    **dict.fromkeys(("table", *NAMED_TABLES), (ClientSplit, Columns)),
+}
 """The sources whose clients have their examples already, and the keys that each has beside `DataSection`'s own."""
 
 
@@ -44,22 +48,25 @@ class DataSection:
     """The examples, and how they are partitioned.
 
     Most sources are one set, partitioned across clients: ``clients``, ``examples_per_client`` and ``test_examples``
-    are required. The clients of ``folder`` and ``table`` have their examples already: of these keys none is allowed,
-    and ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` say what is held out. ``size`` and ``channels``
-    are of ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` of ``table``; see
-    [own data](own-data.md).
+    are required. The clients of ``folder``, ``table`` and the named tables have their examples already: of these keys
+    none is allowed, and ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` say what is held out. ``size``
+    and ``channels`` are of ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` of ``table``
+    (named tables have defaults); see [own data](own-data.md).
 
     Args:
         source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw`` or ``idx``
             (any folder in MNIST's format, given by ``path``); of texts: ``yelp``; of clients with their own: ``folder``
-            (pictures) or ``table`` (CSV or Parquet); or a function of yours, ``module:Name``, which returns a data set
+            (pictures) or ``table`` (CSV or Parquet); named tables: ``hsb82``, ``azprocedure``, ``aids2``, ``chem97``,
+            ``star`` (``pip install 'shoal[tables]'``); or a function of yours, ``module:Name``, that returns a data set
             or a pair of inputs and labels to be partitioned, a table with the keys of ``table``, or a federation.
             ``shoal data`` lists which of them are on this machine.
         partition: how many examples go where; None where clients have their own.
         path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
-            cache and Debian's folder. ``folder`` and ``table`` require it.
+            cache and Debian's folder. ``folder`` and ``table`` require it. A relative path starts from the folder of
+            the configuration file; given by ``--set``, from the working directory.
         task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
-            default the labels, except that ``lfw`` needs one.
+            default the labels, except that ``lfw`` needs one. Of tables: ``classification``, the default, or
+            ``regression``, whose label is a number.
         groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``, a
             name that stands for everybody in audits, so none of several groups with clients may have it. A
             group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below). Of
@@ -77,6 +84,13 @@ class DataSection:
     split: Annotated[ClientSplit | None, Inline()] = None
     pictures: Annotated[PictureFormat | None, Inline()] = None
     columns: Annotated[Columns | None, Inline()] = None
+
+    @staticmethod
+    def complete_keys(table: dict[str, Any]) -> dict[str, Any]:
+        """The table of a file, with the columns of a named table where it says no others."""
+        source = table.get("source")
+        named = NAMED_TABLES.get(source) if isinstance(source, str) else None
+        return table if named is None else named.complete(table)
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
@@ -319,9 +333,19 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         require_data(table, path)
     base = table.get("base")
     require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
+    table = with_data_path(table, path.parent)
     for wish in changes:
         change(table, wish)
     return parse_config(table, str(path))
+
+
+def with_data_path(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The table of a file in ``folder``, from which a relative `data.path` starts."""
+    data = table.get("data")
+    given = data.get("path") if isinstance(data, dict) else None
+    if not isinstance(given, str) or not given.isprintable() or Path(given).expanduser().is_absolute():
+        return table
+    return table | {"data": {**table["data"], "path": str(folder / Path(given))}}
 
 
 def require_named_parts(table: dict[str, Any], path: Path, keys: Iterable[str]) -> None:

@@ -115,7 +115,7 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
     Raises:
         InputError: a key is unknown or missing, or has a value that is not allowed.
     """
-    table = _table(value, where)
+    table = getattr(cls, "complete_keys", lambda table: table)(_table(value, where))
     _refuse_unknown(table, [key for key in names_of(cls, table, where) if name is None or key != "name"], where)
     # Keys that do not go together are told before one of them is said to miss others.
     getattr(cls, "check_keys", lambda _: None)(table)

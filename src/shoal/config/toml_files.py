@@ -29,6 +29,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except ValueError as error:
         at = re.search(r"\(at (?:line (\d+)|end of document)", str(error))
         escape = at is not None and "\\" in text.split("\n")[int(at[1] or 0) - 1]
+        twice = re.match(r"Cannot (overwrite a value|declare .* twice)", str(error))
+        if twice is not None and at is not None:
+            where = f"line {at[1]}" if at[1] else "the last line"
+            raise InputError(f"{path}: is not TOML: {where} sets what is set above it; keep one of the two") from error
         raise InputError(f"{path}: is not TOML: {error}{BACKSLASH if escape else ''}") from error
     _require_64_bits(table, str(path))
     return table

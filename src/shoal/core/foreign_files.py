@@ -86,8 +86,8 @@ def _require_shallow(value: object) -> None:
         raise ValueError("it is nested too deeply")
 
 
-def require_small_csv(path: Path) -> None:
-    """Raise where a CSV file, possibly compressed, is too large to be read into memory.
+def require_small_csv(path: Path) -> bytes:
+    """The first megabyte of a CSV file, possibly compressed, that is small enough to be read into memory.
 
     Raises:
         OSError: it cannot be read.
@@ -97,19 +97,22 @@ def require_small_csv(path: Path) -> None:
     from pandas.io.common import get_handle  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - not in the stubs
 
     size = lines = commas = 0
+    first = b""
     in_header = True
     try:
         with get_handle(path, "rb", compression="infer", is_text=False) as opened:
             while chunk := cast("bytes", opened.handle.read(2**20)):
+                first = first or chunk
                 if in_header:
                     header, end, _ = chunk.replace(b"\r", b"\n").partition(b"\n")
-                    commas, in_header = commas + header.count(b","), not end
+                    commas, in_header = commas + max(map(header.count, (b",", b";", b"\t"))), not end
                 size, lines = size + len(chunk), lines + chunk.count(b"\n")
                 require_at_most(size, MAX_BYTES, "bytes")
                 require_at_most(lines - 1, MAX_ROWS, "rows")
                 require_at_most(commas + 1, MAX_COLUMNS, "columns")
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise ValueError(str(error)) from error
+    return first
 
 
 def require_at_most(number: int, most: int, what: str) -> None:

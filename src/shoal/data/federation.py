@@ -198,12 +198,14 @@ class Federation:
         table: ArrayTable,
         columns: Columns,
         *,
-        test: ArrayTable,
+        test: ArrayTable | None = None,
         shadow: ArrayTable | None = None,
         threshold: Limits = 0.65,
         beta: Limits = 0.5,
         classes: int | None = None,
         task: Task = "classification",
+        test_fraction: float | None = None,
+        seed: int = 0,
     ) -> "Federation":
         """A federation of tables: pandas frames, or Hugging Face `datasets.Dataset`, one row per example.
 
@@ -218,6 +220,9 @@ class Federation:
                 rows of that client.
             shadow: the server's examples, such a table; None: none.
             threshold, beta, classes, task: as in `from_tensors`.
+            test_fraction: in place of ``test``, the fraction of each client's rows that are held out, drawn by ``seed``
+                as `data.test_fraction` of a configuration with that seed does.
+            seed: of the rows that are held out.
 
         Raises:
             InputError: a column that is missing, a row without a client, a client in several groups, a label that no
@@ -229,7 +234,7 @@ class Federation:
         >>> federation.names, federation.clients.sizes
         (('a', 'b'), tensor([2, 1]))
         """
-        sets = {"test": test, "shadow": shadow}
+        sets = {"test": test, "shadow": shadow, "split": None if test_fraction is None else (test_fraction, seed)}
         return Federation(
             **fields_from_table(table, columns, **sets, limits=(threshold, beta), classes=classes, task=task)
         )

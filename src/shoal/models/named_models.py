@@ -97,7 +97,7 @@ class Network:
             ``logistic`` or ``faces-cnn`` (images need not be square); of rows of a table: ``mlp`` or ``logistic``; of
             texts: ``gru``; or your own, ``module:Name``, a class or function that takes a `Shape`, `VectorShape` or
             `TextShape` and returns a `torch.nn.Module`.
-        classes: outputs; by default as many as the data has classes.
+        classes: outputs; by default as many as the data has classes, in a regression 1.
         hidden: hidden neurons of ``mlp`` (by default 200) and ``faces-cnn`` (256); other networks have their own.
         filters: of the three convolutions of ``faces-cnn``, by default [32, 64, 128].
         norm: of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
@@ -109,7 +109,7 @@ class Network:
     """
 
     name: Shipped | Annotated[str, AfterValidator(_own)]
-    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES, strict=True)] | None = None
+    classes: Annotated[int, Field(ge=1, le=MAX_CLASSES, strict=True)] | None = None
     hidden: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = None
     filters: (
         Annotated[tuple[Annotated[int, Field(ge=1, le=10_000, strict=True)], ...], Field(min_length=3, max_length=3)]

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.kinds import require_data
-from shoal.config.schema import Config, parse_config, require_named_parts
+from shoal.config.schema import Config, parse_config, require_named_parts, with_data_path
 from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml, remove_section
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Count, settings, spell_value
@@ -111,6 +111,7 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
     require_named_parts(table, base, section.changes)
     if not allow_code:
         require_data([table, section.changes, section.grid], base)
+    table = with_data_path(table, base.parent)
     for wish in changes:
         change(table, wish)
     require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")

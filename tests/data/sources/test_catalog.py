@@ -14,6 +14,7 @@ from refused_input import refused
 from shoal.core.errors import InputError
 from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.sources.idx import load_idx_folder, read_idx
+from shoal.data.sources.named_tables import NAMED_TABLES
 
 PLAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 EMNIST = tuple("emnist-byclass-" + name.replace("t10k", "test") for name in PLAIN)
@@ -185,6 +186,7 @@ def test_availability_lists_every_source_and_its_path(tmp_path, cache):
         "idx",
         "folder",
         "table",
+        *NAMED_TABLES,
     ]
     path = rows["digits"].path
     assert path is not None

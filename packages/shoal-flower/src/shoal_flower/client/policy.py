@@ -263,7 +263,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         own = self.columns
-        plain = own is None or (own.inputs is not None and own == replace(own, one_hot=False, impute=None))
+        plain = own is None or (own.inputs is not None and own == replace(own, one_hot=True, impute=None))
         require(plain, "[columns]: 'inputs' must be named; words and empty cells need no key")
 
     @staticmethod

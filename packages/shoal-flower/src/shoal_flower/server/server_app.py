@@ -106,6 +106,10 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     choice = parts_of(config.algorithm.value).choice
     _require_supported(config)
     resolved = resolve(config, load_data(config.data, settings.data_dir))
+    require(
+        resolved.simulation.federation.classes is not None,
+        f"{settings.config}: is a regression, which is simulated and not trained on several machines",
+    )
     decided, simulation = resolved.config, apply_feature_map(resolved.simulation)
     features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None
     classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()

