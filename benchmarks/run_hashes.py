@@ -39,7 +39,7 @@ SKIPPED_KEYS = ("shoal", "chain", "salt")
 DIGITS = (
     "data.clients=10", "data.examples_per_client=10", "data.test_examples=100", "data.shadow_examples=100",
     "model.name='logistic'", "algorithm.rounds=3", "algorithm.name='ifca'", "local.epochs=1", "red_team.every=2",
-    "red_team.shadow_models=2",
+    "red_team.shadow_models=2", "evaluation.baselines=false",
 )  # fmt: skip
 """What makes the demonstration small."""
 
@@ -76,6 +76,7 @@ INPUTS = {
         model = {name = "mlp", hidden = 8}
         algorithm = {name = "ifca-mir", rounds = 3}
         red_team = {every = 2, shadow_models = 2}
+        evaluation = {baselines = false}
         [data]
         source = "table"
         path = "$IN/table.csv"
@@ -144,8 +145,8 @@ RUNS: dict[str, list[list[str]]] = {
     "pooling": [run("algorithm.name=pooling", "coordinator={pooling=0.5, target=0.0, gain=5.0}", *EXPOSED)],
     "canaries": [run("canaries.per_client=2")],
     "references": [run("evaluation.reference_federations=4")],
-    "client-view": [run("evaluation={view='client', reference_federations=2}")],
-    "server-view": [run("evaluation={view='server', reference_federations=2}")],
+    "client-view": [run("evaluation.view=client", "evaluation.reference_federations=2")],
+    "server-view": [run("evaluation.view=server", "evaluation.reference_federations=2")],
     # Defences and releases.
     "dp-sgd": [run("defenses.dp_sgd.noise_multiplier=1.0")],
     "augmentation": [run("defenses.augmentation.rotation=10.0")],

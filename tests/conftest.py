@@ -83,6 +83,7 @@ TOY = {
     "algorithm": {"name": "ifca-mir", "rounds": 4},
     "local": {"batch_size": 6},
     "red_team": {"every": 2, "attack": "loss-threshold", "shadow_models": 2},
+    "evaluation": {"baselines": False},
 }
 """Two groups of handwritten digits, two models, a red team: the cheapest run that has every file and every figure."""
 

@@ -7,6 +7,7 @@ ALGORITHMS = [
     shoal.FedAvg(),
     shoal.IFCA(2),
     shoal.IFCA(3, choose_by="batch", weighting="examples"),
+    shoal.ByGroup(),
     shoal.IFCAMIR(),
     shoal.IFCAMIR(shoal.IFCA(3)),
     shoal.FedOpt(),

@@ -8,6 +8,7 @@ from .algorithms import (
     MRMTL as MRMTL,
     PACFL as PACFL,
     RDPCFL as RDPCFL,
+    ByGroup as ByGroup,
     ClusterSizeFloor as ClusterSizeFloor,
     CoordinateMedian as CoordinateMedian,
     Ditto as Ditto,

@@ -7,11 +7,32 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from shoal.algorithms import IFCA, IFCAMIR, ClusterSizeFloor, GroupPrivacy, HypCluster, IFCAWithinLimit
+from shoal.algorithms import (
+    IFCA,
+    IFCAMIR,
+    ByGroup,
+    ClusterSizeFloor,
+    FedAvg,
+    GroupPrivacy,
+    HypCluster,
+    IFCAWithinLimit,
+)
 from shoal.algorithms.private.cluster_size_floor import rebalance
 from shoal.algorithms.private.group_privacy import private_k_means
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, LocalSGD, Training, averaging_weights
+
+
+def test_each_group_trains_as_a_federation_of_its_own(play, build):
+    whole = build()
+    whole = replace(whole, group=torch.tensor([0, 1, 0, 1, 1, 0]), groups=("north", "south"))
+    states, _ = play(ByGroup(), federation=whole)
+    for group in (0, 1):
+        own = whole.take(torch.nonzero(whole.group == group).flatten())
+        (*_, alone), (*_, one_group) = (play(each, federation=own)[0] for each in (FedAvg(), ByGroup()))
+        assert torch.equal(one_group.models, alone.models)
+        torch.testing.assert_close(states[-1].models[group], alone.models[0], rtol=1e-5, atol=1e-7)
+    assert torch.equal(states[-1].assignment, whole.group)
 
 
 def test_the_server_s_optimizer_steps_by_the_average(play):

@@ -9,7 +9,13 @@ from scipy import stats
 
 from shoal.reports.sweep.report_spec import Axes, Labels, ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import Best, Difference, SeedStatistics
-from shoal.reports.sweep.sweep_tables import MOST_CONDITIONS, Settings, settings_table, sweep_headlines
+from shoal.reports.sweep.sweep_tables import (
+    MOST_CONDITIONS,
+    Settings,
+    default_figure,
+    settings_table,
+    sweep_headlines,
+)
 
 SEEDS = (0, 1, 2, 3)
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.3]}
@@ -149,7 +155,10 @@ def test_one_seed_has_no_interval_and_one_setting_no_best() -> None:
         "Which algorithm has the highest accuracy? (accuracy, all clients)"
     ]
     assert answer.endswith(", in one seed. How many more seeds it takes cannot be told from one.")
-    assert [*said(results[results["algorithm"] == "IFCA"].reset_index(drop=True))] == ["Who is exposed, to whom?"]
+    assert [*said(results[results["algorithm"] == "IFCA"].reset_index(drop=True))] == [
+        "Who is exposed, to whom?",
+        "Who is exposed, by share?",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +182,29 @@ def test_a_sweep_that_nobody_attacked_or_without_intervals_says_so() -> None:
     left = {name: said(results.drop(columns=[name]))["Who is exposed, to whom?"] for name in ("mia.few", "mia_low.few")}
     assert left["mia.few"] == "Not known: no run was attacked."
     assert left["mia_low.few"].count("not decided in 8 of 8 runs") == 2
+
+
+def test_every_axis_has_its_answers_as_if_it_were_the_first() -> None:
+    results = results_of()
+    swapped: Axes = {axis: AXES[axis] for axis in ("share", "algorithm")}
+    answers, of_swapped = said(results), said(results, swapped)
+    for question in ("Which share has the highest accuracy? (accuracy, all clients)",
+                     "Which algorithm has the highest accuracy? (accuracy, all clients)"):  # fmt: skip
+        assert answers[question] == of_swapped[question]
+    assert answers["Who is exposed, by share?"] == of_swapped["Who is exposed, to whom?"]
+    assert [settings.axis for settings in settings_of(results).by_axis] == [*AXES]
+
+
+def test_the_minority_is_a_column_and_in_the_figure_of_a_file_that_asks_for_none() -> None:
+    results = results_of().assign(**{"violations.many": 1, "members.few": 20, "members.many": 80})
+    results = results.assign(**{"accuracy.few": 0.9, "accuracy.many": 0.7, "mia.many": 0.7})
+    settings = settings_of(results)
+    assert settings.keys[:5] == [KEY, "accuracy.few", "mia.few", "accuracy.many", "mia.many"]
+    figure = default_figure(settings)["settings"]
+    assert (figure.x, figure.average, figure.y) == ("algorithm", ["share"], [KEY, "accuracy.few", "mia.few"])
+    assert default_figure(settings_of(results, {"fixed": ["x"]})) == {}
+    alike = settings_of(results.assign(**{"members.few": 80}))
+    assert "accuracy.few" not in alike.keys, "groups that are alike have no minority"
 
 
 def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_many() -> None:

@@ -77,6 +77,18 @@ def test_lists_and_booleans_can_be_settings(written):
     assert sweep.runs[0].config.red_team.attack == ShadowModelAttack(per_class=True)
 
 
+def test_an_empty_setting_leaves_the_base_as_it_is_and_none_removes_one_of_its_sections(written):
+    plain = SWEEP.replace('"plain" = { "algorithm.name" = "ifca", "red_team.every" = 2 }', '"plain" = {}')
+    base, first = read_config(written(plain).parent / "base.toml"), read_sweep(written(plain)).runs[0].config
+    assert first.algorithm == base.algorithm
+    assert first.red_team == base.red_team
+    groups = SWEEP.replace('"plain" = {', '"plain" = { "data.groups" = "none",')
+    without = read_sweep(written(groups.replace('"data.groups.minority.share" = [0.1, 0.4]', ""))).runs
+    assert [len(run.config.data.groups) for run in without] == [1, 1, 3, 3]
+    with pytest.raises(InputError, match=r"'local' must be"):
+        read_sweep(written(SWEEP.replace('"local.batch_size" = 7', '"local" = "some"')))
+
+
 def test_a_run_is_named_by_what_it_runs_and_not_by_how_fast(written, tmp_path):
     digests = [each.digest for each in plan_runs(read_sweep(written(SWEEP)))]
     assert len(set(digests)) == 8

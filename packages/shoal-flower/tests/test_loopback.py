@@ -260,7 +260,7 @@ flower_supernode()
 @pytest.mark.processes
 def test_a_killed_supernode_comes_back_by_itself_to_a_run_that_needs_all(tmp_path, forks):
     path, out, keys = tmp_path / "run.toml", tmp_path / "run", tmp_path / "keys"
-    a_config(path, model="logistic", rounds=3, clients=2)
+    a_config(path, model="logistic", rounds=12, clients=2)
     make_certificates(keys, nodes=2)
     with logs_on_failure(tmp_path), ForkedPrograms(tmp_path, forks) as programs:
         loopback = Loopback(programs, keys)
@@ -274,9 +274,9 @@ def test_a_killed_supernode_comes_back_by_itself_to_a_run_that_needs_all(tmp_pat
         wait_until(lambda: rounds_done(out) >= 1, SECONDS, "round 1")
         (supernode,) = descendants({programs.running["node-0"].pid})
         os.kill(supernode, signal.SIGKILL)
-        wait_until(lambda: finished(out), SECONDS, "3 rounds")
+        wait_until(lambda: finished(out), SECONDS, "12 rounds")
     assert has_returned(out, "partition-0")
-    assert len({row["round"] for row in rows_of(out / "rounds.csv")}) == 3
+    assert len({row["round"] for row in rows_of(out / "rounds.csv")}) == 12
 
 
 @pytest.mark.processes

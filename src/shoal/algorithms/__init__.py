@@ -7,6 +7,7 @@ May import `engine` and below, never `attacks`. To add one: a new file in `one_m
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.algorithms.clusters.by_group import ByGroup
 from shoal.algorithms.clusters.cfl import CFL
 from shoal.algorithms.clusters.fedem import FedEM
 from shoal.algorithms.clusters.fedrc import FedRC
@@ -42,7 +43,7 @@ from shoal.algorithms.wrappers.shared_body import SharedBody
 from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart, ServerStart
 
 __all__ = [
-    "ALGORITHMS", "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "ClusterSizeFloor",
+    "ALGORITHMS", "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "ByGroup", "ClusterSizeFloor",
     "CoordinateMedian", "Derived", "Ditto", "EarlyStopping", "FeSEM", "FedAvg", "FedAvgStart", "FedBN", "FedEM",
     "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning", "GroupPrivacy", "HypCluster",
     "IFCAWithinLimit", "LocalOnly", "MultiKrum", "OneShotClustering", "OneShotStart", "PerFedAvg", "Pooling",

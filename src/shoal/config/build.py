@@ -208,6 +208,7 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
         red_team=config.red_team,
         evaluate_every=config.evaluation.every,
         member_rounds=config.evaluation.member_rounds,
+        baselines=config.evaluation.baselines,
         round_attack=None if section is None else section.attack,
         malicious_clients=malicious_clients,
         record_updates=0 if config.record is None else config.record.updates,

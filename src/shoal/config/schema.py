@@ -149,6 +149,8 @@ class EvaluationSection:
         every: rounds between evaluations on the test set.
         member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
             that model's last training.
+        baselines: whether a run with clusters also trains one model for all, local training and one model per group of
+            the data, for as many rounds, so that it can say whether clusters pay. Sweeps do so only where it is set.
         reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
             the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
             then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
@@ -165,6 +167,7 @@ class EvaluationSection:
 
     every: Positive = 1
     member_rounds: Positive = 5
+    baselines: bool = True
     reference_federations: Count = 0
     view: View = "outsider"
     duplicates: Duplicates = "keep"
@@ -307,7 +310,7 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         (5, 5)
     """
     table, path, changes = read_toml(path), Path(path), list(changes)
-    require_named(table, path, [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)])
+    require_named_parts(table, path, [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)])
     of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
     if allow_code is False or (allow_code is None and of_run):
         require_data(table, path)
@@ -318,7 +321,7 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     return parse_config(table, str(path))
 
 
-def require_named(table: dict[str, Any], path: Path, keys: Iterable[str]) -> None:
+def require_named_parts(table: dict[str, Any], path: Path, keys: Iterable[str]) -> None:
     """Remove [simulation] from the table of a run from Python.
 
     Raises:

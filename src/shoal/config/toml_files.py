@@ -123,6 +123,22 @@ def change_key(table: dict[str, Any], parts: Sequence[str], value: object) -> No
     table[parts[-1]] = value
 
 
+def remove_section(table: dict[str, Any], parts: Sequence[str]) -> bool:
+    """Remove the section with these names from ``table``; returns whether there was one.
+
+    >>> table = {"defenses": {"clipping": {"norm": 1.0}}}
+    >>> remove_section(table, ["defenses", "clipping"]), table
+    (True, {'defenses': {}})
+    """
+    *outer, last = parts
+    for part in outer:
+        table = table.get(part, {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict) or not isinstance(table.get(last), dict):
+        return False
+    del table[last]
+    return True
+
+
 def change(table: dict[str, Any], wish: str) -> None:
     """Make a change such as "algorithm.rounds=10" to ``table``; a value that is not TOML is text.
 

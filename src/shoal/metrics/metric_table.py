@@ -108,6 +108,7 @@ _FAMILIES: Mapping[str, tuple[str, Format]] = {
     "mia_by_": ("MIA accuracy, {}", "decimal"), "mia_against_": ("MIA accuracy against {}", "decimal"),
     "mia_auc_against_": ("MIA AUC against {}", "decimal"),
     "loss_threshold_against_": ("loss-threshold attack against {}", "decimal"),
+    "baseline.": ("baseline {}", "percent"),
     "directive.": ("directive {}", "decimal"), "epsilon.": ("epsilon, {}", "decimal"),
     "seconds.share.": ("share of the time, {}", "percent"), "seconds.round.": ("time of a round, {}", "seconds"),
 }  # fmt: skip

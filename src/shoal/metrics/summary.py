@@ -159,10 +159,11 @@ def accuracy_key(attack: str) -> str:
 
 _CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")
 _OVERALL = re.compile(
-    r"[^.]*|(train_)?accuracy\.overall|(violations|exceeded)\.total|(fairness|main|property|cosine|epsilon|bound|seconds|canaries)\..*"
+    r"[^.]*|baseline\.[a-z-]+\.\w+|(train_)?accuracy\.overall|(violations|exceeded)\.total|"
+    r"(fairness|main|property|cosine|epsilon|bound|seconds|canaries)\..*"
 )
 _AGAINST = re.compile(r"\w+_against_.*", re.DOTALL)
-_GROUP = re.compile(r"(tpr_at_fpr_0\.\d+(?:_population)?|\w+)\.(.*)", re.DOTALL)
+_GROUP = re.compile(r"(baseline\.[a-z-]+\.\w+|tpr_at_fpr_0\.\d+(?:_population)?|\w+)\.(.*)", re.DOTALL)
 
 
 def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
@@ -177,6 +178,8 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
     MetricKey(metric='tpr_at_fpr_0.01', group='far.north', cluster=None)
     >>> split_key("clusters.0.mia")
     MetricKey(metric='mia', group=None, cluster=0)
+    >>> split_key("baseline.by-group.low"), split_key("baseline.by-group.low.far.north").group
+    (MetricKey(metric='baseline.by-group.low', group=None, cluster=None), 'far.north')
     >>> split_key("violations.total")
     MetricKey(metric='violations.total', group=None, cluster=None)
     """

@@ -157,7 +157,7 @@ class Protection:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The entries of protection.json: the fields, and those of the most exposed group."""
+        """The fields, with those of the most exposed group, as protection.json has them."""
         worst = self.findings[0]
         exposure = {"exposure": self.exposure, "exposure_low": worst.accuracy.low, "exposure_high": worst.accuracy.high}
         own = {key: value for key, value in vars(self).items() if key != "hopeless"}

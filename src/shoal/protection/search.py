@@ -74,6 +74,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
         every=max(config.algorithm.rounds, 1_000),
         reference_federations=demand.references,
         view=demand.view,
+        baselines=False,
     )
     measured = replace(config, evaluation=evaluation)
     federation = resolve(measured, data).simulation.federation

@@ -68,7 +68,8 @@ def read_run(out: Path) -> FlatSummary:
     elif (out / "sweep.toml").exists():
         instead = "it is a sweep, whose runs are in its folder 'runs'"
     else:
-        instead = "name the directory of a run" if out.is_dir() else "there is no such directory"
+        instead = "name the directory of a run" if out.exists() else "there is no such directory"
+        instead = "it is a file; name the directory of a run" if out.is_file() else instead
     require(path.exists(), f"{out}: is not a finished run (no summary.json); {instead}")
     try:
         flat = read_json(path)
@@ -223,9 +224,13 @@ def _hash(path: Path) -> str:
 
 
 def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.toml by dotted key, but for the keys that change no result."""
+    """The values of a config.toml by dotted key, but for the keys that change no result.
+
+    A run without baselines is one whose file does not speak of them.
+    """
     free = ("engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed")
-    return {key: value for key, value in _flat(table, "") if key not in free}
+    flat = {key: value for key, value in _flat(table, "") if key not in free}
+    return {key: value for key, value in flat.items() if (key, value) != ("evaluation.baselines", False)}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -103,7 +103,7 @@ _OWN = ("loss", "metric", "outputs", "inputs")
 
 _KEYS = (
     ("every", "evaluate_every"),
-    *((name, name) for name in ("member_rounds", "reference_federations", "duplicates", "view")),
+    *((name, name) for name in ("member_rounds", "baselines", "reference_federations", "duplicates", "view")),
 )
 """Keys of [evaluation], and the fields of a simulation."""
 

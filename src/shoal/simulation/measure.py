@@ -45,6 +45,7 @@ from shoal.engine import (
 )
 from shoal.metrics.attack_bounds import AttackBound
 from shoal.metrics.summary import Summary
+from shoal.simulation.baselines import baselines_of, compare_with_baselines
 from shoal.simulation.play import SimulationState, add_seconds
 from shoal.simulation.round_metrics import coordination, main_task
 from shoal.simulation.simulation import Simulation
@@ -159,8 +160,15 @@ def measure_final(
     if attack is not None:
         figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
-    measuring = time.perf_counter() - began
-    spent = add_seconds(now.seconds, {"measurement": measuring, "total": measuring})
+    measuring, spent = time.perf_counter() - began, now.seconds
+    baselines = baselines_of(simulation, len(now.state.models)) if simulation.baselines else {}
+    if baselines:
+        comparing = time.perf_counter()
+        compared = compare_with_baselines(simulation, engine, training.deployed(now.state)[0], baselines)
+        comparing = time.perf_counter() - comparing
+        result = replace(result, summary=result.summary | compared)
+        spent = add_seconds(spent, {"baselines": comparing, "total": comparing})
+    spent = add_seconds(spent, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
     run = Summary(run=identity, overall=seconds)

@@ -200,6 +200,8 @@ class Simulation:
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
             training.
+        baselines: whether the run's clusters are compared with one model for all, with local training and with one
+            model per group, each trained for as many rounds (`baseline.*` of `summary.json`).
         record_updates: rounds from one recorded round to the next; 0: none is. Each client's update is written as the
             server received it into the run's directory, for attacks of the server (docs/trace.md).
         round_attack: observes every round, such as `PropertyAttack`, on a federation with a `PropertySchedule`.
@@ -242,6 +244,7 @@ class Simulation:
     view: View = OUTSIDER
     evaluate_every: int = 1
     member_rounds: int = 5
+    baselines: bool = False
     record_updates: int = 0
     round_attack: RoundAttack | None = None
     malicious_clients: MaliciousClients | None = None

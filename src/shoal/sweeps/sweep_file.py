@@ -15,14 +15,17 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.kinds import require_data
-from shoal.config.schema import Config, parse_config, require_named
-from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml
+from shoal.config.schema import Config, parse_config, require_named_parts
+from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml, remove_section
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Count, settings, spell_value
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 
 RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
 """Columns of results.csv and of tables that no axis can have for a name."""
+
+SWITCHED_OFF = "none"
+"""The value of a section that a setting leaves out."""
 
 SettingChanges = Mapping[str, Any]
 """Values by dotted key."""
@@ -105,7 +108,7 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
     section = parse(SweepSection, asked, where)
     base = path.parent / section.base
     table = read_toml(base)
-    require_named(table, base, section.changes)
+    require_named_parts(table, base, section.changes)
     if not allow_code:
         require_data([table, section.changes, section.grid], base)
     for wish in changes:
@@ -171,11 +174,11 @@ def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChang
         )
     require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
     if isinstance(asked, dict):
-        wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict) or not changes]
+        wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict)]
         require(
             not wrong,
             f"{where}: 'grid.{name}.{wrong[0] if wrong else ''}' must be a table of keys and values; "
-            'a dotted key stands in quotes, as in "data.clients" = [10, 20]',
+            'a dotted key stands in quotes, as in "data.clients" = [10, 20], and {} changes nothing',
         )
         for text in (name, *asked):
             require(
@@ -220,10 +223,16 @@ def _changed(base: Mapping[str, Any], changes: SettingChanges, where: str) -> Co
     table = copy.deepcopy(dict(base))
     for key, value in changes.items():
         try:
+            if value == SWITCHED_OFF and remove_section(table, key_parts(key)):
+                continue
             change_key(table, key_parts(key), copy.deepcopy(value))
         except InputError as error:
             raise InputError(f"{where}: '{key}': {error}") from error
     _fill_last_share(table, changes, where)
+    evaluation = table.setdefault("evaluation", {})
+    if isinstance(evaluation, dict):
+        # A sweep compares its runs with each other, and each baseline would take as long as a run.
+        evaluation.setdefault("baselines", False)
     return parse_config(table, where)
 
 

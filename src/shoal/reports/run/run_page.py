@@ -16,14 +16,14 @@ from shoal.data import Group
 from shoal.metrics import auc_interval, median_interval
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
-from shoal.reports.exposure import exposure_headlines, exposure_tile
+from shoal.reports.exposure import Headline, exposure_headlines, exposure_tile
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.run import run_charts, run_tables
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
-from shoal.reports.run.run_verdict import verdict
+from shoal.reports.run.run_verdict import clustering_verdict, verdict
 from shoal.reports.table import Cell, TableRow, metric_row, metric_table, row
 
 ATTACKS = {
@@ -74,9 +74,11 @@ def run_page(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
         )))  # fmt: skip
     lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
+    pays = [Headline("Does clustering pay?", f"{text}.") for text in [clustering_verdict(summary)] if text]
     listed = client_table(view)
     describe = getattr(run.property_attack, "page", None)
     sections = (
+        section_of("baselines", run_tables.baseline_table(summary)),
         section_of("by-group", run_tables.group_table(view)),
         section_of("by-attack", run_tables.by_attack(view)),
         section_of("by-cluster", run_tables.cluster_table(view)),
@@ -97,7 +99,7 @@ def run_page(
     return render(
         "run.html.j2", run.title, lead, _key_metrics(view, found, audit), sections, style="run", kind=run.kind,
         attack=_attack(view), viewer=BY.get(summary.view, summary.view),
-        answers=exposure_headlines(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
+        answers=pays + exposure_headlines(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
         in_full=[("verdict", f"{sentences} {run_charts.drained(view.at_end)}".strip())],
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
 from shoal.reports.run.description import RunDescription
-from shoal.reports.table import Cell, Column, ReportTable, TableRow, metric_row, metric_table, row
+from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_row, metric_table, row
 
 BY_GROUP = (
     "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_population", "mia_auc", "tpr_at_fpr_0.01",
@@ -38,6 +38,9 @@ FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairne
 GROUPING = ("adjusted_rand_index", "migrated")
 RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
+
+BASELINES = {"fedavg": "one model for all", "local": "local training", "by-group": "one model per group"}
+"""The alternatives to clusters, by the names of their metrics; the first decides whether clusters pay."""
 
 EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", "not measured"
 """What can be said of a client's limit, in the column ``limit``."""
@@ -138,6 +141,43 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
     limit = pd.Series(WITHIN_LIMIT, clients.index).mask(above, UNCERTAIN)
     limit = limit.mask(exposure.isna() | threshold.isna(), UNKNOWN).mask(over, EXCEEDED)
     return clients.assign(over=over, margin=clients["exposure_low"].fillna(exposure) - threshold, limit=limit)
+
+
+def gain_text(metrics: Metrics, baseline: str) -> str:
+    """What clusters gain over a baseline, in points of accuracy with the 95 % interval; "" without it.
+
+    >>> ends = {"baseline.local.low": -0.03, "baseline.local.high": -0.01}
+    >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local")
+    'cost 2.0 points (1.0 to 3.0)'
+    """
+    mean, low, high = (metrics.get(f"baseline.{baseline}.{name}", nan) for name in ("difference", "low", "high"))
+    if isnan(mean):
+        return ""
+    if low > 0:
+        return f"gain {100 * mean:.1f} points ({100 * low:.1f} to {100 * high:.1f})"
+    if high < 0:
+        return f"cost {-100 * mean:.1f} points ({-100 * high:.1f} to {-100 * low:.1f})"
+    return "not decided" + ("" if isnan(low) else f" ({100 * low:+.1f} to {100 * high:+.1f} points)")
+
+
+def baseline_table(summary: Summary) -> ReportTable | None:
+    """The alternatives to the run's clusters: accuracy, and what clusters gain over each; None without them."""
+    groups = [name for name, metrics in summary.by_group.items() if "baseline.fedavg.difference" in metrics]
+    rows = [
+        row(
+            Cell(capitalized(title)),
+            percent(summary.overall[f"baseline.{name}.accuracy"]),
+            gain_text(summary.overall, name),
+            *(gain_text(summary.by_group[group], name) for group in groups),
+        )
+        for name, title in BASELINES.items()
+        if f"baseline.{name}.accuracy" in summary.overall
+    ]
+    columns = ("alternative", "accuracy", "clusters against it", *(f"on {group}" for group in groups))
+    note = "Points of accuracy with 95 % intervals of paired differences; clients are the units where known."
+    return (
+        ReportTable(heads(columns[:1], columns[1:]), tuple(rows), "Does clustering pay?", note=note) if rows else None
+    )
 
 
 def group_table(view: RunView) -> ReportTable:

@@ -25,7 +25,13 @@ from shoal.reports.sweep.report_spec import (
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.sweep_charts import FigureData
 from shoal.reports.sweep.sweep_courses import ReadRounds, sweep_figure
-from shoal.reports.sweep.sweep_tables import Settings, settings_table, sweep_headlines, sweep_table
+from shoal.reports.sweep.sweep_tables import (
+    Settings,
+    default_figure,
+    settings_table,
+    sweep_headlines,
+    sweep_table,
+)
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, latex, markdown, row, table_csv
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
@@ -57,6 +63,7 @@ def write_sweep_report(
     if len(results):
         columns = set(map(str, results)) - {"run", "seed", *axes}
         require_shown(spec, groups_in(columns), columns)
+        spec = replace(spec, figures=spec.figures or default_figure(Settings.of(statistics, spec, labels)))
         tables = [sweep_table(name, wanted, statistics, labels) for name, wanted in spec.tables.items()]
         data = {name: FigureData(wanted, statistics, labels) for name, wanted in spec.figures.items()}
         figures = [sweep_figure(name, figure, read_rounds) for name, figure in data.items()]
@@ -102,7 +109,7 @@ def sweep_page(
     settings = None if results.empty else Settings.of(statistics, spec, labels)
     shown = [replace(figure, files=_links("figures", figure.name, ("svg", "pdf"))) for figure in figures]
     sections = (
-        section_of("settings", None if settings is None else settings_table(settings)),
+        *(section_of(f"settings-{i}", settings_table(s)) for i, s in enumerate(settings.by_axis if settings else ())),
         _missing(missing, statistics.axes, labels) if missing else None,
         *(
             Section(

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import nan
 from typing import Any
@@ -18,6 +18,7 @@ from shoal.reports.charts import MOST_NAMED
 from shoal.reports.exposure import Headline
 from shoal.reports.sweep.report_spec import (
     SPREADS,
+    FigureSpec,
     Labels,
     ReportSpec,
     TableSpec,
@@ -42,6 +43,9 @@ from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
 MOST_METRICS = 8
 """Metrics of the table of settings: the usual ones, then those of the file's tables and figures in their order."""
 
+MOST_PANELS = 3
+"""Metrics of the figure of a sweep whose file asks for none."""
+
 MOST_CONDITIONS = 8
 """Combinations of the further axes that the table of settings has rows for; of more, only their average."""
 
@@ -54,43 +58,47 @@ COSTS = ("epsilon", "seconds.total")
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """The settings of the first axis that varies, side by side; of a sweep without one, all runs together.
+    """The settings of one axis that varies, side by side; of a sweep without one, all runs together.
 
     Args:
         statistics: of the finished runs.
         labels: the names of axes, settings and metrics.
         keys: the metrics to compare.
         exposure: the MIA accuracy of the group that is most exposed over all runs; "": no run was attacked.
+        axis: whose settings these are; None: no axis varies.
     """
 
     statistics: SeedStatistics
     labels: Labels
     keys: Sequence[str]
     exposure: str
+    axis: str | None
 
     @staticmethod
     def of(statistics: SeedStatistics, spec: ReportSpec, labels: Labels) -> "Settings":
-        """Those of a sweep that shows ``spec``."""
+        """Those of the first axis that varies, of a sweep that shows ``spec``."""
         groups, results = _groups(statistics), statistics.results
         accuracy = results.reindex(columns=[f"accuracy.{group}" for group in groups]).mean().dropna()
         exposure = results.reindex(columns=[f"mia.{group}" for group in groups]).mean().dropna()
         worst = [str(accuracy.idxmin())] if len(accuracy) > 1 else []
+        fewest = [f"{metric}.{group}" for group in _minority(results, groups) for metric in ("accuracy", "mia")]
         exposed = [str(exposure.idxmax())] if len(exposure) else []
         shown = [key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y]
         measured = set(metrics_in(results, ("run", "seed", *statistics.axes)))
         limits = "exceeded.total" if "exceeded.total" in measured else "violations.total"
-        keys = dict.fromkeys(["accuracy.overall", *worst, *exposed, limits, *COSTS, *shown])
-        return Settings(statistics, labels, [key for key in keys if key in measured][:MOST_METRICS], "".join(exposed))
+        keys = dict.fromkeys(["accuracy.overall", *fewest, *worst, *exposed, limits, *COSTS, *shown])
+        keys = [key for key in keys if key in measured][:MOST_METRICS]
+        return Settings(statistics, labels, keys, "".join(exposed), next(iter(axes_that_vary(statistics)), None))
 
     @property
-    def axis(self) -> str | None:
-        """The first axis that varies."""
-        return next((name for name, values in self.statistics.axes.items() if len(values) > 1), None)
+    def by_axis(self) -> "list[Settings]":
+        """The settings of every axis that varies."""
+        return [replace(self, axis=axis) for axis in axes_that_vary(self.statistics)] or [self]
 
     @property
     def further(self) -> list[str]:
         """The other axes that vary."""
-        return [name for name, values in self.statistics.axes.items() if len(values) > 1 and name != self.axis]
+        return [axis for axis in axes_that_vary(self.statistics) if axis != self.axis]
 
     @property
     def names(self) -> list[str]:
@@ -106,9 +114,28 @@ class Settings:
         )
 
 
+def axes_that_vary(statistics: SeedStatistics) -> list[str]:
+    """The axes with more than one setting."""
+    return [name for name, values in statistics.axes.items() if len(values) > 1]
+
+
+def default_figure(settings: Settings) -> dict[str, FigureSpec]:
+    """The figure of a sweep whose file asks for none: accuracy and exposure over the first axis that varies."""
+    if settings.axis is None:
+        return {}
+    y = [key for key in settings.keys if key.startswith(("accuracy.", "mia."))][:MOST_PANELS]
+    figure = FigureSpec(y=y, kind="bars", x=settings.axis, average=settings.further, spread="ci")
+    return {"settings": figure} if y else {}
+
+
 def sweep_headlines(settings: Settings) -> list[Headline]:
-    """Which setting is best and which exposes least, each against the next one, and who is exposed in which runs."""
-    found = []
+    """On every axis, which setting is best and which exposes least, and who is exposed in which runs."""
+    return [answer for of_axis in settings.by_axis for answer in _headlines(of_axis, first=settings.axis)]
+
+
+def _headlines(settings: Settings, first: str | None) -> Iterator[Headline]:
+    """The answers on one axis, each best setting against the next one."""
+    axis = settings.labels.axis(settings.axis or "")
     for key, question in (
         ("accuracy.overall", "has the highest accuracy"),
         (settings.exposure, "has the lowest exposure"),
@@ -116,10 +143,16 @@ def sweep_headlines(settings: Settings) -> list[Headline]:
         best = settings.axis and key in settings.keys and Best.of(
             settings.by_seed([key])[:, :, 0], settings.names, key, metric_at(key).better
         )  # fmt: skip
-        if settings.axis and best:
-            about = f"Which {settings.labels.axis(settings.axis)} {question}? ({settings.labels.key(key)})"
-            found.append(Headline(about, _said(best, key)))
-    return [*found, Headline("Who is exposed, to whom?", _exposed(settings))]
+        if best:
+            yield Headline(f"Which {axis} {question}? ({settings.labels.key(key)})", _said(best, key))
+    whom = "to whom" if settings.axis == first else f"by {axis}"
+    yield Headline(f"Who is exposed, {whom}?", _exposed(settings))
+
+
+def _minority(results: pd.DataFrame, groups: Sequence[str]) -> list[str]:
+    """The group with the fewest members, in a list; none where groups are alike."""
+    members = results.reindex(columns=[f"members.{group}" for group in groups]).mean().dropna()
+    return [str(members.idxmin()).removeprefix("members.")] if members.nunique() > 1 else []
 
 
 def _said(best: Best, key: str) -> str:
@@ -192,9 +225,8 @@ def settings_table(settings: Settings) -> ReportTable:
             rows.append(row(heading, style="of"))
             rows += _rows(settings, settings.by_seed(settings.keys, where=where))
     head = labels.axis(settings.axis) if settings.axis else "runs"
-    return ReportTable(
-        heads([head], map(labels.key, settings.keys)), tuple(rows), "Every setting", note=_settings_note(settings)
-    )
+    title = f"Every setting of {head}" if settings.further else "Every setting"
+    return ReportTable(heads([head], map(labels.key, settings.keys)), tuple(rows), title, note=_settings_note(settings))
 
 
 def _rows(settings: Settings, by_seed: SeedValues) -> Iterator[TableRow]:

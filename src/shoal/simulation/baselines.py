@@ -1,0 +1,166 @@
+"""Does clustering pay? The same rounds with one model for all, with local training, and with one model per group."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.special import stdtrit
+
+from shoal.algorithms import ByGroup, FedAvg, LocalOnly
+from shoal.algorithms.wrapper import with_bases
+from shoal.core.errors import InputError
+from shoal.data import Federation
+from shoal.engine import Algorithm, Deployed, Engine
+from shoal.metrics.intervals import Floats
+from shoal.metrics.summary import Summary
+from shoal.simulation.distillation import apply_release
+from shoal.simulation.round_metrics import metric_values
+from shoal.simulation.simulation import DEFAULT_RED_TEAM, LOSS_RED_TEAM, Simulation
+
+LOG = logging.getLogger("shoal")
+
+CONFIDENCE = 0.95
+"""Of the intervals of differences."""
+
+
+def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
+    """The alternatives to the clusters of a simulation, by name.
+
+    There are none where its clients share one of ``models``, or where its rounds cannot be repeated.
+    """
+    if models == 1 or not simulation.replayable or simulation.start is not None:
+        return {}
+    grouped = any(isinstance(base, ByGroup) for base in with_bases(simulation.algorithm))
+    several = len(simulation.federation.groups_with_clients) > 1
+    alternatives: list[Algorithm] = [FedAvg(), LocalOnly(), *([ByGroup()] if several and not grouped else [])]
+    return {getattr(algorithm, "name"): algorithm for algorithm in alternatives}  # noqa: B009 - not of the protocol
+
+
+@dataclass(frozen=True)
+class GroupValues:
+    """The accuracy of the clients of one group on the group's test examples.
+
+    Args:
+        share: of the federation's clients.
+        values: (M,) float64, of each test example the mean of the metric over the models that the clients use.
+        owners: (M,) int64, the client that each test example belongs to; where that is unknown each is its own.
+    """
+
+    share: float
+    values: Floats
+    owners: np.ndarray
+
+
+def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> dict[str, GroupValues]:
+    """The `GroupValues` of each group with clients, whose clients use the models of ``deployed``."""
+    by_group: dict[str, GroupValues] = {}
+    test, rows = federation.test, range(len(federation.test))
+    client = torch.arange(len(rows)) if test.client is None or bool((test.client < 0).all()) else test.client
+    for g in federation.groups_with_clients:
+        own = federation.group == g
+        model, count = torch.unique(deployed.model[own], return_counts=True)
+        inside = replace(federation, test=test.of_group(g))
+        means = [metric_values(deployed.models[int(k)], inside, engine) for k in model]
+        values = (torch.stack(means) * (count / count.sum())[:, None]).sum(dim=0).numpy()
+        by_group[federation.groups[g]] = GroupValues(
+            float(own.double().mean()), values, client[test.group == g].numpy()
+        )
+    return by_group
+
+
+def difference(ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> tuple[float, float, float]:
+    """The mean difference of accuracy over clients, and the ends of its 95 % interval.
+
+    Both are measured on the same test examples, so the interval is that of paired differences. Examples of one client
+    are not independent, so clients are the units where it is known whose an example is (a ratio estimator's variance
+    between clusters, Cochran 1977, section 9.1, and Student's t); elsewhere examples are.
+
+    >>> one = {"all": GroupValues(1.0, np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))}
+    >>> none = {"all": GroupValues(1.0, np.zeros(4), np.array([0, 0, 1, 1]))}
+    >>> [round(value, 2) for value in difference(one, none)]
+    [0.75, -2.43, 3.93]
+    """
+    total = sum(group.share for group in ours.values())
+    mean = variance = 0.0
+    free = 0
+    for name, group in ours.items():
+        gain, share = group.values - theirs[name].values, group.share / total
+        _, owner = np.unique(group.owners, return_inverse=True)
+        sums = np.bincount(owner, weights=gain - gain.mean())
+        mean += share * float(gain.mean())
+        if len(sums) > 1:
+            variance += share**2 * float((sums**2).sum()) * len(sums) / (len(sums) - 1) / len(gain) ** 2
+            free += len(sums) - 1
+    half = float(stdtrit(free, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance) if free else math.nan
+    return mean, mean - half, mean + half
+
+
+def compare_with_baselines(
+    simulation: Simulation, engine: Engine, deployed: Deployed, baselines: Mapping[str, Algorithm]
+) -> Summary:
+    """Train the baselines of a simulation, and compare its final models with theirs.
+
+    Each trains the same rounds with the same seed, local training and defences, and is evaluated once. One that cannot
+    be trained so, such as local training under a defence of sums, is left out and named in the log. Baselines are
+    trained for this comparison alone and no model of theirs is released, so the run's epsilon does not cover them.
+
+    Args:
+        simulation: with its data where the engine wants them.
+        engine: that trained it.
+        deployed: its final models.
+        baselines: see `baselines_of`.
+
+    Returns:
+        ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients, and over those of each
+        group.
+    """
+    ours = group_values(deployed, simulation.federation, engine)
+    overall, by_group = dict[str, float](), {name: dict[str, float]() for name in ours}
+    for name, theirs in _trained_baselines(simulation, engine, baselines):
+        overall |= _metrics(name, ours, theirs)
+        for group in ours if len(ours) > 1 else ():
+            by_group[group] |= _metrics(name, {group: ours[group]}, {group: theirs[group]})
+    return Summary(overall=overall, by_group=by_group)
+
+
+def _trained_baselines(
+    simulation: Simulation, engine: Engine, baselines: Mapping[str, Algorithm]
+) -> Iterator[tuple[str, dict[str, GroupValues]]]:
+    red_team = LOSS_RED_TEAM if simulation.federation.classes is None else DEFAULT_RED_TEAM
+    for name, algorithm in baselines.items():
+        try:
+            other = replace(
+                simulation,
+                algorithm=algorithm,
+                red_team=red_team,
+                coordinator=None,
+                canaries=None,
+                reference_federations=0,
+                record_updates=0,
+                view="outsider",
+                attacks=(),
+            )
+            training = other.on(engine)
+            *_, (state, _report) = training.rounds(training.start(), other.last_round)
+            final, _losses = training.deployed(apply_release(other.release, training, state))
+        except InputError as error:
+            LOG.info("baseline '%s' is left out: %s", name, error)
+            continue
+        values = group_values(final, other.federation, engine)
+        LOG.info("baseline '%s': accuracy %.3f", name, mean_accuracy(values))
+        yield name, values
+
+
+def mean_accuracy(values: dict[str, GroupValues]) -> float:
+    """The mean accuracy of the clients of these groups."""
+    total = sum(group.share for group in values.values())
+    return sum(group.share * float(group.values.mean()) for group in values.values()) / total
+
+
+def _metrics(name: str, ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> dict[str, float]:
+    mean, low, high = difference(ours, theirs)
+    figures = {"accuracy": mean_accuracy(theirs), "difference": mean, "low": low, "high": high}
+    return {f"baseline.{name}.{figure}": value for figure, value in figures.items()}
