@@ -360,8 +360,9 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     """
     within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
-        why = "the federation is within the limit as it is" if within else f"{none} at this price"
-        what, before = f"Change nothing: {why}.", ""
+        what, before = f"{capitalized(none)} at this price.", ""
+        if within:
+            what = "Change nothing: the federation is within the limit as it is."
         cost = f"Accuracy over all clients is {best.accuracy:.3f}."
     else:
         what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."

@@ -102,7 +102,10 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
                 judgements.append(search.judge(tried[name], alone))
                 if judgements[-1].outcome == "within the limit":
                     break
-            best, front = chosen(judgements), pd.concat([figures.means(), left_out])
+            best = chosen(judgements)
+            if best.hopeless and best.outcome == "not decided":
+                best = search.judge(tried[best.rung], alone, give_up=False)
+            front = pd.concat([figures.means(), left_out])
     write_text(out / "protected.toml", tomli_w.dumps(tried[best.rung].rung.applied(config.table())))
     write_text(out / "runs.csv", pd.DataFrame([*search.rows.values()]).to_csv(index=False))
     document = {
@@ -250,8 +253,10 @@ class _Search:
         rest = means.loc[[variant for variant in best if variant not in cheap]].assign(exposure=nan, group="")
         return kept, rest.rename(index=names)
 
-    def judge(self, candidate: Candidate, alone: Config | None) -> Protection:
+    def judge(self, candidate: Candidate, alone: Config | None, *, give_up: bool = True) -> Protection:
         """The judgement of a candidate on as many judging seeds as decide; ``alone`` is the baseline, if there is one.
+
+        ``give_up`` says whether a candidate that is hopeless has no further seeds; the answer of a search has them.
 
         The federation as it is is attacked on the same seeds, and is not trained again for its accuracy.
         """
@@ -263,7 +268,7 @@ class _Search:
             attacked = self.runs({candidate.name: candidate.config}, seeds, attacked=True)
             self.judged = Figures(attacked, plain, self.groups, self.demand.view)
             judgement = judgement_of(replace(candidate.rung, name=candidate.name), self.judged, self.demand)
-            if judgement.outcome != "not decided" or judgement.hopeless:
+            if judgement.outcome != "not decided" or (give_up and judgement.hopeless):
                 break
         assert judgement is not None
         if alone is None:
