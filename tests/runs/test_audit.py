@@ -290,6 +290,11 @@ def test_a_gate_adds_reference_federations_until_it_is_decided(
     assert trained == [*range(took, 6)], "earlier ones are kept"
 
 
+def test_sites_are_guessed_where_held_out_examples_have_clients_and_refused_elsewhere(finished, tmp_path):
+    with pytest.raises(InputError, match="needs held-out examples of each client"):
+        audit_run(finished, references=0, site=True, out=tmp_path / "audit")
+
+
 def test_a_gate_on_nobody_is_refused_before_the_work(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(AttackedRun, "scores", lambda *_: pytest.fail("models were asked"))
     with pytest.raises(InputError, match="names the group 'nobody'"):

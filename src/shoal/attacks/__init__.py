@@ -19,6 +19,7 @@ from shoal.attacks.queries.label_only import ImageChanges, augmentation_votes, b
 from shoal.attacks.queries.loss_histograms import LossHistograms
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
+from shoal.attacks.queries.site_inference import SiteGuesses, SiteInference
 from shoal.attacks.queries.yeom import Gap, LossThreshold
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.scores.bavaria import BaVarIA
@@ -48,7 +49,8 @@ __all__ = [
     "LossThreshold", "LossTrajectory", "MembershipAttack", "ModelAcquisition", "ModelJoint", "ModelSpan", "Needs",
     "OfflineLiRA", "OfflineRMIA", "OtherClusters", "OwnedRecords", "Population", "PreferenceInference",
     "Query", "Records", "ReferenceAttack", "ReferenceModels",
-    "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SourceInference", "SpanScores", "Stack",
+    "ReferenceScores", "ServerOptimizer", "ShadowModelAttack", "ShadowModels", "SiteGuesses",
+    "SiteInference", "SourceInference", "SpanScores", "Stack",
     "UpdateAttack", "UpdateJoint", "UpdateScores", "UpdateSpan", "augmentation_votes", "boundary_distance",
     "client_scores", "logit_confidence", "needs_classes", "update_scores",
 ]  # fmt: skip

@@ -262,6 +262,10 @@ def audit(
     queries: Annotated[
         int, typer.Option("--queries", metavar="Q", help="Copies in which each image is asked, at most 18.")
     ] = 1,
+    site: Annotated[
+        bool,
+        typer.Option("--site", help="Also ask which client a held-out example comes from, by its model's outputs."),
+    ] = False,
     jobs: Jobs = 1,
     cluster: Cluster = None,
     out: Annotated[
@@ -288,6 +292,7 @@ def audit(
         run is not None or not leave_out_duplicates,
         "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
     )
+    require(run is not None or not site, "'--site' asks a run's models; leave it out with --scores and --trace")
     require(run is not None or queries == 1, "'--queries' asks a run's models; leave it out with --scores and --trace")
     if scores is not None:
         outcome = audit_scores(scores, **asked)
@@ -303,6 +308,7 @@ def audit(
                 data_dir=data_dir,
                 duplicates="leave-out" if leave_out_duplicates else None,
                 queries=queries,
+                site=site,
                 jobs=jobs,
                 cluster=cluster,
                 watch=display.reference_federations,

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from shoal.audit.audit import Audit, wrong_sign
 from shoal.audit.finding import exposure_summary, findings, findings_table
-from shoal.core.formats import format_duration
+from shoal.core.formats import format_duration, percent
 from shoal.data.preferences import VIEWS
 from shoal.data.sources.catalog import Availability
+from shoal.metrics.intervals import Estimate
 from shoal.reports.exposure import limit_sentence
 from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
@@ -35,6 +36,13 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
     found = findings(audit.attacks)
     lines = [f"Check the scores: {wrong}." for wrong in [*wrong_sign(audit.figures()).values()][:1]]
     lines += [*findings_table(found), exposure_summary(found)]
+    if "site-inference.gain" in stated:
+        site = {name.removeprefix("site-inference."): value for name, value in stated.items()}
+        gain = Estimate.of(site, "gain")
+        lines += [
+            f"The outputs name the client of {percent(site['accuracy'])} of held-out records; the class alone names "
+            f"{percent(site['chance'])}. The gain is {gain.figure}, by site inference."
+        ]
     for view in VIEWS:
         limit = limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view])
         lines += [f"{limit}."] * bool(limit)

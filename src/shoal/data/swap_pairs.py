@@ -145,7 +145,7 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
     Raises:
         InputError: there is no pair.
     """
-    held_out, source, within = _held_out(federation)
+    held_out, source, within = held_out_examples(federation)
     entry, other = _drawn_pairs(federation, stream, duplicates)
     owner = "its client" if within == "client" else "its group"
     one, larger = ("test", "test set") if source == "test" else ("hold-out", "hold-out")
@@ -167,7 +167,7 @@ def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, sh
     Returns:
         The position of the client (F,) int64, and the place in the held-out set (F,) int64, of each.
     """
-    clients, (held_out, _, within) = federation.clients, _held_out(federation)
+    clients, (held_out, _, within) = federation.clients, held_out_examples(federation)
     of_client = torch.arange(len(federation)) if within == "client" else federation.group
     key = held_out.group
     if within == "client":
@@ -203,7 +203,9 @@ def number_of_pairs(federation: Federation, duplicates: Duplicates = "keep") -> 
     return len(_drawn_pairs(federation, Stream(0), duplicates)[0])
 
 
-def _held_out(federation: Federation) -> tuple[GroupedExamples, Literal["test", "holdout"], Literal["client", "group"]]:
+def held_out_examples(
+    federation: Federation,
+) -> tuple[GroupedExamples, Literal["test", "holdout"], Literal["client", "group"]]:
     """The set of the second examples, its name, and whether pairs are within clients or groups."""
     holdout, test = federation.holdout, federation.test
     if test.client is not None:
@@ -217,7 +219,7 @@ def _held_out(federation: Federation) -> tuple[GroupedExamples, Literal["test", 
 
 def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates) -> tuple[Tensor, Tensor]:
     """`PairedRecords.entry` and `PairedRecords.test`."""
-    clients, (held_out, source, within) = federation.clients, _held_out(federation)
+    clients, (held_out, source, within) = federation.clients, held_out_examples(federation)
     owners, label = clients.owners(), clients.y[clients.indices.to(clients.y.device)].cpu()
     key, other_key = federation.group[owners], held_out.group
     if within == "client":

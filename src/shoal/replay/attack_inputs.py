@@ -22,6 +22,7 @@ from shoal.attacks import (
     Population,
     Query,
     ReferenceScores,
+    SiteInference,
     augmentation_votes,
     boundary_distance,
 )
@@ -31,7 +32,9 @@ from shoal.audit.attacked_records import threshold_cells
 from shoal.audit.final_attacks import attack_name
 from shoal.audit.model_scores import is_personal
 from shoal.audit.record_table import CLIENT, RecordTable
+from shoal.core.errors import require
 from shoal.data import Federation
+from shoal.data.swap_pairs import held_out_examples
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores
 
@@ -205,6 +208,32 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     scores = attack.score(_losses(attacked.trajectory))
     known = reference if len(losses) >= Stack.least else None
     return RecordTable.from_columns(scores, threshold=attack.threshold, view=CLIENT, reference=known)
+
+
+def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
+    """The figures of `SiteInference` on the clients' held-out examples, by key of audit.json.
+
+    Raises:
+        InputError: a regression, or a federation that does not say whose its held-out examples are.
+    """
+    federation, deployed = attacked.simulation.federation, attacked.deployed
+    held_out, _, within = held_out_examples(federation)
+    require(federation.classes is not None, "site inference needs classes; leave out '--site'")
+    said = within == "client" and held_out.client is not None
+    require(said, "site inference needs held-out examples of each client; leave out '--site'")
+    assert held_out.client is not None
+    site = torch.searchsorted(federation.ids, held_out.client)
+    model, outputs = deployed.model[site], list[Tensor]()
+    order = torch.argsort(model, stable=True)
+    for s in model.unique().tolist():
+        rows = torch.nonzero(model == s).flatten().to(held_out.y.device)
+        outputs.append(engine.outputs(deployed.models[s], held_out.x, rows).cpu())
+    found = SiteInference().guess(
+        torch.cat(outputs).double().numpy(), held_out.y.cpu()[order].numpy(), site[order].numpy()
+    )
+    figures = {"accuracy": found.outputs.accuracy, "low": found.outputs.low, "high": found.outputs.high}
+    figures |= {"chance": found.outputs.chance, "gain": found.gain, "gain.low": found.low, "gain.high": found.high}
+    return {f"{SiteInference.name}.{key}": value for key, value in figures.items() if not np.isnan(value)}
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:

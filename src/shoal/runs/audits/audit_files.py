@@ -45,6 +45,7 @@ class AuditRequest:
         duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set, has a
             copy with the same inputs and label; None: as the simulation says.
         queries: copies in which each record is asked.
+        site: whether it is also asked which client a held-out example comes from (`SiteInference`).
     """
 
     gates: Sequence[Gate] = ()
@@ -52,6 +53,7 @@ class AuditRequest:
     references: int = 16
     duplicates: Duplicates | None = None
     queries: int = 1
+    site: bool = False
     __repr__ = one_line
 
 

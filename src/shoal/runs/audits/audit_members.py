@@ -17,7 +17,7 @@ from shoal.core.processes import Workers, Workplace
 from shoal.core.randomness import Stream
 from shoal.data.shards import to_pixels
 from shoal.engine import Engine
-from shoal.replay.attack_inputs import join_scores, records_of_run
+from shoal.replay.attack_inputs import join_scores, records_of_run, site_figures
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
 from shoal.replay.span_scores import spans_to_repeat
@@ -69,6 +69,7 @@ def audit_members(
     require_measurable(request.gates, _non_members(attacked))
     target, folder = attacked.scores(engine), (home or place.out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
+    sites = site_figures(attacked, engine) if request.site else {}
     spans, most = attacked.spans(engine), request.references
     on_scores, on_updates = all_attacks(simulation.attacks)
     alone = records_of_run(attacked, target, [], engine)
@@ -103,6 +104,7 @@ def audit_members(
         records, audit, spent = _until_decided(attack, request, place.workers)
     else:
         records, audit, spent = attack(most)
+    audit = replace(audit, guesses={**audit.guesses, **sites})
     about = replace(
         about,
         seconds={**about.seconds, "seconds.references": spent},

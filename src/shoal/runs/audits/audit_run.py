@@ -36,6 +36,7 @@ def audit_run(
     data_dir: Path | None = None,
     duplicates: Duplicates | None = None,
     queries: int = 1,
+    site: bool = False,
     jobs: int = 1,
     cluster: str | None = None,
     watch: AuditWatch | None = None,
@@ -59,6 +60,7 @@ def audit_run(
             copy with the same inputs and label; None: as the configuration says.
         queries: copies in which each image is asked, at most 18 (2 flips x 9 shifts), and their scores averaged. Other
             numbers of them need reference federations of their own.
+        site: whether it is also asked which client a held-out example comes from, by its model's outputs.
         jobs: reference federations that are trained at a time, each in a process of its own; results are the same.
         cluster: address of a Ray cluster that trains them, as of `shoal.sweeps.Workers`; None: this machine.
         watch: called before the first reference federation that is trained, and after each, with the numbers that are
@@ -89,7 +91,7 @@ def audit_run(
     """
     run, references = path_of("run", run), integer("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
-    request = AuditRequest(parse_gates(gates), attacks, references, duplicates, queries)
+    request = AuditRequest(parse_gates(gates), attacks, references, duplicates, queries, site)
     place = Workplace(out, Workers(integer("jobs", jobs, "such as 2", 1), cluster), data_dir, watch)
     stated, home = stated_guarantee(read_summary(run).overall), run if os.access(run, os.W_OK) else out
     config, simulation = rebuilt(run, data_dir, allow_code=allow_code)
