@@ -2,13 +2,14 @@
 
 import pytest
 
-from shoal.audit.audit import Gate, parse_gates
 from shoal.core.errors import InputError
+from shoal.runs.audits.gate import Gate, looks, parse_gates, require_measurable
 
 AUDIT = {
     "attacks.lira.all.auc": 0.7,
     "attacks.lira.all.auc.low": 0.6,
     "attacks.lira.all.auc.high": 0.8,
+    "attacks.loss.minority.auc.low": 0.86,
     "attacks.loss.minority.auc.high": 0.9,
     "attacks.lira.all.tpr_at_fpr_0.01.high": 0.04,
     "strongest.all": "lira",
@@ -22,6 +23,55 @@ def test_the_upper_end_counts():
     assert parse_gates(["auc <= 0.85"])[0].broken_by(AUDIT) == {"attacks.loss.minority.auc": 0.9}
     assert parse_gates(["auc<0.9"])[0].broken_by(AUDIT) == {"attacks.loss.minority.auc": 0.9}
     assert set(parse_gates(["auc <= 0.1"])[0].broken_by(AUDIT)) == {"attacks.lira.all.auc", "attacks.loss.minority.auc"}
+
+
+@pytest.mark.parametrize(("most", "step"), [(0, 2), (1, 2), (2, 2), (5, 2), (16, 2), (16, 4), (3, 4)])
+def test_the_intervals_of_all_looks_hold_at_once_and_the_last_look_has_all_references(most, step):
+    numbers, confidences = zip(*looks(most, step), strict=True)
+    assert numbers[-1] == most
+    assert [*numbers] == sorted({*numbers})
+    assert all(number % 2 == 0 for number in numbers[:-1]), "two train on opposite records"
+    assert sum(1 - confidence for confidence in confidences) == pytest.approx(0.05)
+
+
+def test_a_gate_is_decided_by_intervals_that_allow_for_all_looks():
+    def decided(expression, references, confidence=0.95, value=0.7):
+        key = "attacks.lira.all.auc"
+        figures = {key: value, f"{key}.low": value - 0.05, f"{key}.high": value + 0.05}
+        about = {"references": references, "gates.confidence": confidence, "gates.most_references": 16}
+        gate = parse_gates([expression])[0]
+        answer, (said, holds) = gate.decided(figures | about), gate.judged(figures | about)
+        assert answer in (holds, None), "a decision is what is said at the end"
+        assert ("not decided" in said) == (not holds and answer is None)
+        assert f"with {references} of at most 16" in said
+        return answer
+
+    assert decided("auc <= 0.8", 4) is True
+    assert decided("auc <= 0.8", 2) is None, "attacks with fewer references find less"
+    assert decided("auc <= 0.6", 2) is False
+    assert decided("auc <= 0.7", 4) is None
+    # 0.05 * 2.91 / 1.96 = 0.074 at the confidence of an early look.
+    assert [decided("auc <= 0.76", 4, level) for level in (0.95, looks(16)[1][1])] == [True, None]
+    assert [decided("auc <= 0.64", 4, level) for level in (0.95, looks(16)[1][1])] == [False, None]
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("attacks.lira.minor.auc <= 0.6", "did you mean 'minority'?"),
+        ("views.clients.minority.auc <= 0.6", "did you mean 'client'?"),
+        ("lira.auc <= 0.6", "'attacks.ATTACK.GROUP.auc' or 'views.VIEW.GROUP.auc'"),
+        ("tpr_at_fpr_0.001 <= 0.6", "needs 3,000 non-members; there are 500"),
+        ("views.client.minority.tpr_at_fpr_0.01 <= 0.6", "needs 300 non-members; there are 100"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_work(expression, sentence):
+    sizes = {"minority": 100, "major.ity": 400}
+    with pytest.raises(InputError) as error:
+        require_measurable(parse_gates([expression]), sizes)
+    assert sentence in str(error.value)
+    measurable = ["auc <= 0.6", "attacks.loss.major.ity.tpr_at_fpr_0.01 <= 0.6", "views.server.all.accuracy <= 0.6"]
+    require_measurable(parse_gates([*measurable, "empirical_epsilon <= 2"]), sizes)
 
 
 def test_one_key_is_limited_alone():
@@ -54,6 +104,10 @@ def test_a_judgement_names_the_worst_key_and_counts_the_others():
         ("auc <= nan", "got the number 'nan'"),
         ("aucc <= 0.5", "did you mean 'auc'?"),
         ("references <= 4", "a gate cannot limit 'references'"),
+        ("auc <= 1", "always holds, since 'auc' is at most 1; give a number between 0 and 1"),
+        ("views.client.a.tpr_at_fpr_0.01 <= 5", "always holds"),
+        ("empirical_epsilon <= inf", "always holds, since 'empirical_epsilon' is at most inf"),
+        ("accuracy < 0", "never holds, since 'accuracy' is at least 0"),
         (0.6, "such as 'tpr_at_fpr_0.01 <= 0.05'; got 0.6"),
     ],
 )

@@ -7,11 +7,12 @@ import pytest
 
 from made_up_scores import made_up
 from shoal.audit.attacked_records import AuditRecords, attack_records
-from shoal.audit.audit import VIEW_METRICS, audit_records, parse_gates
+from shoal.audit.audit import VIEW_METRICS, audit_records
 from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER, RecordTable, strongest
 from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS
 from shoal.metrics import roc_auc
+from shoal.runs.audits.gate import parse_gates
 
 KEYS = ("attack", *(f"{m}{end}" for m in ("accuracy", "auc", "tpr_at_fpr_0.01") for end in ("", ".low", ".high")))
 
@@ -131,6 +132,6 @@ def test_a_gate_can_name_a_view_and_does_not_count_it_twice(records):
     broken = parse_gates(["auc <= 0.1"])[0].broken_by(flat)
     assert any(key.startswith("attacks.") for key in broken)
     assert not any(key.startswith("views.") for key in broken)
-    sentence, holds = parse_gates(["views.server.few.auc <= 1"])[0].judged(flat)
+    sentence, holds = parse_gates(["views.server.few.auc <= 0.9"])[0].judged(flat)
     assert not holds
     assert "'views.server.few.auc' was not measured" in sentence

@@ -7,10 +7,10 @@ import pytest
 import tomli_w
 import typer
 
-from shoal.audit.audit import parse_gates
 from shoal.cli.answers import CommandResult, command
 from shoal.cli.app import app, main
 from shoal.protection.ladder import Ladder, Rung
+from shoal.runs.audits.gate import parse_gates
 
 NAMES = [entry.name or entry.callback.__name__ for entry in app.registered_commands]
 """Of all commands."""
@@ -34,9 +34,10 @@ def folder(toy_config, tmp_path_factory):
 
 def asked(name, folder, tmp_path):
     """The arguments of a cheap call of a command."""
-    gate, quiet = ["--gate", "accuracy <= 1"], "--quiet"
+    gate, quiet = ["--gate", "empirical_epsilon <= 50"], "--quiet"
     runs = [str(folder / run) for run in ("ifca", "ifca-mir")]
     out = ["--out", str(tmp_path / "out")]
+    private = ["--set", "defenses.dp_sgd.noise_multiplier=1000.0", "--set", "model.name=logistic"]
     seeds = ["--choosing", "1", "--judging", "2", "--references", "1", "--limit", "1.0", "--max-cost", "1.0"]
     return {
         "init": [str(tmp_path / "new.toml")],
@@ -46,7 +47,7 @@ def asked(name, folder, tmp_path):
         "card": [runs[0], *out],
         "compare": runs,
         "audit": [runs[0], "--references", "1", *gate, *out],
-        "preflight": [str(folder / "plain.toml"), "--gate", "auc <= 1"],
+        "preflight": [str(folder / "plain.toml"), *private, "--gate", "auc <= 0.6"],
         "sweep": [str(folder / "sweep.toml"), *out],
         "protect": [str(folder / "plain.toml"), *seeds, *out, quiet],
     }[name]
@@ -58,7 +59,12 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
     assert main([name, *asked(name, folder, tmp_path), "--json"]) == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)
-    said = {"run": "round 2 of 2", "sweep": "1 of 1 runs", "audit": "Gate accuracy <= 1: holds", "preflight": "Gate"}
+    said = {
+        "run": "round 2 of 2",
+        "sweep": "1 of 1 runs",
+        "audit": "Gate empirical_epsilon <= 50: holds",
+        "preflight": "Gate",
+    }
     assert said.get(name, "") in printed.err
     out, run = tmp_path / "out", folder / "ifca"
     match name:
@@ -70,7 +76,7 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
             assert document == {**card, "file": str(out / "card.json"), "page": str(out / "card.html")}
         case "audit":
             figures = json.loads((out / "audit.json").read_text())
-            gates = {"accuracy <= 1": True}
+            gates = {"empirical_epsilon <= 50": True}
             assert document == {**figures, "report": str(out / "audit.html"), "gates": gates}
         case "protect":
             figures = json.loads((out / "protection.json").read_text())
@@ -91,7 +97,7 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
         case "data":
             assert {"name", "path", "size", "instructions"} == {*document["data_sets"][0]}
         case "preflight":
-            assert document["gates"] == {"auc <= 1": True}
+            assert document["gates"] == {"auc <= 0.6": True}
 
 
 def test_bad_input_prints_no_document(capsys):

@@ -174,7 +174,7 @@ def test_data_says_how_many_examples_have_the_property(config, capsys):
     assert capsys.readouterr().out.splitlines() == ["1,797 images in 10 classes", said]
 
 
-INTERRUPTED = "shoal: interrupted; a run goes on with --resume, a sweep when it is started again"
+INTERRUPTED = "shoal: interrupted; the same command with --resume goes on"
 
 
 @pytest.mark.processes
@@ -246,7 +246,7 @@ def test_interrupted_while_it_loads_is_130_without_a_traceback(tmp_path):
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
         _, printed = process.communicate(timeout=30)
-    assert (process.returncode, printed) == (130, f"{INTERRUPTED}\n")
+    assert (process.returncode, printed) == (130, "shoal: interrupted\n"), "there is nothing to resume"
 
 
 @pytest.mark.parametrize("source", ["--scores", "--trace"])

@@ -65,6 +65,16 @@ def test_clusters_are_the_groups_where_there_are_as_many_models():
         assert set(rows.loc[rows["view"] == "client", "clients"]) == {4}
 
 
+def test_a_sum_has_the_real_clients_and_rows_of_a_group_and_no_more_rows_than_the_table():
+    federation = federation_of((8, 7, 7, 7, 3, 2), groups=["one", "two", "two", "three", "three", "three"])
+    rows = simulation_of(federation, algorithm=shoal.IFCA(clusters=2)).preflight().views
+    rows = rows[rows["view"] == "client"].set_index("group")
+    assert rows["clients"].to_dict() == {"one": 1, "two": 2, "three": 3}
+    assert rows["examples"].to_dict() == {"one": 8, "two": 14, "three": 12}
+    rows = simulation_of(federation).preflight().views
+    assert set(rows.loc[rows["view"] == "client", "examples"]) == {8 + 7 + 7 + 7 + 3 + 2}
+
+
 def test_what_is_not_sent_is_not_seen():
     local = simulation_of(algorithm=shoal.LocalOnly()).preflight()
     assert len(local.views) == 0

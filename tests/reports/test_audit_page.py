@@ -365,7 +365,7 @@ def test_each_view_has_its_findings_and_the_limit_on_every_attack_or_the_way_to_
     assert server[1].endswith("For the server differential privacy limits no attack noticeably.")
     terminal = format_audit(audit_of(), bounds)
     assert limit in terminal
-    assert "and shoal audit --trace DIR those that were recorded." in terminal
+    assert "Not asked: another client and the server." in terminal
 
 
 def test_the_first_screen_ends_with_the_command_that_does_something() -> None:

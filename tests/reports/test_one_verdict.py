@@ -14,7 +14,17 @@ import pytest
 from audit_of_any_shape import attack_row, audit_of
 from run_of_any_shape import ROUNDS, finished, report_text, summary_of
 from shoal.audit.audit import Audit
-from shoal.audit.finding import BY, Estimate, Finding, every_attack, exposure_summary, findings, run_findings, sentence
+from shoal.audit.finding import (
+    BY,
+    Estimate,
+    Finding,
+    every_attack,
+    exposure_summary,
+    findings,
+    most_exposed,
+    run_findings,
+    sentence,
+)
 from shoal.cli.displays import format_audit
 from shoal.metrics.summary import parse_summary
 from shoal.reports.sweep.report_spec import Labels, ReportSpec
@@ -23,6 +33,7 @@ from shoal.reports.sweep.sweep_tables import Settings, sweep_headlines as sweep_
 from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audit
 from shoal.runs.audits.card import write_card
 from shoal.runs.comparison import compare
+from shoal.runs.result import read_tables
 
 READER = Path(__file__).parents[2] / "docs" / "lessons" / "read.py"
 ATTACKS = ("lira", "rmia", "gap", "trajectory", "fedmia-i")
@@ -86,6 +97,17 @@ def test_every_surface_says_the_same_of_each_group_and_view(made, monkeypatch, c
         assert exposure_summary(found) in page
     # The title of the figure, and the box of both pages.
     assert exposure_summary(found, unasked=False).removesuffix(".") in pages[0]
+
+
+def test_a_printed_audit_and_a_printed_run_give_the_answer_in_five_lines(made) -> None:
+    out, audit, found = made
+    shown = str(audit).splitlines()
+    assert len(shown) <= 5
+    assert shown[-1] == exposure_summary(found)
+    lines = str(read_tables(out)).splitlines()
+    assert len(lines) <= 5
+    assert exposure_summary(found, unasked=False) in lines
+    assert sentence(most_exposed(found)[0]) in lines
 
 
 def test_tables_show_the_intervals_of_the_findings(made) -> None:

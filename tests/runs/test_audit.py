@@ -271,16 +271,41 @@ def test_the_attacked_models_are_scored_once(finished, tmp_path, monkeypatch):
     assert len(count) == 1, "for the records, and to see whether the run was repeated as it was"
 
 
+@pytest.mark.parametrize(
+    ("expression", "holds", "took"),
+    [("attacks.gap.all.accuracy <= 0.99", True, 4), ("attacks.span.all.auc <= 0.55", False, 2)],
+)
+def test_a_gate_adds_reference_federations_until_it_is_decided(
+    expression, holds, took, finished, tmp_path, monkeypatch
+):
+    out, trained, seen = without_references(finished, tmp_path / "run"), count_references(monkeypatch), []
+    found = audit_run(out, references=6, gates=[expression], watch=lambda *given: seen.append(given))
+    assert (trained, found.audit.references, seen[-1]) == ([*range(took)], took, (took, 6))
+    (gate,) = found.gates
+    assert gate.decided(found.flat) is holds
+    fixed = audit_run(out, references=took).flat
+    assert {key: found.flat[key] for key in fixed if not key.startswith("seconds.")} == without_seconds(out)
+    trained.clear()
+    assert audit_run(out, references=6, gates=["empirical_epsilon <= 50"]).audit.references == 6, "the most"
+    assert trained == [*range(took, 6)], "earlier ones are kept"
+
+
+def test_a_gate_on_nobody_is_refused_before_the_work(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(AttackedRun, "scores", lambda *_: pytest.fail("models were asked"))
+    with pytest.raises(InputError, match="names the group 'nobody'"):
+        audit_run(finished, gates=["attacks.lira.nobody.auc <= 0.5"], out=tmp_path / "audit")
+
+
 def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     scores = audit_run(finished, references=2, out=tmp_path).page.parent / "scores.csv"
     command = ["audit", "--scores", str(scores), "--out", str(tmp_path / "again"), "--gate"]
-    assert main([*command, "auc <= 1"]) == 0
-    assert "Gate auc <= 1: holds" in capsys.readouterr().out
+    assert main([*command, "empirical_epsilon <= 50"]) == 0
+    assert "Gate empirical_epsilon <= 50: holds" in capsys.readouterr().out
     assert main([*command, "auc <= 0.5"]) == 3
-    assert "broken by attacks." in capsys.readouterr().out
+    assert "by attacks." in capsys.readouterr().out
     assert main([*command, "auc <= 0.5", "--gate", "attacks.lira.nobody.auc <= 0.5"]) == 2
     printed = capsys.readouterr()
-    assert "Gate auc <= 0.5: broken by attacks." in printed.out, "what was measured is said before the error"
+    assert "Gate auc <= 0.5: " in printed.out, "what was measured is said before the error"
     assert "'attacks.lira.nobody.auc' was not measured" in printed.err
     assert main([*command, "aucc <= 0.5"]) == 2
     assert (tmp_path / "again" / "audit.json").exists(), "files are written whatever the gate says"
@@ -291,6 +316,10 @@ def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     [
         ([], "shoal audit takes one of"),
         (["nowhere"], "nowhere: is not a finished run (no summary.json); there is no such directory"),
+        (
+            ["a-sweep/sweep.toml"],
+            "sweep.toml: is not a finished run (no summary.json); it is a file; name the directory",
+        ),
         (["of-nobody"], "of-nobody: is not a finished run (no summary.json); name the directory of a run"),
         (["a-sweep"], "a-sweep: is not a finished run (no summary.json); it is a sweep, whose runs are in its folder"),
         (["begun"], "begun: is not a finished run (no summary.json); finish it with shoal run --resume"),

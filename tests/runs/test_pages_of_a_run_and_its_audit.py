@@ -8,10 +8,10 @@ import pytest
 import shoal
 from audit_of_any_shape import audit_of
 from run_of_any_shape import ROUNDS, finished, report_text
-from shoal.audit.audit import parse_gates
 from shoal.config.schema import parse_config
 from shoal.reports.run.description import RunDescription
 from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audit
+from shoal.runs.audits.gate import parse_gates
 from shoal.runs.result import report_of
 
 WARNING = "the shadow set is too small for cluster 1"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import inf, isnan, nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,17 @@ import pandas as pd
 
 from shoal.attacks import BaVarIA, LiRA, ReferenceAttack, client_scores
 from shoal.audit.attacked_records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords, attack_records
+from shoal.audit.finding import (
+    FIELDS,
+    METRICS,
+    exposure_summary,
+    findings,
+    findings_table,
+    headline,
+    most_exposed,
+    rows_of,
+    rows_of_view,
+)
 from shoal.audit.record_exposure import record_exposure
 from shoal.audit.record_table import (
     AGAINST_CLIENTS,
@@ -23,21 +34,12 @@ from shoal.audit.record_table import (
     strongest,
     views_within,
 )
-from shoal.core.errors import InputError, describe, require, require_instance, suggest
+from shoal.core.errors import require_instance
 from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, empirical_epsilon
 from shoal.metrics.intervals import at_once
-
-METRICS = {
-    "auc": "auc",
-    "accuracy": "accuracy",
-    "tpr_at_fpr_0.01": "tpr_at_1_percent_fpr",
-    "tpr_at_fpr_0.01_per_record": "tpr_at_1_percent_fpr_per_record",
-    "tpr_at_fpr_0.001": "tpr_at_01_percent_fpr",
-}
-"""The metrics of an audit by name, each with the field of `MembershipMetrics` that holds it, beside its interval's."""
 
 ATTACK_COLUMNS = (
     "view", "attack", "scope", "name", "members", "non_members", "exact",
@@ -89,6 +91,11 @@ class Audit:
     notes: Sequence[str] = ()
     __repr__ = one_line
 
+    def __str__(self) -> str:
+        """The answer in five lines: the three most exposed findings, and who is exposed to whom."""
+        found = findings(self.attacks)
+        return "\n".join([*findings_table(most_exposed(found)[:3]), exposure_summary(found)])
+
     def _repr_html_(self) -> str:
         rows = pd.DataFrame([self.strongest(*scope) for scope in self._scopes().values()])
         shown = rows[["name", "view", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
@@ -118,7 +125,7 @@ class Audit:
             if (found := self.headline(view, *scope)) is not None:
                 decides = dict(found)
                 flat[f"views.{view}.{name}.attack"] = str(decides["attack"])
-                rows = _rows_of_view(self.attacks, view, *scope).values()
+                rows = rows_of_view(self.attacks, view, *scope).values()
                 decides |= {f"{metric}.at_least": _at_least(rows, metric) for metric in VIEW_METRICS}
                 flat |= _figures(f"views.{view}.{name}", decides, VIEW_METRICS, ("", ".low", ".high", ".at_least"))
         best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
@@ -148,49 +155,6 @@ def _figures(
     """The figures of a row of `Audit.attacks` by key of audit.json; those that were not measured are left out."""
     columns = (f"{metric}{end}" for metric, end in product(metrics, ends))
     return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
-
-
-_FIELDS = {
-    f"{metric}{end}": f"{field}{end.replace('.', '_')}".removeprefix("accuracy_")
-    for metric, field in METRICS.items()
-    for end in ("", ".low", ".high")
-} | {"members": "members", "non_members": "non_members", "exact": "exact", "accuracy.null_high": "null_high"}
-"""The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, with these."""
-
-
-def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fraction of the time."""
-    return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
-
-
-def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
-    """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
-    measured there.
-
-    It is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` says
-    which of them is chosen beforehand.
-
-    Args:
-        attacks: `Audit.attacks`.
-        view: of the attacker.
-        scope, name: "all", "group", "model" or "client", and which.
-    """
-    rows = _rows_of_view(attacks, view, scope, name)
-    needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
-    if view not in needed.values():
-        return None
-    chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
-    judged = {
-        attack: MembershipMetrics(**{field: row[key] for key, field in _FIELDS.items()}) for attack, row in rows.items()
-    }
-    return rows[strongest({name: judged[name] for name in rank_attacks_for_view(view, needed, chosen, judged)})[0]]
-
-
-def _rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
-    """The rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
-    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
-    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
-    return {str(row["attack"]): row for row in rows_of(attacks[here])}
 
 
 def _at_least(rows: Iterable[Mapping[Hashable, Any]], metric: str) -> float:
@@ -330,9 +294,11 @@ def attack_row(
     return row | {
         "chosen": chosen,
         "strongest": strongest,
-        **{key: getattr(metrics, field) for key, field in _FIELDS.items()},
+        **{key: getattr(metrics, field) for key, field in FIELDS.items()},
     }
 
+
+_AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
 
 TWO_SIDED = (LiRA.name, BaVarIA.name)
 """Attacks with two distributions, which scores of the wrong sign do not blind. They may be below chance by the numbers
@@ -367,107 +333,3 @@ def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
                 "its scores may have the wrong sign"
             )
     return found
-
-
-LOWER_BOUND = "empirical_epsilon"
-"""The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
-
-LIMITED = (*METRICS, LOWER_BOUND)
-"""The figures that a gate can limit."""
-
-_AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
-
-_FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A limit on the upper end of a figure's interval that a release must keep, such as ``tpr_at_fpr_0.01 <= 0.05``.
-
-    Args:
-        key: one of `LIMITED`, of every attack on every group; or one key of audit.json, such as
-            ``attacks.lira.minority.auc`` or ``views.client.minority.auc``.
-        limit: what it must not exceed.
-        strict: whether it must stay below ``limit``.
-    """
-
-    key: str
-    limit: float
-    strict: bool = False
-
-    def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
-        measured. Where scores may have the `wrong_sign`, all of them do. For a view's figure, what another attack of
-        the view certainly reaches counts too (``at_least``).
-        """
-        # The figures of a view are an attack's too, where there are attacks.
-        attacks = any(key.startswith("attacks.") for key in audit)
-        named = {f"{self.key}.high"} if attacks else {*audit}
-        uppers = {
-            figure: max(float(value), float(audit.get(f"{figure}.at_least", -inf)))
-            for key, value in audit.items()
-            if not isinstance(value, str) and self._limits(key) and (key in named or not key.startswith("views."))
-            for figure in [key.removesuffix(".high")]
-        }
-        require(
-            bool(uppers),
-            f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
-            "or no such attack, group or view",
-        )
-        if wrong_sign(audit):
-            return uppers
-        return {
-            key: value for key, value in uppers.items() if value > self.limit or (self.strict and value == self.limit)
-        }
-
-    def _limits(self, key: str) -> bool:
-        if self.key == LOWER_BOUND:
-            return key == self.key
-        figure = key.removesuffix(".high")
-        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
-
-    def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
-        """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""
-        try:
-            broken = self.broken_by(audit)
-        except InputError as error:
-            return f"Gate {self}: {error}", False
-        if not broken:
-            return f"Gate {self}: holds", True
-        if wrong := [*wrong_sign(audit).values()]:
-            return f"Gate {self}: cannot hold, since {wrong[0]}", False
-        worst = max(broken, key=lambda key: broken[key])
-        more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
-        certain = broken[worst] == audit.get(f"{worst}.at_least")
-        what = "where an attack of the view certainly reaches" if certain else "whose upper end is"
-        return f"Gate {self}: broken by {worst}, {what} {broken[worst]:.3f}{more}", False
-
-    def __str__(self) -> str:
-        return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
-
-
-def parse_gates(expressions: Sequence[str]) -> list[Gate]:
-    """The gates that ``expressions`` state.
-
-    >>> parse_gates(["tpr_at_fpr_0.01 <= 0.05"])
-    [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]
-    """
-    listed = isinstance(expressions, Sequence) and not isinstance(expressions, str)
-    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {describe(expressions)}")
-    return [_parse_gate(expression) for expression in expressions]
-
-
-def _parse_gate(expression: str) -> Gate:
-    form = "a gate has the form 'METRIC <= NUMBER', such as 'tpr_at_fpr_0.01 <= 0.05'"
-    parts = _FORM.fullmatch(expression) if isinstance(expression, str) else None
-    if parts is None:
-        raise InputError(f"{form}; got {describe(expression)}")
-    try:
-        limit = float(parts["limit"])
-    except ValueError:
-        limit = nan
-    require(not isnan(limit), f"{form}; got the number '{parts['limit']}'")
-    key = parts["key"]
-    limitable = any(key == name or key.endswith(f".{name}") for name in LIMITED)
-    require(limitable, f"a gate cannot limit '{key}'; {suggest(key, LIMITED)}")
-    return Gate(key, limit, parts["sign"] == "<")

@@ -6,7 +6,7 @@ limit on exposure.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any
@@ -15,13 +15,28 @@ import pandas as pd
 
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
-from shoal.audit.audit import headline, rows_of
-from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW
+from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, rank_attacks_for_view, strongest, views_within
 from shoal.core.formats import capitalized, count, join_words, percent
 from shoal.data.preferences import VIEWS, View
-from shoal.metrics import least_non_members
+from shoal.metrics import MembershipMetrics, least_non_members
 from shoal.metrics.intervals import Estimate, Verdict
 from shoal.metrics.summary import Summary, accuracy_key
+
+METRICS = {
+    "auc": "auc",
+    "accuracy": "accuracy",
+    "tpr_at_fpr_0.01": "tpr_at_1_percent_fpr",
+    "tpr_at_fpr_0.01_per_record": "tpr_at_1_percent_fpr_per_record",
+    "tpr_at_fpr_0.001": "tpr_at_01_percent_fpr",
+}
+"""The metrics of an audit by name, each with the field of `MembershipMetrics` that holds it, beside its interval's."""
+
+FIELDS = {
+    f"{metric}{end}": f"{field}{end.replace('.', '_')}".removeprefix("accuracy_")
+    for metric, field in METRICS.items()
+    for end in ("", ".low", ".high")
+} | {"members": "members", "non_members": "non_members", "exact": "exact", "accuracy.null_high": "null_high"}
+"""The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, with these."""
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """The rates at which true positive rates are given."""
@@ -162,6 +177,41 @@ class Finding:
         return f"{few}{count(needed)} are needed"
 
 
+def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fraction of the time."""
+    return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
+
+
+def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
+    """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
+    measured there.
+
+    It is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` says
+    which of them is chosen beforehand.
+
+    Args:
+        attacks: `Audit.attacks`.
+        view: of the attacker.
+        scope, name: "all", "group", "model" or "client", and which.
+    """
+    rows = rows_of_view(attacks, view, scope, name)
+    needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
+    if view not in needed.values():
+        return None
+    chosen = sorted((attack for attack, row in rows.items() if row["chosen"]), key=lambda a: VIEWS.index(needed[a]))
+    judged = {
+        attack: MembershipMetrics(**{field: row[key] for key, field in FIELDS.items()}) for attack, row in rows.items()
+    }
+    return rows[strongest({name: judged[name] for name in rank_attacks_for_view(view, needed, chosen, judged)})[0]]
+
+
+def rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
+    """The rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
+    here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
+    here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
+    return {str(row["attack"]): row for row in rows_of(attacks[here])}
+
+
 def findings(attacks: pd.DataFrame) -> list[Finding]:
     """One finding per view and group, of the attack that decides there (`headline`), from an outsider to the server.
 
@@ -286,6 +336,20 @@ def sentence(finding: Finding) -> str:
         return text
     few = "Some members are exposed all the same: at" if finding.verdict != "exposed" and tpr.low > 0.01 else "At"
     return f"{text} {few} a false positive rate of 1 % it finds {tpr.percent} of the members ({tpr.percent_interval})."
+
+
+def findings_table(found: Sequence[Finding]) -> list[str]:
+    """One line per finding under a line of titles, in columns; nothing without findings.
+
+    >>> few = Finding("server", "few", "lira", Estimate(0.87, 0.8, 0.92), Estimate(0.9, 0.85, 0.94), title="LiRA")
+    >>> print(findings_table([few])[1])
+    server  few    LiRA    0.900 (0.850 to 0.940)  0.870 (0.800 to 0.920)  exposed
+    """
+    rows = [("view", "group", "attack", "AUC (95 %)", "attack accuracy (95 %)", "verdict")]
+    rows += [(one.view, one.group, one.title, one.auc.figure, one.accuracy.figure, one.verdict) for one in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines if found else []
 
 
 def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:

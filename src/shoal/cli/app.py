@@ -124,8 +124,8 @@ def run(
     from shoal.runs.run_description import read_description
     from shoal.runs.sinks import TensorBoard
 
-    end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / config.stem
+    end_soon_after_interrupt(directory / "config.toml", "the same command with --resume goes on")
     for name in log or []:
         elsewhere = "docs/use.md has classes to log to MLflow and W&B from Python"
         require(name == "tensorboard", f"'--log' must be 'tensorboard'; got '{name}'; {elsewhere}")
@@ -168,8 +168,8 @@ def sweep(
     from shoal.sweeps import read_sweep, run_sweep
     from shoal.sweeps.results_table import read_results
 
-    end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / sweep.stem
+    end_soon_after_interrupt(directory)
     runs = read_sweep(sweep, _with_device(None, device))
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         outcome = run_sweep(runs, directory, workers=Workers(jobs, cluster), data_dir=data_dir, watch=display)
@@ -196,7 +196,7 @@ def protect(
     view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
     references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
     choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,
-    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge.")] = 8,
+    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge, at most.")] = 16,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="Largest epsilon of differential privacy, where one must be kept.")
     ] = None,
@@ -221,8 +221,8 @@ def protect(
     from shoal.data.preferences import View
     from shoal.protection import Demand, protect as search, sentences
 
-    end_soon_after_interrupt()
     directory = out if out is not None else Path("runs") / f"protect-{config.stem}"
+    end_soon_after_interrupt(directory)
     settings = read_config(config, changes or [], allow_code=allow_code or None)
     demand = Demand(limit, max_cost, cast("View", view), references, choosing, judging, epsilon, promise)
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
@@ -240,7 +240,10 @@ def audit(
     ] = None,
     *,
     references: Annotated[
-        int, typer.Option("--references", metavar="R", help="Reference federations; each costs a run's training.")
+        int,
+        typer.Option(
+            "--references", metavar="R", help="Reference federations, with --gate at most; each costs a run's training."
+        ),
     ] = 16,
     scores: Annotated[
         Path | None, typer.Option("--scores", metavar="FILE", help="Audit the records of a score file instead.")
@@ -275,7 +278,7 @@ def audit(
     from shoal.runs.audits.audit_run import audit_run
     from shoal.runs.progress import LiveBar
 
-    end_soon_after_interrupt()
+    end_soon_after_interrupt("" if run is None else run / "references")
     asked = {"gates": gate or [], "attacks": [create_from_table(name, "--attack") for name in attack or []], "out": out}
     require(
         [run, scores, trace].count(None) == 2,
@@ -318,10 +321,10 @@ def preflight(
     allow_code: AllowCode = False,
 ) -> CommandResult:
     """Say before training who could recognise whose records by updates and models, and what would change it."""
-    from shoal.audit.audit import parse_gates
     from shoal.cli.displays import print_sections
     from shoal.config.build import build
     from shoal.config.schema import read_config
+    from shoal.runs.audits.gate import parse_gates
 
     end_soon_after_interrupt()
     gates = parse_gates(gate or [])

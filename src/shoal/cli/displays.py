@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.audit.audit import Audit, wrong_sign
+from shoal.audit.finding import exposure_summary, findings, findings_table
 from shoal.core.formats import format_duration
 from shoal.data.preferences import VIEWS
 from shoal.data.sources.catalog import Availability
+from shoal.reports.exposure import limit_sentence
 from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
@@ -26,25 +28,13 @@ _VERDICTS = {"can be recognised": "bold red", "may be recognised": "yellow", "ar
 
 
 def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
-    """A row per view and group with its verdict, then the views without one and the limits on any attack.
+    """A row per view and group with its verdict, who is exposed to whom in a sentence, and the limits on any attack.
 
     ``stated`` has the run's "bound.*", beside other keys.
     """
-    # Here, since it loads scikit-learn.
-    from shoal.audit.finding import findings  # noqa: PLC0415
-    from shoal.reports.exposure import limit_sentence, not_measured  # noqa: PLC0415
-
     found = findings(audit.attacks)
-    rows = [("view", "group", "verdict", "attack accuracy", "AUC", "TPR at 1 % FPR", "attack")]
-    rows += [
-        (one.view, one.group, one.verdict, one.accuracy.figure, one.auc.text, one.tpr[0.01].percent, one.title)
-        for one in found
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     lines = [f"Check the scores: {wrong}." for wrong in [*wrong_sign(audit.figures()).values()][:1]]
-    lines += [row.rstrip() for row in padded] if found else []
-    lines += [f"{view}: {reason}" for view, reason in not_measured(found, audit.omitted).items()]
+    lines += [*findings_table(found), exposure_summary(found)]
     for view in VIEWS:
         limit = limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view])
         lines += [f"{limit}."] * bool(limit)

@@ -15,15 +15,17 @@ from typing import NoReturn
 GRACE = 1.2
 """Seconds to end in good order."""
 
-SENTENCE = "shoal: interrupted; a run goes on with --resume, a sweep when it is started again"
-
 _reported = threading.Event()
+
+_resumable: list[tuple[str, str]] = []
+"""What exists once the command can be resumed, and how."""
 
 
 def say_interrupted() -> None:
-    """Print `SENTENCE`."""
+    """Print that the process was interrupted, and how to resume, where there is something to resume."""
     _reported.set()
-    print(SENTENCE, file=sys.stderr, flush=True)  # noqa: T201
+    how = [f"; {advice}" for path, advice in _resumable if os.path.exists(path)]  # noqa: PTH110 (pathlib loads slowly)
+    print("shoal: interrupted" + "".join(how), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def end_at_once_on_interrupt() -> None:
@@ -40,8 +42,14 @@ def _end_at_once(*_: object) -> None:
     os._exit(130)
 
 
-def end_soon_after_interrupt() -> None:
-    """After `end_at_once_on_interrupt`, end this process and its workers with 130 within `GRACE` seconds of SIGINT."""
+def end_soon_after_interrupt(begun: str | os.PathLike[str] = "", advice: str = "the same command resumes") -> None:
+    """After `end_at_once_on_interrupt`, end this process and its workers with 130 within `GRACE` seconds of SIGINT.
+
+    Args:
+        begun: a path that exists once there is something to resume; empty: the command cannot be resumed.
+        advice: how to resume.
+    """
+    _resumable[:] = [(os.fspath(begun), advice)] if begun else []
     if signal.getsignal(signal.SIGINT) is not _end_at_once:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -112,8 +112,8 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
     sizes = federation.clients.sizes[federation.group == group]
     sizes = sizes[sizes > 0]
     if view != SERVER:
-        clients = seen.clusters(group)
-        moves = seen.moves(view, ceil(float(sizes.double().mean())), clients)
+        clients, examples = seen.sum_of_clients(group)
+        moves = seen.moves(view, ceil(examples / clients), clients, examples)
         exposure = seen.most(moves)
         recognised = float(exposure.verdict == "recognised")
         whose = f"the {count(clients)} clients of a sum" if clients > 1 else "a client alone in its cluster"
@@ -393,11 +393,11 @@ def _promise(
 def _assumptions(seen: VisibleMoves, steered: bool) -> list[str]:
     """What the rule takes for granted."""
     federation = seen.federation
-    named = {federation.groups[group]: seen.clusters(group) for group in federation.groups_with_clients}
+    named = {federation.groups[group]: seen.sum_of_clients(group)[0] for group in federation.groups_with_clients}
     sums = ", ".join(f"{count(clients)} of {group}" for group, clients in named.items())
     lines = []
     if not seen.has(LocalOnly):
-        lines.append(f"Clients that train one model, where clusters find the groups: {sums}.")
+        lines.append(f"Clients that train one model, at the least where clusters find the groups: {sums}.")
     if seen.share_of_clients < 1:
         lines.append("Clients take part by chance, so examples behind a move and rounds are means.")
     if seen.copies == inf:

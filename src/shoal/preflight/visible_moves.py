@@ -143,20 +143,28 @@ class VisibleMoves:
         x, y = (torch.cat([getattr(part, name).cpu()[index] for part, index in chosen]) for name in ("x", "y"))
         return x[:_EXAMPLES], y[:_EXAMPLES]
 
-    def clusters(self, group: int) -> int:
-        """The clients that train the model of a group's clients, where clusters find the groups."""
-        clients, groups = len(self.federation), len(self.federation.groups_with_clients)
-        of_group = int((self.federation.group == group).sum())
+    def sum_of_clients(self, group: int) -> tuple[int, int]:
+        """The clients behind the model of a group's clients, and their examples.
+
+        These are the group's own clients, or its part of them where clusters split groups, and all clients where there
+        is one model. With fewer models than groups others may share the cluster; nobody counts on them.
+        """
+        sizes = self.federation.clients.sizes
+        own = sizes[self.federation.group == group]
         if self.has(CFL, PACFL):
-            return of_group
+            return len(own), int(own.sum())
         bases = with_bases(self.algorithm)
         models = next((int(getattr(base, "clusters")) for base in bases if hasattr(base, "clusters")), 1)  # noqa: B009
         if models == 1 or self.has(FedSoft, FedEM, FedRC):
-            return clients
-        return ceil(of_group / (models // groups)) if models >= groups else ceil(clients / models)
+            return len(sizes), int(sizes.sum())
+        clients = ceil(len(own) / max(1, models // len(self.federation.groups_with_clients)))
+        return clients, ceil(int(own.sum()) * clients / len(own))
 
-    def moves(self, view: str, size: int, clients: int) -> Moves:
-        """What a view sees of clients with ``size`` examples: of one, or of a sum of so many."""
+    def moves(self, view: str, size: int, clients: int, examples: int | None = None) -> Moves:
+        """What a view sees of clients with ``size`` examples: of one, or of a sum of so many.
+
+        ``examples`` is their number in the sum; None: ``size`` per client.
+        """
         local, participation = self.local, self.share_of_clients
         passes, steps = local.passes_of(size), local.steps_of(size)
         rounds, share = self.rounds, min(1.0, steps * local.batch(size) / size)
@@ -171,7 +179,7 @@ class VisibleMoves:
             share = 1 - (1 - share) ** merged
         noise, gradient_noise = self.noise(size, steps, passes, summed)
         return Moves(
-            size * clients, rounds, passes, merged, share or 1.0, self.copies,
+            examples or size * clients, rounds, passes, merged, share or 1.0, self.copies,
             noise=noise, gradient_noise=gradient_noise, exact=self._exact,
         )  # fmt: skip
 

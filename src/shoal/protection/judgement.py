@@ -1,9 +1,9 @@
 """The judgement of protections by the figures of their runs: which are judged, what is decided, and its sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, nan
-from statistics import stdev
+from math import inf, isnan, nan
+from statistics import NormalDist, stdev
 from typing import Any
 
 import pandas as pd
@@ -21,8 +21,8 @@ from shoal.core.errors import require
 from shoal.core.formats import capitalized
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
-from shoal.metrics.intervals import reach_of_seeds
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
+from shoal.protection.seed_test import LEVEL, SeedTest
 from shoal.reports.exposure import limit_sentence
 
 MAX_CHOSEN = 5
@@ -33,6 +33,12 @@ SLACK = 0.02
 
 MAX_SEEDS = 100
 """Judging seeds, at most, that are asked for."""
+
+MAX_JUDGED = 3
+"""Protections, at most, that are judged one after another, beside the federation as it is."""
+
+EQUAL = 2
+"""Decimals of accuracy to which protections are equal; of equals the one with the lowest epsilon is taken."""
 
 _COVERAGE: dict[View, str] = {
     "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",
@@ -53,7 +59,7 @@ class Demand:
         view: whose exposure it is.
         references: reference federations of each run.
         choosing: seeds that choose; they follow the configuration's own.
-        judging: other seeds that judge, at least 2; up to twice as many where these do not decide.
+        judging: other seeds that judge, at most; at least 2. Fewer do where these decide.
         epsilon: that every client's must not exceed, in this view; None: any.
         promise: whether the limit is on the balanced accuracy of any attack, by differential privacy, and not on what
             was measured.
@@ -70,7 +76,7 @@ class Demand:
     view: View = "outsider"
     references: Positive = 2
     choosing: Positive = 2
-    judging: Count = 8
+    judging: Count = 16
     epsilon: PositiveFloat | None = None
     promise: bool = False
 
@@ -88,6 +94,12 @@ class Demand:
         of_limit = [mu_of_accuracy(self.limit)] if self.promise else []
         return min([*of_limit, *([] if self.epsilon is None else [mu_of(self.epsilon, DELTA)])], default=None)
 
+    def test_of(self, name: str) -> SeedTest:
+        """The test that judges a setting: the federation as it is has half of the level, the other half is for three
+        protections. So a search errs in at most `LEVEL` of all cases, whatever it judges.
+        """
+        return SeedTest(self.judging, LEVEL / 2 / (1 if name == UNPROTECTED.name else MAX_JUDGED))
+
     @property
     def limited(self) -> str:
         """The figure that the limit is on, of `Figures.means` and `Protection`."""
@@ -103,10 +115,9 @@ class Protection:
         words: what it changes.
         outcome: "within the limit", "above the limit" or "not decided": the worst verdict of the findings, or with a
             promise that of the bound.
-        findings: one per group on the judging seeds (`Estimate.of_seeds`), the most exposed first. They are compared
-            with the limit, or where it is on any attack, with chance.
-        before: the exposure of the most exposed group without the protection, on the seeds that chose, or the first.
-        group_before: that group.
+        findings: one per group on the judging seeds (`SeedTest`), the most exposed first. They are compared with the
+            limit, or where it is on any attack, with chance.
+        before: the exposure of the most exposed group without the protection, on the same seeds.
         accuracy, accuracy_before: on the judging seeds, over all clients.
         payer: the group that loses most accuracy there, or gains least.
         payer_accuracy, payer_accuracy_before: of that group.
@@ -115,7 +126,10 @@ class Protection:
         bound: on the balanced accuracy of any attack in that view, the largest; NaN: none.
         seeds: that judged.
         more_seeds: further judging seeds that would show every group to be within the limit at these means and standard
-            deviations; 0: none are needed, or `MAX_SEEDS` in all would not show it.
+            deviations; 0: none are needed, fewer than allowed judged, or `MAX_SEEDS` in all would not show it.
+        hopeless: whether the most exposed group is above the limit by more than a standard error, so that further seeds
+            are not spent on it.
+        searched: whether other protections were tried.
     """
 
     rung: str
@@ -123,7 +137,6 @@ class Protection:
     outcome: Verdict
     findings: tuple[Finding, ...]
     before: float
-    group_before: str
     accuracy: float
     accuracy_before: float
     payer: str
@@ -133,7 +146,9 @@ class Protection:
     epsilon: float
     bound: float
     seeds: int
-    more_seeds: int
+    more_seeds: int = 0
+    hopeless: bool = False
+    searched: bool = True
 
     @property
     def exposure(self) -> float:
@@ -142,10 +157,17 @@ class Protection:
 
     @property
     def json(self) -> dict[str, Any]:
-        """What protection.json has: the fields, and those of the most exposed group."""
+        """The fields, with those of the most exposed group, as protection.json has them."""
         worst = self.findings[0]
         exposure = {"exposure": self.exposure, "exposure_low": worst.accuracy.low, "exposure_high": worst.accuracy.high}
-        return {**vars(self), "findings": [one.json for one in self.findings], "group": worst.group, **exposure}
+        own = {key: value for key, value in vars(self).items() if key != "hopeless"}
+        return {
+            **own,
+            "findings": [one.json for one in self.findings],
+            "group": worst.group,
+            **exposure,
+            "level": LEVEL,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +176,8 @@ class Figures:
 
     Args:
         attacked: the runs of protections, with exposures.
-        plain: the unprotected federation's, on at least the same seeds, for its accuracy.
+        plain: the unprotected federation's, on at least the same seeds, for its accuracy, and where a setting is
+            judged, its exposures.
         groups: with clients.
         view: of the demand.
     """
@@ -167,8 +190,26 @@ class Figures:
     @property
     def exposures(self) -> pd.DataFrame:
         """The groups' exposures, a row a run; 0.5 where nobody trained on a group's records."""
+        return self._exposures_of(self.attacked)
+
+    @property
+    def exposures_before(self) -> pd.DataFrame:
+        """The same of the unprotected federation."""
+        return self._exposures_of(self.plain)
+
+    def _exposures_of(self, runs: pd.DataFrame) -> pd.DataFrame:
         columns = {f"exposure.{group}": group for group in self.groups}
-        return self.attacked.reindex(columns=[*columns]).astype(float).fillna(0.5).rename(columns=columns)
+        return runs.reindex(columns=[*columns]).astype(float).fillna(0.5).rename(columns=columns)
+
+    @property
+    def deviations(self) -> pd.DataFrame:
+        """The standard deviations of the groups' exposures over records, a row a run, by their 95 % intervals."""
+        ends = [
+            self.attacked.reindex(columns=[f"mia_{end}.{group}" for group in self.groups]).astype(float).to_numpy()
+            for end in ("low", "high")
+        ]
+        widths = (ends[1] - ends[0]) / (2 * NormalDist().inv_cdf(0.975))
+        return pd.DataFrame(widths, columns=[*self.groups], index=self.attacked.index).fillna(0.0)
 
     def means(self) -> pd.DataFrame:
         """Means over seeds by setting.
@@ -232,10 +273,10 @@ def shortlist(figures: Figures, demand: Demand) -> list[str]:
 def candidates(figures: Figures, demand: Demand) -> list[str]:
     """The settings to be judged, in this order, by their means on all choosing seeds.
 
-    Of those within the price and the limit, first the one whose group that pays most pays least, then those of the
-    others that are less exposed than all before. Where none is within the limit, the least exposed of those within the
-    price, unless nothing changed is less exposed than it. Where a promise is asked for, those that keep it alone count,
-    and where none of these is within the price, the most accurate one.
+    Of those within the price and the limit, first the one whose group that pays most pays least, of equals the one with
+    the lowest epsilon, then those of the others that are less exposed than all before. Where none is within the limit,
+    the least exposed of those within the price, unless nothing changed is less exposed than it. Where a promise is
+    asked for, those that keep it alone count, and where none of these is within the price, the most accurate one.
     """
     means = figures.means()
     means = means[means["seeds"] == means["seeds"].max()]
@@ -249,25 +290,25 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
     within = paid[paid[demand.limited] <= demand.limit]
     if within.empty:
         return [str(paid["exposure"].idxmin())]
-    cheapest = within.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable")
+    keys = within.assign(payer_change=within["payer_change"].round(EQUAL), epsilon=within["epsilon"].fillna(inf))
+    order = keys.sort_values(["payer_change", "epsilon", "exposure"], ascending=[False, True, True], kind="stable")
+    cheapest = within.loc[order.index]
     lowest = cheapest["exposure"].cummin().shift(fill_value=float("inf"))
     return cheapest.index[cheapest["exposure"] < lowest].tolist()
 
 
-def judgement_of(
-    rung: Rung, figures: Figures, demand: Demand, before: Mapping[Any, Any], alone: float = nan
-) -> Protection:
-    """The judgement of a rung by the ``figures`` of its runs on the judging seeds.
+def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = nan) -> Protection:
+    """The judgement of a rung by the ``figures`` of its runs on the judging seeds, beside the federation as it is.
 
-    ``before`` is the unprotected federation on the choosing seeds, a row of `Figures.means`; ``alone`` is the accuracy
-    without any client.
+    ``alone`` is the accuracy without any client.
     """
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name
     exposures, limit = figures.exposures[own], None if demand.promise else demand.limit
-    seeds, groups = len(exposures), len(figures.groups)
-    title = f"the strongest attack on {seeds} seeds that were not used for the choice"
-    estimates = {group: Estimate.of_seeds(exposures[group].tolist(), groups) for group in figures.groups}
+    seeds, test, deviations = len(exposures), demand.test_of(rung.name), figures.deviations[own]
+    within = {group: float(deviations[group].mean()) for group in figures.groups}
+    title = f"the strongest attack, mean over {seeds} seeds that chose nothing"
+    estimates = test.estimates({group: exposures[group].tolist() for group in figures.groups}, within)
     found = most_exposed(
         Finding(demand.view, group, "", estimate, title=title, limit=limit) for group, estimate in estimates.items()
     )
@@ -277,19 +318,21 @@ def judgement_of(
         # Without a bound an attack may be right about every record.
         bound = 1.0 if isnan(now["bound"]) else float(now["bound"])
         outcome = Estimate(bound, bound, bound).against(demand.limit)
+    errors = {group: max(stdev(exposures[group]), within[group]) for group in figures.groups}
     needed = [
-        _further_seeds(demand.limit - one.accuracy.value, stdev(exposures[one.group]), seeds, groups)
+        test.seeds_for(demand.limit - one.accuracy.value, errors[one.group], MAX_SEEDS)
         for one in found
-        if outcome == one.verdict == "not decided"
+        if outcome == one.verdict == "not decided" and seeds == demand.judging
     ]
+    worst = found[0]
+    same_seeds = figures.plain["seed"].isin(figures.attacked.loc[own, "seed"])
     payer = float(figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean())
     return Protection(
         rung=rung.name,
         words=rung.words,
         outcome=outcome,
         findings=tuple(found),
-        before=float(before["exposure"]),
-        group_before=str(before["group"]),
+        before=float(figures.exposures_before.loc[same_seeds, worst.group].mean()),
         accuracy=float(now["accuracy"]),
         accuracy_before=float(now["accuracy"] - now["change"]),
         payer=str(now["payer"]),
@@ -299,7 +342,8 @@ def judgement_of(
         epsilon=float(now["epsilon"]),
         bound=float(now["bound"]),
         seeds=seeds,
-        more_seeds=max(needed, default=0) if all(needed) else 0,
+        more_seeds=max(needed) - seeds if needed and all(needed) else 0,
+        hopeless=worst.accuracy.value - errors[worst.group] / seeds**0.5 > demand.limit,
     )
 
 
@@ -309,14 +353,11 @@ def chosen(judgements: Sequence[Protection]) -> Protection:
     return within[0] if within else min(judgements, key=lambda judgement: judgement.exposure)
 
 
-def _further_seeds(gap: float, deviation: float, seeds: int, groups: int) -> int:
-    """The fewest further seeds after which an interval reaches less than ``gap``; 0: `MAX_SEEDS` are too few."""
-    enough = (n - seeds for n in range(seeds + 1, MAX_SEEDS) if reach_of_seeds(deviation, n, groups) < gap)
-    return next(enough, 0)
-
-
 def sentences(best: Protection, demand: Demand) -> list[str]:
-    """What to change, who is how exposed then, what it costs, and what it does not cover."""
+    """What to change, who is how exposed then, what it costs, and what it does not cover.
+
+    Where the server's own labels alone are as accurate, the first sentence says so.
+    """
     within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
         why = "the federation is within the limit as it is" if within else f"{none} at this price"
@@ -324,21 +365,24 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         cost = f"Accuracy over all clients is {best.accuracy:.3f}."
     else:
         what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."
-        before = f" As it is, {best.group_before} had {best.before:.3f} on the seeds that chose."
+        before = f" As it is, {best.findings[0].group} has {best.before:.3f} on the same seeds."
         cost = _cost(best, demand)
     more = f" {best.seeds + best.more_seeds} judging seeds may decide it." if best.more_seeds else ""
     exposed = f"{sentence(best.findings[0])}{more}{before}"
-    return [what, exposure_summary(best.findings, unasked=False), exposed, cost, _alone(best), _caveat(best, demand)]
+    alone = _alone(best)
+    first = [f"{alone} {what}", exposure_summary(best.findings, unasked=False), exposed, cost]
+    rest = [_level(demand), _caveat(best, demand)]
+    return [*first, *rest] if best.alone >= best.accuracy else [what, *first[1:], alone, *rest]
 
 
 def _cost(best: Protection, demand: Demand) -> str:
     cost = best.accuracy - best.accuracy_before
     price = "more than" if -cost > demand.max_cost else "within"
     paid = "pays most" if best.payer_accuracy < best.payer_accuracy_before else "gains least"
+    payer = f"; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to {best.payer_accuracy:.3f}"
     return (
         f"Accuracy over all clients goes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f}), "
-        f"{price} the price of {demand.max_cost:g}; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to "
-        f"{best.payer_accuracy:.3f}."
+        f"{price} the price of {demand.max_cost:g}{payer * (len(best.findings) > 1)}."
     )
 
 
@@ -346,10 +390,18 @@ def _alone(best: Protection) -> str:
     """What the labelled shadow set gives without any client."""
     if isnan(best.alone):
         return "No shadow set says how accurate a model would be without any client."
-    more = "no less, so" if best.alone >= best.accuracy else "less;"
+    given = f"The shadow set and its labels alone, without any client, give {best.alone:.3f}"
+    if best.alone >= best.accuracy:
+        return (
+            f"{given}, no less than {best.accuracy:.3f} with clients: a server with such labels need not ask clients."
+        )
+    return f"{given}: less; where the server has such labels, clients add to it."
+
+
+def _level(demand: Demand) -> str:
     return (
-        f"The shadow set and its labels alone, without any client, give {best.alone:.3f}: {more} where the server has "
-        f"such labels, {'it need not ask clients' if best.alone >= best.accuracy else 'clients add to it'}."
+        f"The test stops as soon as the seeds decide, at most {demand.judging}; it calls a federation above the limit "
+        f"'within the limit' in at most {100 * LEVEL:g} % of searches. The mean over seeds counts; single runs differ."
     )
 
 

@@ -27,6 +27,7 @@ from shoal.core.processes import Workplace
 from shoal.data import Federation, SourceData
 from shoal.data.preferences import VIEWS
 from shoal.protection.judgement import (
+    MAX_JUDGED,
     Demand,
     Figures,
     Protection,
@@ -39,6 +40,7 @@ from shoal.protection.judgement import (
 )
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.reports.protection_page import protection_page
+from shoal.runs.directory import repeated_warnings_dropped
 from shoal.sweeps.plan import planned_runs
 from shoal.sweeps.runner import SweepWatch, finish_runs
 from shoal.sweeps.sweep_file import SweepPoint
@@ -47,23 +49,17 @@ LOG = logging.getLogger(__name__)
 
 BASE = "base.toml"
 
-MAX_JUDGED = 3
-"""Rungs, at most, that are judged one after another."""
-
-FIRST_JUDGED = 3
-"""Judging seeds after which a rung whose mean is above the limit is given up."""
-
 
 def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Protection:
     """Search the ladder of ``config`` in the directory of ``place``, and write what was found.
 
-    Screening: every rung is trained on the first choosing seed, at each of its learning rates, and attacked nowhere;
-    those that cannot be within the price are left out. Choosing: the others are attacked there, with reference
+    The federation as it is is judged first, unless a promise is asked for. Where it is within the limit, nothing else
+    is tried. Screening: every rung is trained on the first choosing seed, at each of its learning rates, and attacked
+    nowhere; those that cannot be within the price are left out. Choosing: the others are attacked there, with reference
     federations that train under the same protection, and those that may be within the limit on the other choosing
     seeds too. Rungs that are slow are tried where no quicker one is within limit and price. Judging: `candidates` are
-    judged on other seeds, on a few first, one after another until one is within the limit; where none is, but more
-    seeds may show it, the best has up to twice as many. The upper ends of the intervals of all groups err in one case
-    of forty at a time, so in one of twenty where the best is judged twice.
+    judged on other seeds in turn until one is within the limit. Seeds are added until `Demand.test_of` decides, or a
+    candidate is above the limit by more than a standard error.
 
     Raises:
         InputError: a federation that cannot be replayed, or a directory of another search; nothing is written then.
@@ -83,9 +79,9 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     measured = replace(config, evaluation=evaluation)
     federation = resolve(measured, data).simulation.federation
     ladder = ladder_of(measured, federation, demand)
-    fitting = fitting_candidates(measured, data, ladder.rungs)
     promised = [f"an epsilon of {demand.epsilon:g}"] if demand.epsilon is not None else []
     promised += [f"a limit of {demand.limit:g} on every attack"] if demand.promise else []
+    fitting = fitting_candidates(measured, data, ladder.rungs) if promised else []
     require(
         bool(fitting) or not promised,
         f"no protection with noise in sums fits this configuration, so none has {' and '.join(promised)}",
@@ -93,23 +89,20 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
     search = _Search(replace(place, out=out / "runs"), measured, groups, demand)
-    figures, tried, left_out = search.choose(fitting)
     alone = next((one.config for one in fitting_candidates(measured, data, ladder.server_alone)), None)
-    before = figures.means().loc[UNPROTECTED.name].to_dict()
-
-    def judge(name: str, seeds: int) -> Protection:
-        return search.judge(tried[name], seeds, before, alone)
-
-    judgements: list[Protection] = []
-    for name in candidates(figures, demand)[:MAX_JUDGED]:
-        judgements.append(judge(name, min(FIRST_JUDGED, demand.judging)))
-        if getattr(judgements[-1], demand.limited) <= demand.limit:
-            judgements[-1] = judge(name, demand.judging)
-        if judgements[-1].outcome == "within the limit":
-            break
-    best = chosen(judgements)
-    if 0 < best.more_seeds <= demand.judging:
-        best = judge(best.rung, best.seeds + best.more_seeds)
+    tried = {UNPROTECTED.name: Candidate(UNPROTECTED.name, UNPROTECTED, measured)}
+    with repeated_warnings_dropped():
+        best = search.judge(tried[UNPROTECTED.name], alone) if demand.mu is None else None
+        if best is not None and best.outcome == "within the limit":
+            best, front = replace(best, searched=False), search.judged.means()
+        else:
+            figures, tried, left_out = search.choose(fitting or fitting_candidates(measured, data, ladder.rungs))
+            judgements = list[Protection]()
+            for name in candidates(figures, demand)[:MAX_JUDGED]:
+                judgements.append(search.judge(tried[name], alone))
+                if judgements[-1].outcome == "within the limit":
+                    break
+            best, front = chosen(judgements), pd.concat([figures.means(), left_out])
     write_text(out / "protected.toml", tomli_w.dumps(tried[best.rung].rung.applied(config.table())))
     write_text(out / "runs.csv", pd.DataFrame([*search.rows.values()]).to_csv(index=False))
     document = {
@@ -117,7 +110,6 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
         for key, value in (best.json | asdict(demand)).items()
     }
     write_text(out / "protection.json", json.dumps(document, indent=2) + "\n")
-    front = pd.concat([figures.means(), left_out])
     page = protection_page(front, document, sentences(best, demand), str(out / "protected.toml"))
     write_text(out / "protection.html", page)
     return best
@@ -193,6 +185,7 @@ class _Search:
     groups: Sequence[str]
     demand: Demand
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    judged: Figures = field(init=False)
 
     def runs(self, settings: Mapping[str, Config], seeds: Sequence[int], *, attacked: bool) -> pd.DataFrame:
         """The figures of settings on seeds, a row a run; without reference federations where nobody is ``attacked``."""
@@ -257,14 +250,26 @@ class _Search:
         rest = means.loc[[variant for variant in best if variant not in cheap]].assign(exposure=nan, group="")
         return kept, rest.rename(index=names)
 
-    def judge(self, candidate: Candidate, judging: int, before: Mapping[Any, Any], alone: Config | None) -> Protection:
-        """The judgement of a candidate on so many judging seeds; ``alone`` is the baseline, where there is one."""
+    def judge(self, candidate: Candidate, alone: Config | None) -> Protection:
+        """The judgement of a candidate on as many judging seeds as decide; ``alone`` is the baseline, if there is one.
+
+        The federation as it is is attacked on the same seeds, and is not trained again for its accuracy.
+        """
         first = self.config.seed + self.demand.choosing
-        seeds, without = range(first, first + judging), nan
-        figures = self.figures([self.runs({candidate.name: candidate.config}, seeds, attacked=True)], seeds)
-        if alone is not None:
-            without = float(self.runs({"shadow set alone": alone}, seeds, attacked=False)["accuracy.overall"].mean())
-        return judgement_of(replace(candidate.rung, name=candidate.name), figures, self.demand, before, without)
+        seeds, judgement = range(first, first), None
+        for number in self.demand.test_of(candidate.name).looks:
+            seeds = range(first, first + number)
+            plain = self.runs({UNPROTECTED.name: self.config}, seeds, attacked=True)
+            attacked = self.runs({candidate.name: candidate.config}, seeds, attacked=True)
+            self.judged = Figures(attacked, plain, self.groups, self.demand.view)
+            judgement = judgement_of(replace(candidate.rung, name=candidate.name), self.judged, self.demand)
+            if judgement.outcome != "not decided" or judgement.hopeless:
+                break
+        assert judgement is not None
+        if alone is None:
+            return judgement
+        without = self.runs({"shadow set alone": alone}, seeds, attacked=False)
+        return replace(judgement, alone=float(without["accuracy.overall"].mean()))
 
 
 def _check_directory(out: Path) -> None:

@@ -65,15 +65,17 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
         return row(f"{name} (chosen)" if name == chosen else name, *figures, style="strong" if name == chosen else "")
 
     rows = tuple(line(str(name), values) for name, values in whole.iterrows())
-    note = (
-        f"Below: the change of accuracy, and whose exposure it is. Means over the {found['choosing']} seeds that "
-        "chose, or over the first, where it showed a setting to be above the limit or, not attacked "
-        f"({DASH}), the price. {found['seeds']} other seeds judged."
+    means = (
+        f"Means over the {found['choosing']} seeds that chose, or over the first, where it showed a setting to be "
+        f"above the limit or, not attacked ({DASH}), the price. {found['seeds']} other seeds judged."
     )
+    if not found["searched"]:
+        means = f"Means over the {found['seeds']} seeds that judged; nothing else was tried."
+    note = f"Below: the change of accuracy, and whose exposure it is. {means}"
     caption = (
         f"By the {found['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. "
-        f"Dashed: the limit{' on any attack' if found['promise'] else ''}. Points are means over the seeds that "
-        "chose, the interval is of those that judged the chosen one."
+        f"Dashed: the limit{' on any attack' if found['promise'] else ''}. The interval is of the mean over the seeds "
+        f"that judged, and holds whenever the test stops (level {found['level']:g} of a search)."
     )
     alt = f"{len(front)} settings by accuracy and exposure; '{chosen}' was chosen"
     sections = (

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
+from re import sub
 from typing import cast
 
 from shoal.config.schema import SIMULATION
@@ -242,6 +243,33 @@ def collect_warnings() -> Iterator[list[str]]:
         yield handler.sentences
     finally:
         LOG.removeHandler(handler)
+
+
+@contextmanager
+def repeated_warnings_dropped() -> Iterator[None]:
+    """Print a warning of many runs once, whatever its numbers; the log of each run has it all the same."""
+    filters = [(handler, _NewWarnings()) for handler in logging.getLogger().handlers]
+    for handler, new in filters:
+        handler.addFilter(new)
+    try:
+        yield
+    finally:
+        for handler, new in filters:
+            handler.removeFilter(new)
+
+
+class _NewWarnings(logging.Filter):
+    """Drops warnings that differ from an earlier one in numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[str]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = sub(r"[\d.,]*\d", "#", record.getMessage())
+        is_new = record.levelno < logging.WARNING or text not in self.seen
+        self.seen.add(text)
+        return is_new
 
 
 @contextmanager

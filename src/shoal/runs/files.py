@@ -68,7 +68,8 @@ def read_run(out: Path) -> FlatSummary:
     elif (out / "sweep.toml").exists():
         instead = "it is a sweep, whose runs are in its folder 'runs'"
     else:
-        instead = "name the directory of a run" if out.is_dir() else "there is no such directory"
+        instead = "name the directory of a run" if out.exists() else "there is no such directory"
+        instead = "it is a file; name the directory of a run" if out.is_file() else instead
     require(path.exists(), f"{out}: is not a finished run (no summary.json); {instead}")
     try:
         flat = read_json(path)

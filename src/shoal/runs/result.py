@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shoal.audit.audit import ATTACK_COLUMNS, Audit
 from shoal.audit.canary_audit import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
+from shoal.audit.finding import findings
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, describe, file_errors, integer, path_of, require, require_instance
 from shoal.core.foreign_files import read_json
@@ -143,6 +144,14 @@ class Result:
 
     def _rows(self) -> list[RoundRow]:
         return [{str(name): value for name, value in row.items()} for row in self.rounds.to_dict("records")]
+
+    def __str__(self) -> str:
+        """The answer in at most five lines; the exposure is that of the directory's audit, where there is one."""
+        from shoal.reports.run.run_verdict import answer  # noqa: PLC0415
+
+        about, audit = self.description, self.audit_in_directory
+        found = findings(audit.attacks) if audit is not None else []
+        return answer(self.summary, about.kind, about.metric, found, about.algorithm_title)
 
     def _repr_html_(self) -> str:
         from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415

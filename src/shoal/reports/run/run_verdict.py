@@ -3,13 +3,24 @@
 from collections.abc import Sequence
 from math import nan
 
-from shoal.audit.finding import BY, PROPERTY, Estimate, Finding, run_findings, sentence
+from shoal.audit.finding import (
+    BY,
+    PROPERTY,
+    Estimate,
+    Finding,
+    exposure_summary,
+    most_exposed,
+    run_findings,
+    sentence,
+)
 from shoal.config.kinds import algorithm_title
 from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
 from shoal.reports.run.run_tables import BASELINES, gain_text, strongest_attacks
+
+INCOMPLETE = "The metrics of this run are incomplete."
 
 
 def verdict(
@@ -28,21 +39,58 @@ def verdict(
         audited: the findings of the run's audit, which replace those of the run's own attack.
         title: the algorithm's name in text; "": that of its name in the summary.
     """
+    if not _complete(summary):
+        return INCOMPLETE
+    found = audited or run_findings(summary)
+    exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
+    exceeded = [] if audited else [limits(summary)]
+    rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
+    accuracy = accuracy_sentence(summary, kind, metric, title)
+    pays = [text for text in [clustering_verdict(summary)] if text]
+    return f"{'. '.join([*pays, accuracy, *_chance(summary, kind), *exposure, *rest])}."
+
+
+def answer(
+    summary: Summary,
+    kind: str = "images",
+    metric: str = ACCURACY,
+    audited: Sequence[Finding] = (),
+    title: str = "",
+) -> str:
+    """The answer of a run in at most five lines: accuracy, who is exposed, the strongest finding, limits, and clusters.
+
+    The arguments are those of `verdict`.
+    """
+    if not _complete(summary):
+        return INCOMPLETE
+    found = audited or run_findings(summary)
+    sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
+    pays = clustering_verdict(summary)
+    lines = [
+        f"{pays}." if pays else "",
+        f"{accuracy_sentence(summary, kind, metric, title)}.",
+        exposure_summary(found, unasked=False) or "No attack was measured.",
+        *map(sentence, most_exposed(found)[:1]),
+        f"{limits(summary)}.",
+        f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def _complete(summary: Summary) -> bool:
+    return {"accuracy.overall", "violations.total"} <= set(summary.overall)
+
+
+def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCURACY, title: str = "") -> str:
+    """A run's accuracy, overall and by group, without a full stop; the arguments are those of `verdict`."""
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
-    if not {"accuracy.overall", "violations.total"} <= set(overall):
-        return "The metrics of this run are incomplete."
     form, title = metric_format(metric), title or algorithm_title(str(summary.run["algorithm"]))
     accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
     if metric != ACCURACY:
         accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
-    found = audited or run_findings(summary)
-    exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
-    exceeded = [] if audited else [limits(summary)]
-    rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
-    pays = [text for text in [clustering_verdict(summary)] if text]
-    return f"{'. '.join([*pays, accuracy, *_chance(summary, kind), *exposure, *rest])}."
+    return accuracy
 
 
 MOST_GROUPS = 3

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shoal.attacks import Population, ReferenceAttack, ReferenceScores, UpdateAttack
 from shoal.audit.attacked_records import AuditRecords
-from shoal.audit.audit import Audit, Gate
+from shoal.audit.audit import Audit
 from shoal.audit.finding import findings
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, file_errors, located, read_error, require
@@ -23,6 +23,7 @@ from shoal.core.formats import csv_text, from_cells, one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
 from shoal.data.swap_pairs import Duplicates
 from shoal.metrics.intervals import Bools, Floats, Ints
+from shoal.runs.audits.gate import Gate
 
 COLUMNS = ("record", "client", "group", "member", "score")
 """The columns of every score file."""
@@ -40,7 +41,7 @@ class AuditRequest:
     Args:
         gates: limits on the figures, of which the page says whether they hold.
         attacks: the user's own, beside all others and those of the run.
-        references: R, the number of reference federations; 0: none.
+        references: R, the number of reference federations, with gates the most; 0: none.
         duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set, has a
             copy with the same inputs and label; None: as the simulation says.
         queries: copies in which each record is asked.

@@ -1,7 +1,8 @@
 """Audits: of a simulation, with reference federations trained for it; of a score file; or of clients' updates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +10,20 @@ from numpy.typing import NDArray
 
 from shoal.attacks import UpdateAttack
 from shoal.audit.attacked_records import AuditRecords
-from shoal.audit.audit import Audit, audit_records, parse_gates
+from shoal.audit.audit import Audit, audit_records
 from shoal.audit.update_audit import WITHOUT_ROUNDS, ScoredUpdates, all_attacks, audit_server, with_server
 from shoal.core.errors import path_of, require
-from shoal.core.processes import Workplace
+from shoal.core.processes import Workers, Workplace
 from shoal.core.randomness import Stream
 from shoal.data.shards import to_pixels
 from shoal.engine import Engine
-from shoal.replay.attack_inputs import records_of_run
+from shoal.replay.attack_inputs import join_scores, records_of_run
 from shoal.replay.reference_federations import AttackedRun
 from shoal.replay.reference_store import AuditWatch, reference_scores, view_scores, warn_of_records
 from shoal.replay.span_scores import spans_to_repeat
 from shoal.replay.trace_attacks import attacks_on_rounds
 from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditFiles, AuditRequest, read_scores, write_audit
+from shoal.runs.audits.gate import CONFIDENCE, MOST, looks, parse_gates, require_measurable
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import apply_release
 from shoal.simulation.play import SimulationState, move_to_engine
@@ -64,30 +66,46 @@ def audit_members(
         "an attack is measured on at least two members; of the examples that could be exchanged only "
         f"{len(attacked.records)} was trained on lately",
     )
+    require_measurable(request.gates, _non_members(attacked))
     target, folder = attacked.scores(engine), (home or place.out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
-    spans = attacked.spans(engine)
-    count, wanted = request.references, {"folder": folder, "watch": place.watch, "workers": place.workers}
-    trained = reference_scores(attacked, target, count, engine, spans=spans_to_repeat(spans, count), **wanted)
-    seen, without = view_scores(attacked, target, trained, engine, folder=folder, spans=spans)
-    records = records_of_run(attacked, target, trained, engine)
-    records = replace(
-        records,
-        further={**records.further, **seen},
-        omitted={**records.omitted, **without},
-        notes=(*records.notes, *spans.notes),
-    )
+    spans, most = attacked.spans(engine), request.references
     on_scores, on_updates = all_attacks(simulation.attacks)
-    audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
-    if recorded is None:
-        audit = replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS})
-    else:
+    alone = records_of_run(attacked, target, [], engine)
+
+    @cache
+    def of_trace(spans: bool) -> Audit:
+        assert recorded is not None
+        return _audited_trace(recorded, engine, on_updates, spans=spans)
+
+    watch = None if place.watch is None else partial(_watch_of_all, place.watch, most)
+    wanted = {"folder": folder, "watch": watch, "workers": place.workers, "spans": spans_to_repeat(spans, most)}
+
+    def attack(count: int) -> tuple[AuditRecords, Audit, float]:
+        """The records, the audit with so many reference federations, and the seconds that these took."""
+        trained = reference_scores(attacked, target, count, engine, **wanted)
+        seen, without = view_scores(attacked, target, trained, engine, folder=folder, spans=spans)
+        records = replace(
+            alone,
+            scores=join_scores(target, trained, attacked.records.client),
+            further={**alone.further, **seen},
+            omitted={**alone.omitted, **without},
+            notes=(*alone.notes, *spans.notes),
+        )
+        audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
+        spent = round(sum(scores.seconds for scores in trained), 3)
+        if recorded is None:
+            return records, replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS}), spent
         # Where the run can be repeated, the span attacks are on its own records already.
-        server = _audited_trace(recorded, engine, on_updates, spans=not seen)
-        audit = with_server(audit, server)
+        return records, with_server(audit, of_trace(not seen)), spent
+
+    if request.gates:
+        records, audit, spent = _until_decided(attack, request, place.workers)
+    else:
+        records, audit, spent = attack(most)
     about = replace(
         about,
-        seconds={**about.seconds, "seconds.references": round(sum(scores.seconds for scores in trained), 3)},
+        seconds={**about.seconds, "seconds.references": spent},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
     )
@@ -183,6 +201,31 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
         exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
     audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
     return replace(audit, omitted={**audit.omitted, **omitted})
+
+
+def _until_decided(
+    attack: Callable[[int], tuple[AuditRecords, Audit, float]], request: AuditRequest, workers: Workers
+) -> tuple[AuditRecords, Audit, float]:
+    """What ``attack`` finds with as few reference federations as decide all gates, and with all of them otherwise."""
+    most, jobs = request.references, workers.jobs
+    for count, confidence in looks(most, max(2, jobs + jobs % 2)):
+        records, audit, spent = attack(count)
+        audit = replace(audit, guesses={**audit.guesses, CONFIDENCE: confidence, MOST: most})
+        figures = audit.flat()
+        if count == most or all(gate.decided(figures) is not None for gate in request.gates):
+            return records, audit, spent
+    raise AssertionError("the last look has all reference federations")
+
+
+def _watch_of_all(watch: AuditWatch, most: int, done: int, _: int) -> None:
+    watch(done, most)
+
+
+def _non_members(attacked: AttackedRun) -> dict[str, int]:
+    """The number of non-members of each group."""
+    records, federation = attacked.records, attacked.simulation.federation
+    group = federation.group[records.client[: len(records)]]
+    return {federation.groups[g]: int((group == g).sum()) for g in group.unique().tolist()}
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.audit.audit import parse_gates
 from shoal.core.errors import InputError, integer, path_of
 from shoal.core.processes import Workers, Workplace
 from shoal.data.swap_pairs import Duplicates
@@ -20,6 +19,7 @@ from shoal.runs.audits.audit_files import (
     stated_guarantee,
 )
 from shoal.runs.audits.audit_members import audit_members
+from shoal.runs.audits.gate import parse_gates
 from shoal.runs.audits.trace import trace_of
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import lock_folder, log_to_file
@@ -51,7 +51,8 @@ def audit_run(
 
     Args:
         run: directory of a finished run of a configuration; see `shoal.Result.audit` for a simulation in Python.
-        references: R, the number of reference federations; 0: none.
+        references: R, the number of reference federations; 0: none. With ``gates`` it is the most: two are added at a
+            time until every gate is decided (`shoal.runs.audits.gate`).
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
         duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set, has a

@@ -1,0 +1,228 @@
+"""Gates: limits on the figures of an audit, and the reference federations that it takes to decide them.
+
+A gate looks at the figures after every second reference federation, so its intervals allow for all looks: half of
+the 5 % is spent on the last look, and the other looks share the rest (Bonferroni). The figures are of attacks with as
+many references as there are at a look.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan, nan
+from statistics import NormalDist
+
+from shoal.audit.audit import wrong_sign
+from shoal.audit.finding import METRICS
+from shoal.core.errors import InputError, describe, require, suggest
+from shoal.data.names import EVERYBODY
+from shoal.data.preferences import VIEWS
+from shoal.metrics import least_non_members
+
+LOWER_BOUND = "empirical_epsilon"
+"""The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
+
+LIMITED = (*METRICS, LOWER_BOUND)
+"""The figures that a gate can limit."""
+
+LEAST_TO_HOLD = 4
+"""Reference federations before which no gate is said to hold: attacks with fewer find less (docs/audit.md)."""
+
+CONFIDENCE, MOST = "gates.confidence", "gates.most_references"
+"""Keys of audit.json: the confidence of the intervals that gates are compared with, 0.95 without the key; and the
+reference federations that the audit could have trained."""
+
+_FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
+
+
+def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
+    """The numbers of reference federations after which gates are looked at, each with the confidence of its intervals.
+
+    The intervals of all looks hold at once with a probability of at least 95 %.
+
+    Args:
+        most: reference federations at most.
+        step: that are trained between two looks; even, since two train on opposite records.
+
+    >>> looks(6)
+    [(2, 0.9875), (4, 0.9875), (6, 0.975)]
+    >>> looks(1)
+    [(1, 0.95)]
+    """
+    before = [*range(step, most, step)]
+    share = 0.025 / len(before) if before else nan
+    return [*((number, 1 - share) for number in before), (most, 0.975 if before else 0.95)]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit on the upper end of a figure's interval that a release must keep, such as ``tpr_at_fpr_0.01 <= 0.05``.
+
+    Args:
+        key: one of `LIMITED`, of every attack on every group; or one key of audit.json, such as
+            ``attacks.lira.minority.auc`` or ``views.client.minority.auc``.
+        limit: what it must not exceed.
+        strict: whether it must stay below ``limit``.
+    """
+
+    key: str
+    limit: float
+    strict: bool = False
+
+    @property
+    def metric(self) -> str:
+        """The limited figure, one of `LIMITED`."""
+        return max((name for name in LIMITED if f".{self.key}".endswith(f".{name}")), key=len)
+
+    def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
+        """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
+        measured. Where scores may have the `wrong_sign`, all of them do. For a view's figure, what another attack of
+        the view certainly reaches counts too (``at_least``).
+        """
+        ends = self._ends(audit)
+        require(
+            bool(ends),
+            f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
+            "or no such attack, group or view",
+        )
+        uppers = {key: max(high, float(audit.get(f"{key}.at_least", -inf))) for key, (_, high) in ends.items()}
+        if wrong_sign(audit):
+            return uppers
+        return {key: value for key, value in uppers.items() if self._exceeded(value)}
+
+    def decided(self, audit: Mapping[str, float | str]) -> bool | None:
+        """Whether this gate certainly holds (True) or is certainly broken (False); None: not decided yet."""
+        if self.key == LOWER_BOUND or not self._ends(audit):
+            return None
+        if self._certain(audit):
+            return False
+        holds = not self.broken_by(audit) and int(audit.get("references", 0)) >= LEAST_TO_HOLD
+        return True if holds else None
+
+    def _certain(self, audit: Mapping[str, float | str]) -> dict[str, float]:
+        """The lower ends above the limit, of intervals that all limited figures keep at once (Bonferroni)."""
+        if self.key == LOWER_BOUND:
+            return self.broken_by(audit)
+        count = len(self._ends(audit))
+        lows = {key: low for key, (low, _) in self._ends(audit, count).items()}
+        return {key: low for key, low in lows.items() if self._exceeded(low)}
+
+    def _ends(self, audit: Mapping[str, float | str], count: int = 1) -> dict[str, tuple[float, float]]:
+        """Both ends of each limited figure, at the audit's confidence, which ``count`` figures keep at once."""
+        # The figures of a view are an attack's too, where there are attacks.
+        attacks = any(key.startswith("attacks.") for key in audit)
+        named = {f"{self.key}.high"} if attacks else {*audit}
+        wider = _wider(float(audit.get(CONFIDENCE, 0.95)), count)
+        ends = dict[str, tuple[float, float]]()
+        for key, high in audit.items():
+            if isinstance(high, str) or not self._limits(key) or (key not in named and key.startswith("views.")):
+                continue
+            figure = key.removesuffix(".high")
+            value, low = (float(audit.get(name, nan)) for name in (figure, f"{figure}.low"))
+            if wider == 1 or isnan(value) or figure == key:
+                ends[figure] = (low, float(high))
+            else:
+                ends[figure] = (value - wider * (value - low), min(value + wider * (high - value), 1.0))
+        return ends
+
+    def _exceeded(self, value: float) -> bool:
+        return value > self.limit or (self.strict and value == self.limit)
+
+    def _limits(self, key: str) -> bool:
+        if self.key == LOWER_BOUND:
+            return key == self.key
+        figure = key.removesuffix(".high")
+        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
+
+    def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
+        """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""
+        try:
+            broken = self.broken_by(audit)
+        except InputError as error:
+            return f"Gate {self}: {error}", False
+        most = audit.get(MOST)
+        took = "" if most is None else f", with {audit['references']} of at most {most} reference federations"
+        if not broken:
+            return f"Gate {self}: holds{took}", True
+        if wrong := [*wrong_sign(audit).values()]:
+            return f"Gate {self}: cannot hold, since {wrong[0]}", False
+        worst = max(broken, key=lambda key: broken[key])
+        more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
+        at_least = broken[worst] == audit.get(f"{worst}.at_least")
+        what = "where an attack of the view certainly reaches" if at_least else "whose upper end is"
+        decided = "broken" if at_least or self._certain(audit) else "not decided, so not shown to hold,"
+        return f"Gate {self}: {decided} by {worst}, {what} {broken[worst]:.3f}{more}{took}", False
+
+    def __str__(self) -> str:
+        return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
+
+
+def _wider(confidence: float, count: int) -> float:
+    """How much wider than at 95 % an interval is that ``count`` figures keep at once, as of a normal distribution."""
+    quantile = NormalDist().inv_cdf
+    tail = (1 - confidence) / 2 / count
+    return 1.0 if (confidence, count) == (0.95, 1) else quantile(1 - tail) / quantile(0.975)
+
+
+def parse_gates(expressions: Sequence[str]) -> list[Gate]:
+    """The gates that ``expressions`` state.
+
+    Raises:
+        InputError: an expression is no gate, or one that always or never holds.
+
+    >>> parse_gates(["tpr_at_fpr_0.01 <= 0.05"])
+    [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]
+    """
+    listed = isinstance(expressions, Sequence) and not isinstance(expressions, str)
+    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {describe(expressions)}")
+    return [_parse_gate(expression) for expression in expressions]
+
+
+def _parse_gate(expression: str) -> Gate:
+    form = "a gate has the form 'METRIC <= NUMBER', such as 'tpr_at_fpr_0.01 <= 0.05'"
+    parts = _FORM.fullmatch(expression) if isinstance(expression, str) else None
+    if parts is None:
+        raise InputError(f"{form}; got {describe(expression)}")
+    try:
+        limit = float(parts["limit"])
+    except ValueError:
+        limit = nan
+    require(not isnan(limit), f"{form}; got the number '{parts['limit']}'")
+    key = parts["key"]
+    limitable = any(key == name or key.endswith(f".{name}") for name in LIMITED)
+    require(limitable, f"a gate cannot limit '{key}'; {suggest(key, LIMITED)}")
+    gate = Gate(key, limit, parts["sign"] == "<")
+    most = inf if key == LOWER_BOUND else 1.0
+    allowed = "give a number of at least 0" if key == LOWER_BOUND else "give a number between 0 and 1"
+    always = limit > most or (limit == most and not gate.strict)
+    require(not always, f"the gate '{gate}' always holds, since '{gate.metric}' is at most {most:g}; {allowed}")
+    never = limit < 0 or (limit == 0 and gate.strict)
+    require(not never, f"the gate '{gate}' never holds, since '{gate.metric}' is at least 0; {allowed}")
+    return gate
+
+
+def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) -> None:
+    """Refuse gates on figures that an audit cannot have, before anything is trained for it.
+
+    Args:
+        gates: of the audit.
+        non_members: their number by group.
+
+    Raises:
+        InputError: a key of another form, an unknown view or group, or too few non-members for a true positive rate.
+    """
+    for gate in gates:
+        name = gate.key.removesuffix(gate.metric).removesuffix(".")
+        kind, who, group = [*name.split(".", 2), "", ""][:3]
+        known, largest = [*non_members, EVERYBODY], sum(non_members.values())
+        if name:
+            form = f"'attacks.ATTACK.GROUP.{gate.metric}' or 'views.VIEW.GROUP.{gate.metric}'"
+            complete = kind in ("attacks", "views") and bool(group)
+            require(complete, f"a gate on one figure has the form {form}; got '{gate.key}'")
+            unknown = f"the gate '{gate}' names the view '{who}'; {suggest(who, VIEWS)}"
+            require(kind != "views" or who in VIEWS, unknown)
+            require(group in known, f"the gate '{gate}' names the group '{group}'; {suggest(group, known)}")
+            largest = non_members.get(group, largest)
+        if rate := re.match(r"tpr_at_fpr_(0\.0*1)", gate.metric):
+            needed = least_non_members(float(rate[1]))
+            few = f"the gate '{gate}' needs {needed:,.0f} non-members; there are {largest:,}"
+            require(largest >= needed, f"{few}; limit 'accuracy' or 'auc', or audit more records")
