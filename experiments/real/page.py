@@ -3,10 +3,11 @@
     python experiments/real/page.py OUT/runs.csv [MORE.csv ...] docs/results/real
 
 Writes runs.csv (all rows), accuracy.csv (means over seeds, and the paired difference to FedAvg with its 95 % interval
-by Student's t over seeds), exposure.csv (each audited run by view), and accuracy.svg.
+by Student's t over three or more seeds), exposure.csv (each audited run by view), and accuracy.svg.
 """
 
 import argparse
+from math import nan
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -26,7 +27,7 @@ def accuracy_table(runs: pd.DataFrame) -> pd.DataFrame:
             by_method = of_table.pivot(index="seed", columns="method", values=measure)
             for method in by_method.columns:
                 paired = (by_method[method] - by_method["fedavg"]).dropna().to_numpy()
-                low, high = mean_interval(paired, 0.95)
+                low, high = mean_interval(paired, 0.95) if len(paired) > 2 else (nan, nan)
                 rows.append({"table": table, "measure": measure, "method": method, "seeds": len(paired),
                              "mean": by_method[method].mean(), "difference": paired.mean(), "low": low,
                              "high": high})  # fmt: skip
