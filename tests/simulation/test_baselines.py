@@ -1,5 +1,7 @@
 """Clusters against one model for all, local training and one model per group."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from scipy.stats import t as student
 
 import shoal
 import shoal.toy
-from shoal.simulation.baselines import GroupValues, difference
+from shoal.simulation.baselines import GroupValues, difference, group_values, train_alone
 from shoal.simulation.round_metrics import metric_values
 
 
@@ -90,7 +92,7 @@ def test_the_run_itself_is_the_same_with_baselines(grouped):
 ])  # fmt: skip
 def test_only_what_has_clusters_is_compared_and_never_with_itself(grouped, algorithm, names):
     overall = run_of(grouped, algorithm).summary.overall
-    assert {key.split(".")[1] for key in overall if key.startswith("baseline.")} == names
+    assert {key.split(".")[1] for key in overall if key.startswith("baseline.")} - {"clusters"} == names
 
 
 def test_a_baseline_that_a_defence_of_sums_refuses_is_left_out(grouped):
@@ -100,3 +102,17 @@ def test_a_baseline_that_a_defence_of_sums_refuses_is_left_out(grouped):
     overall = run_of((federation, model, whole), shoal.ByGroup(), defenses=[private]).summary.overall
     assert "baseline.fedavg.accuracy" in overall
     assert "baseline.local.accuracy" not in overall
+
+
+def test_a_client_is_measured_on_its_own_test_examples_where_they_are_known(grouped):
+    federation, model, local = grouped
+    test = replace(federation.test, client=torch.tensor([0, 1, 2, 3]))
+    owned = replace(federation, test=test)
+    simulation = shoal.Simulation(owned, model, shoal.LocalOnly(), local, rounds=1)
+    with shoal.Engine(model) as engine:
+        deployed = train_alone(simulation, engine)
+        values = group_values(deployed, owned, engine)["south"]
+        alone = [replace(owned, test=test.take(torch.tensor([i]))) for i in (2, 3)]
+        expected = [float(metric_values(deployed.models[i + 2], each, engine)) for i, each in enumerate(alone)]
+    assert values.values.tolist() == expected
+    assert values.owners.tolist() == [2, 3]

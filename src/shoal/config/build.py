@@ -140,6 +140,15 @@ def load_source(
         return own_data(source, value, reading)
 
 
+def _check_clusters(config: Config, clients: int) -> None:
+    """Raise `InputError` where there are more clusters than clients."""
+    numbers = [table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value)]
+    clusters = max((number for number in numbers if number != "auto"), default=1)
+    require(
+        clusters <= clients, f"'algorithm.clusters' must be at most {clients}, the number of clients; got {clusters}"
+    )
+
+
 def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolved:
     """Check a configuration against its data, decide what it leaves open, and make its simulation.
 
@@ -172,9 +181,7 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
         scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
         model = _model(network, data, features, scale)
     privacy, count = config.privacy, _clients(config, data)
-    numbers = [table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value)]
-    clusters = max((number for number in numbers if number != "auto"), default=1)
-    require(clusters <= count, f"'algorithm.clusters' must be at most {count}, the number of clients; got {clusters}")
+    _check_clusters(config, count)
     with in_table("privacy"):
         drawn = stream("preferences")
         preferences = draw_preferences(count, privacy.thresholds, privacy.beta, drawn, privacy.view)

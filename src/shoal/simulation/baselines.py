@@ -41,11 +41,12 @@ def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
 
 @dataclass(frozen=True)
 class GroupValues:
-    """The accuracy of the clients of one group on the group's test examples.
+    """The accuracy of the clients of one group on test examples.
 
     Args:
         share: of the federation's clients.
-        values: (M,) float64, of each test example the mean of the metric over the models that the clients use.
+        values: (M,) float64, of each test example the metric of its client's model; where the client is unknown, the
+            mean over the models that the group's clients use.
         owners: (M,) int64, the client that each test example belongs to; where that is unknown each is its own.
     """
 
@@ -55,19 +56,30 @@ class GroupValues:
 
 
 def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> dict[str, GroupValues]:
-    """The `GroupValues` of each group with clients, whose clients use the models of ``deployed``."""
+    """The `GroupValues` of each group with clients, whose clients use the models of ``deployed``.
+
+    A client is measured on its own test examples where they are known: it asks what helps with these, and a model of
+    its own need not suit others.
+    """
     by_group: dict[str, GroupValues] = {}
-    test, rows = federation.test, range(len(federation.test))
-    client = torch.arange(len(rows)) if test.client is None or bool((test.client < 0).all()) else test.client
+    test = federation.test
     for g in federation.groups_with_clients:
         own = federation.group == g
-        model, count = torch.unique(deployed.model[own], return_counts=True)
-        inside = replace(federation, test=test.of_group(g))
-        means = [metric_values(deployed.models[int(k)], inside, engine) for k in model]
-        values = (torch.stack(means) * (count / count.sum())[:, None]).sum(dim=0).numpy()
-        by_group[federation.groups[g]] = GroupValues(
-            float(own.double().mean()), values, client[test.group == g].numpy()
-        )
+        rows = of_group = torch.nonzero(test.group == g).flatten()
+        if test.client is not None:
+            rows = of_group[torch.isin(test.client[of_group], federation.ids[own])]
+        known = len(rows) > 0 and test.client is not None
+        rows = rows if known else of_group
+        owners = test.client[rows] if known and test.client is not None else torch.arange(len(rows))
+        values = torch.zeros(len(rows), dtype=torch.float64)
+        for k in torch.unique(deployed.model[own]).tolist():
+            users = own & (deployed.model == k)
+            asked = torch.isin(owners, federation.ids[users]) if known else torch.ones_like(owners, dtype=torch.bool)
+            if bool(asked.any()):
+                part = replace(federation, test=test.take(rows[asked].to(test.y.device)))
+                weight = 1.0 if known else float(users.sum() / own.sum())
+                values[asked] += weight * metric_values(deployed.models[k], part, engine)
+        by_group[federation.groups[g]] = GroupValues(float(own.double().mean()), values.numpy(), owners.numpy())
     return by_group
 
 
@@ -115,7 +127,7 @@ def compare_with_baselines(
 
     Returns:
         ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients, and over those of each
-        group.
+        group; ``baseline.clusters.accuracy`` of the run itself, measured alike.
     """
     ours = group_values(deployed, simulation.federation, engine)
     overall, by_group = dict[str, float](), {name: dict[str, float]() for name in ours}
@@ -123,6 +135,8 @@ def compare_with_baselines(
         overall |= _metrics(name, ours, theirs)
         for group in ours if len(ours) > 1 else ():
             by_group[group] |= _metrics(name, {group: ours[group]}, {group: theirs[group]})
+    if overall:
+        overall["baseline.clusters.accuracy"] = mean_accuracy(ours)
     return Summary(overall=overall, by_group=by_group)
 
 

@@ -173,8 +173,13 @@ def baseline_table(summary: Summary) -> ReportTable | None:
         for name, title in BASELINES.items()
         if f"baseline.{name}.accuracy" in summary.overall
     ]
+    if rows and (mean := summary.overall.get("baseline.clusters.accuracy")) is not None:
+        rows.insert(0, row(Cell("These clusters", strong=True), percent(mean), *(DASH for _ in range(1 + len(groups)))))
     columns = ("alternative", "accuracy", "clusters against it", *(f"on {group}" for group in groups))
-    note = "Points of accuracy with 95 % intervals of paired differences; clients are the units where known."
+    note = (
+        "Accuracy of each client on its own test examples where these are known, else on its group's. Points with 95 % "
+        "intervals of paired differences over clients, or over examples where clients are not known."
+    )
     return (
         ReportTable(heads(columns[:1], columns[1:]), tuple(rows), "Does clustering pay?", note=note) if rows else None
     )
