@@ -367,8 +367,8 @@ SIMULATIONS = {
 }
 
 SETTINGS = {
-    "clusters 2.5": (lambda: IFCA(2.5), "'clusters' must be an integer; got 2.5"),
-    "clusters '2'": (lambda: IFCA("2"), "'clusters' must be an integer; got '2'"),
+    "clusters 2.5": (lambda: IFCA(2.5), "'clusters' must be an integer or 'auto'; got 2.5"),
+    "clusters '2'": (lambda: IFCA("2"), "'clusters' must be an integer or 'auto'; got '2'"),
     "averaging": (lambda: IFCA(averaging="gradients"), "'averaging' must be 'model' or 'gradient'; got 'gradients'"),
     "a choice": (lambda: IFCA(choose_by="some"), "'choose_by' must be 'all' or 'batch'; got 'some'"),
     "shares above 1": (lambda: IFCA(redraw=Redraw(share=0.9)), "'redraw.share' * clusters must be at most 1; got 1.8"),

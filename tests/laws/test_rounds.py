@@ -17,6 +17,7 @@ from shoal.algorithms import (
     IFCAMIR,
     MRMTL,
     PACFL,
+    ByGroup,
     Ditto,
     FedAvg,
     FedBN,
@@ -207,7 +208,8 @@ def test_models_move_by_the_mean_of_the_updates_or_the_algorithm_says_that_they_
 
 def test_models_start_apart_and_move(plain, algorithm):
     before, after, _ = plain.states
-    if not isinstance(algorithm, PACFL | PrivateMeans):  # Clusters that models do not choose start from one model.
+    # Clusters that models do not choose start from one model.
+    if not isinstance(algorithm, ByGroup | PACFL | PrivateMeans):
         assert len(torch.unique(before.models, dim=0)) == len(before.models), "models must start apart"
     if algorithm == LocalOnly():
         # Nobody sends anything, so it is the clients' models that move.

@@ -12,7 +12,7 @@ def run_of(algorithm, **settings):
     federation, model, local = shoal.toy.two_groups()
     federation = replace(federation, names=("north", "south", "east", "west"))
     local = replace(local, **{key: settings.pop(key) for key in ("learning_rate",) if key in settings})
-    return shoal.Run(shoal.Simulation(federation, model, algorithm, local, rounds=2, **settings)).train()
+    return shoal.Run(shoal.Simulation(federation, model, algorithm, local, rounds=5, **settings)).train()
 
 
 def test_a_cluster_below_the_floor_is_named_with_its_clients():

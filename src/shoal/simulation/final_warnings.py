@@ -14,6 +14,9 @@ from shoal.models.model import cross_entropy
 
 LOG = logging.getLogger("shoal")
 
+FEW_ROUNDS = 5
+"""Rounds below which nobody expects a model to have learned."""
+
 MOST_NAMES = 10
 """Clients of a small cluster that the sentence names."""
 
@@ -62,6 +65,8 @@ def small_cluster_warning(federation: Federation, assignment: torch.Tensor, clus
 def learning(finished: FinishedTraining) -> Summary:
     """Warn where the training loss after the last round is no better than that of the classes' frequencies."""
     federation, loss = finished.federation, float(finished.losses.mean())
+    if finished.state.round < FEW_ROUNDS:
+        return Summary()
     if not isfinite(loss):
         LOG.warning("the training loss after the last round is not finite: nothing was learned; %s", _ADVICE)
     elif federation.classes is not None and finished.training.engine.model.loss is cross_entropy:

@@ -154,7 +154,7 @@ def load_table(path: Path, columns: Columns, task: str | None = None) -> ClientD
         ...     data = load_table(Path(folder, "wards.csv"), shoal.Columns(client="who", label="state"))
         ...
         >>> data.client_names, data.inputs, len(data.warnings)
-        (('a', 'b'), ('age',), 1)
+        (('a', 'b'), ('age', 'note'), 0)
     """
     parquet = path.suffix.lower() in PARQUET
     names = [column for column in (columns.client, columns.group) if column is not None]
