@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"shoal\.[\w.]+\.(PlannedRun|SweepPoint|SweepWatch|UpdateCollector)"),
     (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|Auxiliary|Availability|CohortTrainer|_Result)"),
     (r"py:class", r"shoal\.[\w.]+\.(FinalAttacks|Layout|Margins|Membership|PartitionIndices|Predictions|Estimate)"),
-    (r"py:class", r"shoal\.[\w.]+\.(AttackBound|Finding|RoundClock|SpanEnds)"),
+    (r"py:class", r"shoal\.[\w.]+\.(AttackBound|ClusterNumber|Finding|RoundClock|SeedTest|SpanEnds)"),
     (r"py:class", r"shoal\.[\w.]+\.(Regression|VisibleMoves|Workplace|_Item|_Shared)"),
     (r"py:class", r"shoal\.[\w.]+\.(ReceivedModels|RoundAttack|Schedule|SimulationState|Rows|WarmStart)"),
 ]

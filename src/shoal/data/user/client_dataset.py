@@ -83,7 +83,7 @@ class ClientDataset:
 
     @property
     def classes(self) -> int | None:
-        """C, the number of classes; None: of a regression."""
+        """The number of classes, C, or None in a regression."""
         return len(self.class_names) or None
 
     @property
