@@ -26,7 +26,7 @@ from shoal.config.schema import parse_config
 from shoal.runs.run import run
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tables import TABLES, write_table
+from real_tables import TABLES, write_table
 
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"name": "local"},

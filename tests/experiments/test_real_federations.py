@@ -10,7 +10,7 @@ from experiment_scripts import experiment_script
 from shoal.config.schema import parse_config
 from shoal.runs.run import run
 
-page, real, tables = (experiment_script(f"real/{name}") for name in ("page", "run", "tables"))
+page, real, tables = (experiment_script(f"real/{name}") for name in ("page", "run", "real_tables"))
 
 
 def test_the_third_of_the_clients_with_the_fewest_rows_is_small() -> None:
