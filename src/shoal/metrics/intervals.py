@@ -6,8 +6,8 @@ then approximate. Where members are paired with similar non-members, their error
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import hypot, inf, isnan, nan, sqrt
-from statistics import NormalDist, fmean, stdev
+from math import hypot, inf, isnan, nan
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -48,22 +48,6 @@ class Estimate(NamedTuple):
         """
         low, high = clopper_pearson(rate * examples, examples) if examples > 0 else (nan, nan)
         return Estimate(rate, float(low), float(high))
-
-    @staticmethod
-    def of_seeds(values: Sequence[float], count: int = 1) -> "Estimate":
-        """The mean over seeds, and where 95 % of further seeds lie, for ``count`` such figures at once.
-
-        A federation is trained once, on a further seed, so the interval is not of the mean; see `reach_of_seeds`.
-
-        Args:
-            values: one per seed, at least 2, in [0, 1].
-            count: of figures, such as one per group.
-
-        >>> Estimate.of_seeds([0.50, 0.52, 0.54]).interval, Estimate.of_seeds([0.50, 0.52, 0.54], 2).interval
-        ('0.421 to 0.619', '0.377 to 0.663')
-        """
-        mean, reach = fmean(values), reach_of_seeds(stdev(values), len(values), count)
-        return Estimate(mean, max(mean - reach, 0.0), min(mean + reach, 1.0))
 
     def among(self, count: int) -> "Estimate":
         """The same rate with an interval inside [0, 1] that ``count`` such estimates keep at once (Bonferroni).
@@ -150,14 +134,16 @@ class Estimate(NamedTuple):
         return f"{self.text} ({self.interval})" if self.interval else self.text
 
 
-def at_once(count: int) -> float:
-    """How much wider a 95 % interval is that ``count`` figures keep at once (Bonferroni), as of a normal distribution.
+def at_once(count: int, tail: float = 0.025) -> float:
+    """How much wider than one 95 % interval are those that ``count`` figures keep at once (Bonferroni).
+
+    As of a normal distribution. ``tail`` is the error at each end: 0.025 of all ``count`` at 95 %.
 
     >>> round(at_once(1), 2), round(at_once(8), 2)
     (1.0, 1.4)
     """
     quantile = NormalDist().inv_cdf
-    return quantile(1 - 0.025 / max(1, count)) / quantile(0.975)
+    return quantile(1 - tail / max(1, count)) / quantile(0.975)
 
 
 def effective_size(weights: Floats) -> float:
@@ -267,14 +253,6 @@ def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, fl
     ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
     k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
-
-
-def reach_of_seeds(deviation: float, seeds: int, count: int = 1) -> float:
-    """Half the width of the interval of a further seed, which ``count`` such intervals keep at once (Bonferroni).
-
-    That of Student's t: t(n - 1) deviation sqrt(1 + 1 / n), at 95 % in all.
-    """
-    return float(stdtrit(seeds - 1, 1 - 0.025 / count)) * deviation * sqrt(1 + 1 / seeds)
 
 
 def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:

@@ -90,9 +90,9 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     groups = [federation.groups[g] for g in federation.groups_with_clients]
     search = _Search(replace(place, out=out / "runs"), measured, groups, demand)
     alone = next((one.config for one in fitting_candidates(measured, data, ladder.server_alone)), None)
-    tried = {UNPROTECTED.name: Candidate(UNPROTECTED.name, UNPROTECTED, measured)}
+    tried = {UNPROTECTED.name: search.as_it_is}
     with repeated_warnings_dropped():
-        best = search.judge(tried[UNPROTECTED.name], alone) if demand.mu is None else None
+        best = search.judge(search.as_it_is, alone) if demand.mu is None else None
         if best is not None and best.outcome == "within the limit":
             best, front = replace(best, searched=False), search.judged.means()
         else:
@@ -190,6 +190,11 @@ class _Search:
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     judged: Figures = field(init=False)
 
+    @property
+    def as_it_is(self) -> Candidate:
+        """The federation without a protection."""
+        return Candidate(UNPROTECTED.name, UNPROTECTED, self.config)
+
     def runs(self, settings: Mapping[str, Config], seeds: Sequence[int], *, attacked: bool) -> pd.DataFrame:
         """The figures of settings on seeds, a row a run; without reference federations where nobody is ``attacked``."""
         off = {} if attacked else {"reference_federations": 0, "view": VIEWS[0]}
@@ -220,7 +225,7 @@ class _Search:
         attacked, left_out = list[pd.DataFrame](), list[pd.DataFrame]()
         tried = dict[str, Candidate]()
         for slow in (False, True):
-            tier = {} if tried else {UNPROTECTED.name: Candidate(UNPROTECTED.name, UNPROTECTED, self.config)}
+            tier = {} if tried else {UNPROTECTED.name: self.as_it_is}
             screened, dear = self._screened([one for one in fitting if one.rung.slow == slow], seeds[:1])
             tier |= screened
             left_out.append(dear)

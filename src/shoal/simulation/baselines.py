@@ -62,15 +62,13 @@ def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> 
     its own need not suit others.
     """
     by_group: dict[str, GroupValues] = {}
-    test = federation.test
+    test, nobody = federation.test, torch.full((len(federation.test),), -1)
+    client = nobody if test.client is None else test.client
     for g in federation.groups_with_clients:
-        own = federation.group == g
-        rows = of_group = torch.nonzero(test.group == g).flatten()
-        if test.client is not None:
-            rows = of_group[torch.isin(test.client[of_group], federation.ids[own])]
-        known = len(rows) > 0 and test.client is not None
-        rows = rows if known else of_group
-        owners = test.client[rows] if known and test.client is not None else torch.arange(len(rows))
+        own, of_group = federation.group == g, torch.nonzero(test.group == g).flatten()
+        rows = of_group[torch.isin(client[of_group], federation.ids[own])]
+        known = len(rows) > 0
+        rows, owners = (rows, client[rows]) if known else (of_group, torch.arange(len(of_group)))
         values = torch.zeros(len(rows), dtype=torch.float64)
         for k in torch.unique(deployed.model[own]).tolist():
             users = own & (deployed.model == k)

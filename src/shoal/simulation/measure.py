@@ -9,6 +9,7 @@ from math import inf, isfinite, nan
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from shoal.algorithms.wrapper import choice_noise
 from shoal.audit.attacked_records import AttackedRecords
@@ -36,6 +37,7 @@ from shoal.defenses import accounting
 from shoal.engine import (
     ClientTrainings,
     ClusterRound,
+    Deployed,
     Engine,
     LocalSGD,
     State,
@@ -104,20 +106,23 @@ def measure_models(
     simulation: Simulation,
     training: Training,
     state: State,
+    use: tuple[Deployed, Tensor],
     rows: Sequence[Mapping[str, float]],
     references: AttackedRecords | None = None,
 ) -> FinalMeasurement:
-    """Measure the final ``state``: every client chooses among the final models, and these are attacked.
+    """Attack and measure the models that clients use after the last round.
 
     Args:
         simulation: what is measured, and how.
         training: of it, that led to ``state``.
+        state: after the last round.
+        use: these models and each client's loss, as `Training.deployed` gives them.
         rows: of `rounds.csv`.
         references: records of the run, attacked with its reference federations; then the strongest of all attacks
             decides how exposed a model is. None: there are none.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
-    deployed, losses = training.deployed(state)
+    deployed, losses = use
     members = Membership.of_deployed(state, deployed, rounds)
     attacked = {"members": members, "member_rounds": rounds, "references": references, "view": simulation.view}
     attacks = attack_final_models(state, deployed, training, team, training.stream("final"), **attacked)
@@ -159,7 +164,8 @@ def measure_final(
     """
     began = time.perf_counter()
     training, attack = simulation.on(engine), simulation.round_attack
-    result = measure_models(simulation, training, now.state, now.rows, references)
+    use = training.deployed(now.state)
+    result = measure_models(simulation, training, now.state, use, now.rows, references)
     if attack is not None:
         figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
@@ -167,7 +173,7 @@ def measure_final(
     baselines = baselines_of(simulation, len(now.state.models)) if simulation.baselines else {}
     if baselines:
         comparing = time.perf_counter()
-        compared = compare_with_baselines(simulation, engine, training.deployed(now.state)[0], baselines)
+        compared = compare_with_baselines(simulation, engine, use[0], baselines)
         comparing = time.perf_counter() - comparing
         result = replace(result, summary=result.summary | compared)
         spent = add_seconds(spent, {"baselines": comparing, "total": comparing})

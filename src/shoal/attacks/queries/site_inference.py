@@ -5,7 +5,6 @@ judged within each class, against always naming that class's largest site.
 """
 
 from dataclasses import dataclass
-from math import nan
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from pydantic import Field
 from shoal.attacks.updates.source_inference import Guesses
 from shoal.core.settings import settings
 from shoal.data.preferences import View
-from shoal.metrics.intervals import Floats, Ints
+from shoal.metrics.intervals import Floats, Ints, mean_interval
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,5 @@ class SiteInference:
                     guessed[asked] = fitted.fit(outputs[known], site[known]).predict(outputs[asked])
         right, by_prior = guessed == site, prior == site
         gains = right.astype(np.float64) - by_prior
-        gain = float(gains.mean())
-        half = float(1.96 * gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else nan
-        return SiteGuesses(Guesses.from_outcomes(right, by_prior.astype(np.float64)), gain, gain - half, gain + half)
+        outcomes = Guesses.from_outcomes(right, by_prior.astype(np.float64))
+        return SiteGuesses(outcomes, float(gains.mean()), *mean_interval(gains))

@@ -46,8 +46,7 @@ def verdict(
     exceeded = [] if audited else [limits(summary)]
     rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
     accuracy = accuracy_sentence(summary, kind, metric, title)
-    pays = [text for text in [clustering_verdict(summary), cluster_number_text(summary)] if text]
-    return f"{'. '.join([*pays, accuracy, *_chance(summary, kind), *exposure, *rest])}."
+    return f"{'. '.join([*_clusters(summary), accuracy, *_chance(summary, kind), *exposure, *rest])}."
 
 
 def answer(
@@ -65,7 +64,7 @@ def answer(
         return INCOMPLETE
     found = audited or run_findings(summary)
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
-    pays = ". ".join(filter(None, [clustering_verdict(summary), cluster_number_text(summary)]))
+    pays = ". ".join(_clusters(summary))
     lines = [
         f"{pays}." if pays else "",
         f"{accuracy_sentence(summary, kind, metric, title)}.",
@@ -75,6 +74,11 @@ def answer(
         f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
     ]
     return "\n".join(filter(None, lines))
+
+
+def _clusters(summary: Summary) -> list[str]:
+    """Whether clusters pay, and how many were chosen; nothing where neither was asked."""
+    return [text for text in (clustering_verdict(summary), cluster_number_text(summary)) if text]
 
 
 def _complete(summary: Summary) -> bool:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
-from statistics import NormalDist
 
 from shoal.audit.audit import wrong_sign
 from shoal.audit.finding import METRICS
@@ -17,6 +16,7 @@ from shoal.core.errors import InputError, describe, require, suggest
 from shoal.data.names import EVERYBODY
 from shoal.data.preferences import VIEWS
 from shoal.metrics import least_non_members
+from shoal.metrics.intervals import at_once
 
 LOWER_BOUND = "empirical_epsilon"
 """The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
@@ -111,7 +111,7 @@ class Gate:
         # The figures of a view are an attack's too, where there are attacks.
         attacks = any(key.startswith("attacks.") for key in audit)
         named = {f"{self.key}.high"} if attacks else {*audit}
-        wider = _wider(float(audit.get(CONFIDENCE, 0.95)), count)
+        wider = at_once(count, (1 - float(audit.get(CONFIDENCE, 0.95))) / 2)
         ends = dict[str, tuple[float, float]]()
         for key, high in audit.items():
             if isinstance(high, str) or not self._limits(key) or (key not in named and key.startswith("views.")):
@@ -154,13 +154,6 @@ class Gate:
 
     def __str__(self) -> str:
         return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
-
-
-def _wider(confidence: float, count: int) -> float:
-    """How much wider than at 95 % an interval is that ``count`` figures keep at once, as of a normal distribution."""
-    quantile = NormalDist().inv_cdf
-    tail = (1 - confidence) / 2 / count
-    return 1.0 if (confidence, count) == (0.95, 1) else quantile(1 - tail) / quantile(0.975)
 
 
 def parse_gates(expressions: Sequence[str]) -> list[Gate]:
