@@ -15,7 +15,7 @@ from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.entry_points import installed_names
 from shoal.core.errors import quote, require, suggest
-from shoal.core.settings import Count, Fraction, Inline, Positive, PositiveFloat, Range, settings
+from shoal.core.settings import Count, Flag, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.preferences import View
 from shoal.data.sources.catalog import SOURCES
@@ -183,7 +183,7 @@ class EvaluationSection:
 
     every: Positive = 1
     member_rounds: Positive = 5
-    baselines: bool = True
+    baselines: Flag = True
     min_clients: Positive = 3
     reference_federations: Count = 0
     view: View = "outsider"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import AfterValidator
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -62,6 +62,12 @@ class Examples:
         return shorten(f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})")
 
 
+def _column_and_values(rows: tuple[str, ...]) -> tuple[str, ...]:
+    if len(rows) < 2:
+        raise ValueError("a column and the values whose rows are used")
+    return rows
+
+
 @settings
 class Columns:
     """The meaning of a table's columns.
@@ -89,7 +95,7 @@ class Columns:
     inputs: tuple[str, ...] | None = None
     one_hot: Flag = True
     impute: Impute | None = None
-    rows: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+    rows: Annotated[tuple[str, ...], AfterValidator(_column_and_values)] | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:

@@ -143,21 +143,24 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
     return clients.assign(over=over, margin=clients["exposure_low"].fillna(exposure) - threshold, limit=limit)
 
 
-def gain_text(metrics: Metrics, baseline: str) -> str:
+def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "") -> str:
     """What clusters gain over a baseline, in points of accuracy with the 95 % interval; "" without it.
 
     >>> ends = {"baseline.local.low": -0.03, "baseline.local.high": -0.01}
-    >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local")
-    'cost 2.0 points (1.0 to 3.0)'
+    >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local", " points", "local training")
+    'cost 2.0 points against local training (1.0 to 3.0)'
     """
-    mean, low, high = (metrics.get(f"baseline.{baseline}.{name}", nan) for name in ("difference", "low", "high"))
+    mean, low, high = (100 * metrics.get(f"baseline.{baseline}.{end}", nan) for end in ("difference", "low", "high"))
+    against = f" against {than}" if than else ""
     if isnan(mean):
         return ""
     if low > 0:
-        return f"gain {100 * mean:.1f} points ({100 * low:.1f} to {100 * high:.1f})"
+        return f"gain {mean:.1f}{unit}{against.replace('against', 'over')} ({low:.1f} to {high:.1f})"
     if high < 0:
-        return f"cost {-100 * mean:.1f} points ({-100 * high:.1f} to {-100 * low:.1f})"
-    return "not decided" + ("" if isnan(low) else f" ({100 * low:+.1f} to {100 * high:+.1f} points)")
+        return f"cost {-mean:.1f}{unit}{against} ({-high:.1f} to {-low:.1f})"
+    if low == high == 0:
+        return f"make no difference{against}"
+    return "not decided" + ("" if isnan(low) else f" ({low:+.1f} to {high:+.1f}{unit}{against})")
 
 
 def baseline_table(summary: Summary) -> ReportTable | None:
@@ -175,7 +178,7 @@ def baseline_table(summary: Summary) -> ReportTable | None:
     ]
     if rows and (mean := summary.overall.get("baseline.clusters.accuracy")) is not None:
         rows.insert(0, row(Cell("These clusters", strong=True), percent(mean), *(DASH for _ in range(1 + len(groups)))))
-    columns = ("alternative", "accuracy", "clusters against it", *(f"on {group}" for group in groups))
+    columns = ("alternative", "accuracy", "clusters, in points", *(f"on {group}" for group in groups))
     note = (
         "Accuracy of each client on its own test examples where these are known, else on its group's. Points with 95 % "
         "intervals of paired differences over clients, or over examples where clients are not known."

@@ -113,12 +113,9 @@ def clustering_verdict(summary: Summary) -> str:
         return ""
     by_group = {name: metrics for name, metrics in summary.by_group.items() if key in metrics}
     least = sorted(by_group, key=lambda name: by_group[name][key])[:MOST_GROUPS]
-    groups = [f"{name}: {gain_text(by_group[name], 'fedavg')}" for name in least]
-    text = gain_text(summary.overall, "fedavg")
-    over = BASELINES["fedavg"]
-    decided = {"gain": f"Clusters gain{text.removeprefix('gain')}", "cost": f"Clusters cost{text.removeprefix('cost')}"}
-    said = decided.get(text.split()[0], f"Whether clusters pay is {text}")
-    said = said.replace(" points", f" points {'over' if text.startswith('gain') else 'against'} {over}", 1)
+    groups = [f"{name}: {gain_text(by_group[name], 'fedavg', ' points')}" for name in least]
+    text = gain_text(summary.overall, "fedavg", " points", BASELINES["fedavg"])
+    said = f"Whether clusters pay is {text}" if text.startswith("not decided") else f"Clusters {text}"
     return said + (f"; {', '.join(groups)}" if groups else "")
 
 

@@ -206,7 +206,7 @@ def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) ->
     for gate in gates:
         name = gate.key.removesuffix(gate.metric).removesuffix(".")
         kind, who, group = [*name.split(".", 2), "", ""][:3]
-        known, largest = [*non_members, EVERYBODY], sum(non_members.values())
+        known, largest = [*dict.fromkeys([*non_members, EVERYBODY])], sum(non_members.values())
         if name:
             form = f"'attacks.ATTACK.GROUP.{gate.metric}' or 'views.VIEW.GROUP.{gate.metric}'"
             complete = kind in ("attacks", "views") and bool(group)
