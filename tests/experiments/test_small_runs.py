@@ -186,7 +186,7 @@ def test_a_board_measures_a_defence_on_its_own_seeds_and_refuses_changed_federat
 def test_the_page_of_the_board_shows_the_shipped_rows_and_every_defence_can_be_read(capsys):
     script = experiment_script("board/board")
     assert script.main([]) == 0
-    page = (EXPERIMENTS.parent / "docs" / "board.md").read_text(encoding="utf-8")
+    page = (EXPERIMENTS.parent / "docs" / "results" / "board" / "board.md").read_text(encoding="utf-8")
     assert all(table in page for table in capsys.readouterr().out.strip().split("\n\n"))
     board = script.read_board(EXPERIMENTS / "board")
     defences = sorted((EXPERIMENTS / "board" / "defences").glob("*.toml"))
