@@ -135,7 +135,7 @@ def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
         '32 components, private clusters, noise 6.84'
     """
     participating = federation.cohort_size(config.algorithm.participation) / len(federation)
-    sizes = [int((federation.group == g).sum()) for g in federation.groups_with_clients]
+    sizes = [int(federation.with_group(g).sum()) for g in federation.groups_with_clients]
     return Ladder(
         config,
         tuple(federation.clients.x.shape[1:]),

@@ -64,7 +64,7 @@ def records_of_run(
         scores=join_scores(target, references, client),
         record=np.array(_unique([*members, *non_members], owners), dtype=object),
         client=np.array(owners, dtype=object),
-        group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
+        group=np.array([federation.groups[g] for g in paired.group.tolist()], dtype=object),
         # Of a model of one's own no cluster's model is the one that trained on the record.
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, engine),
@@ -119,7 +119,7 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
         return answers
     answers["gap"] = _fitted(attacked, Gap(), used, engine)
     client = attacked.records.client
-    cells = threshold_cells(federation.group[client].numpy(), model[client].numpy())
+    cells = threshold_cells(attacked.records.group.numpy(), model[client].numpy())
     none = np.empty((len(client), 0), dtype=bool)
     for key in [key for key in LABEL_ATTACKS if key not in left_out(attacked)]:
         scores = _by_label(key, attacked, used, engine).numpy()

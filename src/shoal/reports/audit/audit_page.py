@@ -14,6 +14,7 @@ from shoal.audit.audit import Audit, wrong_sign
 from shoal.audit.finding import (
     BY,
     FALSE_POSITIVE_RATES,
+    MOST_NAMES,
     Estimate,
     Finding,
     attack_head,
@@ -22,7 +23,7 @@ from shoal.audit.finding import (
     most_exposed,
 )
 from shoal.audit.record_table import AGAINST_CLIENTS, SERVER
-from shoal.core.formats import DASH, capitalized, count, decimal
+from shoal.core.formats import DASH, capitalized, count, decimal, join_words
 from shoal.reports.audit.audit_charts import (
     accuracy_of_attacks,
     by_view,
@@ -299,7 +300,7 @@ def _exposed_clients(clients: Mapping[str, Sequence[Finding]], records: pd.DataF
         return None
     # By the lower end: of many clients with few records each, some have a high figure by chance.
     listed = sorted(certain, key=lambda finding: -finding.accuracy.low)[:MOST_ROWS]
-    group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
+    group = records.astype(str).groupby("client")["group"].agg(lambda own: join_words([*own.unique()], MOST_NAMES))
     rows = (
         row(finding.group, group.get(finding.group, DASH), finding.head, _value(finding.accuracy), *_counts(finding))
         for finding in listed

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from shoal.core.formats import ACCURACY, capitalized, decimal, join_words, metric_format, name_examples, percent
+from shoal.data.names import EVERYBODY
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
 from shoal.reports.charts import (
@@ -225,6 +226,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
     if judged.empty:
         return None
     uncertain = int((judged["limit"] == UNCERTAIN).sum())
+    groups = groups if judged["group"].isin(groups).any() else [EVERYBODY]
 
     def draw(figure: MplFigure) -> None:
         limits, exposure = judged["threshold"], judged["exposure"]

@@ -72,7 +72,7 @@ class RunView:
     @cached_property
     def groups(self) -> list[str]:
         """Those with clients."""
-        present = {*self.clients["group"]}
+        present = {*self.clients["group"], *(name for name, own in self.summary.by_group.items() if "exposure" in own)}
         return [name for name in self.run.groups if name in present]
 
     @property
@@ -193,7 +193,8 @@ def group_table(view: RunView) -> ReportTable:
     groups, clients = view.groups, view.clients
     values = [view.summary.by_group.get(group, {}) for group in groups]
     non_members = [view.non_members.get(group, nan) for group in groups]
-    rows = [row("Clients", *(str((clients["group"] == group).sum()) for group in groups))]
+    counts = [(clients["group"] == group).sum() for group in groups]
+    rows = [row("Clients", *map(str, counts))] if any(counts) else []  # none where groups are of examples
     for metric in _shown(BY_GROUP, values, view):
         rows.append(_row(metric, metric.meaning, values, view, non_members))
         for outside in view.others if metric.key == "mia_population" else ():
@@ -238,7 +239,7 @@ def cluster_table(view: RunView) -> ReportTable:
         return [str((frame["cluster"] == k).sum()) for k in clusters]
 
     rows = [row(Cell("Clients", METRICS["clients"].of_model), *counts(clients))]
-    if len(view.groups) > 1:
+    if len(view.groups) > 1 and clients["group"].isin(view.groups).any():
         rows += [row(f"… of {group}", *counts(clients[clients["group"] == group])) for group in view.groups]
     values = [view.summary.by_cluster.get(k, {}) for k in clusters]
     non_members = [_effective_non_members(clients[clients["cluster"] == k], view.non_members) for k in clusters]

@@ -226,7 +226,7 @@ def _watch_of_all(watch: AuditWatch, most: int, done: int, _: int) -> None:
 def _non_members(attacked: AttackedRun) -> dict[str, int]:
     """The number of non-members of each group."""
     records, federation = attacked.records, attacked.simulation.federation
-    group = federation.group[records.client[: len(records)]]
+    group = records.group[: len(records)]
     return {federation.groups[g]: int((group == g).sum()) for g in group.unique().tolist()}
 
 

@@ -67,7 +67,7 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
             "dataset": about.dataset,
             "seed": about.seed,
             "rounds": int(summary.run["rounds"]),
-            "clients": {name: int((result.clients["group"] == name).sum()) for name in about.groups_with_clients},
+            "clients": {str(name): int(n) for name, n in result.clients["group"].value_counts(sort=False).items()},
             "training_examples": int(result.clients["examples"].sum()),
             "accuracy": {name: value for name, value in _accuracies(result).items() if isfinite(value)},
             "sha256": {"examples": about.examples} | _hashes(run),
