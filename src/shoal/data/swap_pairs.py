@@ -27,8 +27,8 @@ Duplicates = Literal["keep", "leave-out"]
 
 OTHER_CLIENTS = (
     "non-members are test examples of the same group and label, whosever they are: where clients have inputs of their "
-    "own kind, attacks tell clients apart and figures are too high; a test set that says whose its examples are, or "
-    "hold-out examples, give each client non-members of its own"
+    "own kind, attacks tell clients apart and figures are too high, so no record is called exposed; a test set that "
+    "says whose its examples are, or hold-out examples, give each client non-members of its own"
 )
 """Warning of pairs within groups where inputs may differ from client to client."""
 

@@ -16,6 +16,7 @@ from shoal.core.errors import path_of, require
 from shoal.core.processes import Workers, Workplace
 from shoal.core.randomness import Stream
 from shoal.data.shards import to_pixels
+from shoal.data.swap_pairs import OTHER_CLIENTS
 from shoal.engine import Engine
 from shoal.replay.attack_inputs import join_scores, records_of_run, site_figures
 from shoal.replay.reference_federations import AttackedRun
@@ -28,6 +29,13 @@ from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import apply_release
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
+
+OTHERS_OF_UPDATES = (
+    "attacks on recorded updates compare with test examples of the same group and label, whosever they are: where "
+    "clients have inputs of their own kind, they tell clients apart and figures are too high, so they call no record "
+    "exposed unless an attack is exact"
+)
+"""Note of updates of clients whose inputs may differ."""
 
 PICTURED_RECORDS = 20
 """Records that the page shows as pictures."""
@@ -94,6 +102,7 @@ def audit_members(
             notes=(*alone.notes, *spans.notes),
         )
         audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
+        audit = audit.with_others(OTHER_CLIENTS) if OTHER_CLIENTS in attacked.notes else audit
         spent = round(sum(scores.seconds for scores in trained), 3)
         if recorded is None:
             return records, replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS}), spent
@@ -202,7 +211,9 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
         known = trace.knowledge(engine)
         exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
     audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
-    return replace(audit, omitted={**audit.omitted, **omitted})
+    audit = replace(audit, omitted={**audit.omitted, **omitted})
+    others = trace.simulation is not None and trace.simulation.federation.own_inputs
+    return audit.with_others(OTHERS_OF_UPDATES) if others else audit
 
 
 def _until_decided(
