@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ifca": {"name": "ifca", "clusters": 2},
     "ifca-mir": {"name": "ifca-mir", "clusters": 2},
     "ditto": {"name": "ditto"},
+    "auto": {"name": "ifca", "clusters": "auto", "max_clusters": 4},
 }
 REFERENCES = 4
 VIEWS = ("outsider", "client", "server")
@@ -78,6 +79,7 @@ def row_of(table: str, method: str, seed: int, out: Path, *, audited: bool) -> d
         row |= {f"accuracy.{who}": summary[f"own.accuracy.{group}"] for who, group in named.items()}
         row |= {"smallest_cluster": int(clients["cluster"].value_counts().min())}
         row |= {"clusters": clients["cluster"].nunique(), "ari": summary.get("adjusted_rand_index")}
+        row |= {"auto.clusters": summary["auto.clusters"]} if method == "auto" else {}
         row["seconds.train"] = summary["seconds.train"]
         if audited:
             shoal.audit_run(directory, references=REFERENCES, allow_code=True)
