@@ -26,7 +26,7 @@ from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_text
 from shoal.data.sources.named_tables import NamedTable
 
-DEMO = Path(__file__).parent.parent / "demo" / "digits.toml"
+DEMO = Path(__file__).parent.parent / "demo" / "sideways.toml"
 LARGE_TOWN = 100_000
 """Inhabitants."""
 
@@ -106,8 +106,7 @@ def main() -> None:
     table = given.out / "protect-time.csv"
     for name in given.tables:
         for view in given.views:
-            limit = ["--limit", "0.55" if name == "demo" else "0.6", "--max-cost", "0.02"]
-            options = [*limit, "--jobs", str(given.jobs)]
+            options = ["--limit", "0.6", "--max-cost", "0.02", "--jobs", str(given.jobs)]
             row = {"version": given.name} | row_of(name, view, options, given.out / given.name / f"{name}-{view}")
             before = [pd.read_csv(table)] if table.exists() else []
             write_text(table, pd.concat([*before, pd.DataFrame([row])]).to_csv(index=False))
