@@ -26,8 +26,8 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
 
     Args:
         front: by setting, ``accuracy`` and its ``change``, ``exposure`` of the most exposed group, its name, ``group``,
-            ``epsilon`` and ``bound`` on any attack: means over the choosing seeds. NaN is the exposure of those beyond
-            the price.
+            ``epsilon`` and ``bound`` on any attack: first of the federation as it is on the judging seeds where it was
+            compared, then means over the choosing seeds. NaN is the exposure of those that were not attacked.
         found: the entries of protection.json.
         sentences: the answer, from what to change and who is exposed to what it does not cover.
         path: of the configuration with the protection.
@@ -67,7 +67,8 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     rows = tuple(line(str(name), values) for name, values in whole.iterrows())
     means = (
         f"Means over the {found['choosing']} seeds that chose, or over the first, where it showed a setting to be "
-        f"above the limit or, not attacked ({DASH}), the price. {found['seeds']} other seeds judged."
+        f"above the limit. Not attacked ({DASH}): those above the price, and those less accurate than the answer. "
+        f"{found['seeds']} other seeds judged; '{first}' has the first of these."
     )
     if not found["searched"]:
         means = f"Means over the {found['seeds']} seeds that judged; nothing else was tried."

@@ -85,12 +85,19 @@ class Display(LiveBar):
     def __init__(self, console: Console) -> None:
         super().__init__(console, "round")
 
+    def trial(self, clusters: int, most: int) -> None:
+        """Show which trial of ``clusters = "auto"`` begins."""
+        text = f"trial with {clusters} of up to {most} clusters"
+        self._bar.update(self._task, description=text)
+        if not self._console.is_terminal:
+            self._print(text)
+
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""
         done = progress.state.round
         if report is None:
             self._began, self._before = time.perf_counter(), done
-            self._bar.update(self._task, total=simulation.last_round, completed=done)
+            self._bar.update(self._task, total=simulation.last_round, completed=done, description="round")
             return
         pace = (time.perf_counter() - self._began) / max(1, done - self._before)
         left = f"about {format_duration(pace * (simulation.last_round - done))} left"

@@ -30,12 +30,9 @@ class SmallClusters:
 
     def measure(self, finished: FinishedTraining) -> Summary:
         """``clusters.small``: how many there are; nothing where all clients share one model."""
-        assignment, count = finished.deployed.assignment, len(finished.state.models)
-        if count == 1:
+        if len(finished.state.models) == 1:
             return Summary()
-        small = small_clusters(assignment, self.min_clients)
-        for cluster in small:
-            LOG.warning("%s", small_cluster_warning(finished.federation, assignment, cluster, self.min_clients))
+        small = warn_of_small_clusters(finished.federation, finished.deployed.assignment, self.min_clients)
         return Summary(overall={"clusters.small": len(small)})
 
 
@@ -49,16 +46,20 @@ def small_clusters(assignment: torch.Tensor, min_clients: int) -> list[int]:
     return torch.nonzero((sizes > 0) & (sizes < min_clients)).flatten().tolist()
 
 
-def small_cluster_warning(federation: Federation, assignment: torch.Tensor, cluster: int, min_clients: int) -> str:
-    """The sentence on a cluster of few clients."""
-    inside = torch.nonzero(assignment == cluster).flatten().tolist()
-    names = [str(federation.ids[i].item()) if federation.names is None else federation.names[i] for i in inside]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return (
-        f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
-        f"fewer than 'evaluation.min_clients' = {min_clients}; those clients are the most exposed: their model is "
-        "nearly theirs alone; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
-    )
+def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min_clients: int) -> list[str]:
+    """Log a sentence for each cluster of fewer than ``min_clients`` clients, and return the sentences."""
+    sentences = list[str]()
+    for cluster in small_clusters(assignment, min_clients):
+        inside = torch.nonzero(assignment == cluster).flatten().tolist()
+        names = [str(federation.ids[i].item()) if federation.names is None else federation.names[i] for i in inside]
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        sentences.append(
+            f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
+            f"fewer than 'evaluation.min_clients' = {min_clients}; those clients are the most exposed: their model is "
+            "nearly theirs alone; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
+        )
+        LOG.warning("%s", sentences[-1])
+    return sentences
 
 
 @measurement("learned", "Learning")
