@@ -133,7 +133,7 @@ def test_a_change_reaches_into_groups(base: Path, key: str) -> None:
 def test_changes_leave_the_file_as_it_is_and_may_not_set_a_key_twice(base: Path) -> None:
     assert read_config(base, ["seed=7"]).seed == 7
     assert read_config(base).seed == 3
-    with pytest.raises(InputError, match="local.epochs"):
+    with pytest.raises(InputError, match=r"local\.epochs"):
         read_config(base, ["local.epochs=7", "seed=1", "local . epochs=7"])
 
 

@@ -21,12 +21,12 @@ def require_own_keys(table: Mapping[str, Any]) -> None:
     >>> require_own_keys({"name": "fedavg", "rounds": 2, "alpha": 0.1})
     Traceback (most recent call last):
     ...
-    shoal.core.errors.InputError: 'algorithm.alpha' is a key of 'apfl', 'per-fedavg', which 'fedavg' does not have; leave it out
+    shoal.core.errors.InputError: 'algorithm.alpha' is a key of 'apfl', 'per-fedavg', not of 'fedavg'; leave it out
     """
     for _, key, path, name in _foreign_keys(table, "algorithm"):
         owners = [owner for owner, cls in _KIND.shipped.items() if key in names_of(cls)]
         some = quote(owners[:_MOST_OWNERS]) + " and others" * (len(owners) > _MOST_OWNERS)
-        raise InputError(f"'{path}' is a key of {some}, which '{name}' does not have; leave it out")
+        raise InputError(f"'{path}' is a key of {some}, not of '{name}'; leave it out")
 
 
 def names_first(changes: Iterable[str]) -> list[str]:
@@ -66,7 +66,11 @@ def _foreign_keys(table: Mapping[str, Any], where: str, default: object = None) 
     """Each key that another algorithm has, not the named one: the table it is in, its name, its path, the algorithm."""
     if "name" not in table and not isinstance(default, Algorithm):
         return
-    cls = _KIND.named(table["name"], dotted(where, "name")) if "name" in table else type(default)
+    try:
+        cls = _KIND.named(table["name"], where) if "name" in table else type(default)
+    except InputError:
+        # An unknown name is told by what reads the table.
+        return
     everybody = {name for other in _KIND.shipped.values() for name in names_of(other)}
     own = {*_OF_ALL, *names_of(cls)}
     yield from ((table, key, dotted(where, key), name_of(cls)) for key in table if key in everybody - own)

@@ -9,9 +9,9 @@ import tomli_w
 from pydantic import Field
 
 from shoal.audit import RedTeam
-from shoal.config.named_keys import drop_foreign_keys, names_first, require_own_keys
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, create_from_table, name_of, own_source, require_data
+from shoal.config.named_keys import drop_foreign_keys, names_first, require_own_keys
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, key_parts, parse, read_toml
 from shoal.core.entry_points import installed_names

@@ -98,7 +98,7 @@ class VectorShape(_Sizes):
 class Network:
     """The network that is trained. ``hidden``, ``filters``, ``norm`` or ``padding`` of another network is an error.
 
-    Where ``--set`` or a value of a sweep changes the ``name``, those of the file that the new network lacks are left out.
+    Where ``--set`` or a sweep changes the ``name``, those of the file that the new network lacks are left out.
 
     Args:
         name: of images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``, ``vgg16``, ``mlp``,

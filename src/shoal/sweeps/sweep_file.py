@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field
 
-from shoal.config.named_keys import drop_foreign_keys, names_first
 from shoal.config.kinds import require_data
+from shoal.config.named_keys import drop_foreign_keys, names_first
 from shoal.config.schema import Config, parse_config, require_named_parts, with_data_path
 from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml, remove_section
 from shoal.core.errors import InputError, require
