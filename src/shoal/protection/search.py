@@ -40,6 +40,7 @@ from shoal.protection.judgement import (
 )
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.reports.protection_page import protection_page
+from shoal.reports.run.description import metric_of_task
 from shoal.runs.directory import repeated_warnings_dropped
 from shoal.sweeps.plan import planned_runs
 from shoal.sweeps.runner import SweepWatch, finish_runs
@@ -106,6 +107,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
             if best.hopeless and best.outcome == "not decided":
                 best = search.judge(tried[best.rung], alone, give_up=False)
             front = pd.concat([figures.means(), left_out])
+    best = replace(best, metric=metric_of_task(config.data.task))
     write_text(out / "protected.toml", tomli_w.dumps(tried[best.rung].rung.applied(config.table())))
     write_text(out / "runs.csv", pd.DataFrame([*search.rows.values()]).to_csv(index=False))
     document = {
