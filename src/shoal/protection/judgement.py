@@ -18,7 +18,7 @@ from shoal.audit.finding import (
     sentence,
 )
 from shoal.core.errors import require
-from shoal.core.formats import capitalized
+from shoal.core.formats import ACCURACY, capitalized
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
@@ -49,7 +49,7 @@ class Demand:
 
     Args:
         limit: on the exposure of every group: a balanced accuracy in [0.5, 1]; strictly inside with ``promise``.
-        max_cost: of accuracy over all clients, as a share.
+        max_cost: of accuracy over all clients, as a share; in a regression of minus the squared error.
         view: whose exposure it is.
         references: reference federations of each run.
         choosing: seeds that choose; they follow the configuration's own.
@@ -122,6 +122,7 @@ class Protection:
         hopeless: whether all seeds that are allowed would not show a group to be within the limit, were its mean lower
             by a standard error, so that further seeds are not spent on it.
         searched: whether other protections were tried.
+        metric: what the runs report as accuracy.
     """
 
     rung: str
@@ -140,6 +141,7 @@ class Protection:
     seeds: int
     hopeless: bool = False
     searched: bool = True
+    metric: str = ACCURACY
 
     @property
     def exposure(self) -> float:
@@ -364,7 +366,7 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         what, before = f"{capitalized(none)} at this price.", ""
         if within:
             what = "Change nothing: the federation is within the limit as it is."
-        cost = f"Accuracy over all clients is {best.accuracy:.3f}."
+        cost = f"{capitalized(best.metric)} over all clients is {best.accuracy:.3f}."
     else:
         what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."
         compared = demand.test_of(best.rung).looks[0]
@@ -383,9 +385,10 @@ def _cost(best: Protection, demand: Demand) -> str:
     price = "more than" if -cost > demand.max_cost else "within"
     paid = "pays most" if best.payer_accuracy < best.payer_accuracy_before else "gains least"
     payer = f"; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to {best.payer_accuracy:.3f}"
+    change = f"from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f})"
+    payer *= len(best.findings) > 1
     return (
-        f"Accuracy over all clients goes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f}), "
-        f"{price} the price of {demand.max_cost:g}{payer * (len(best.findings) > 1)}."
+        f"{capitalized(best.metric)} over all clients goes {change}, {price} the price of {demand.max_cost:g}{payer}."
     )
 
 

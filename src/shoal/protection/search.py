@@ -43,6 +43,7 @@ from shoal.protection.judgement import (
 )
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.reports.protection_page import protection_page
+from shoal.reports.run.description import metric_of_task
 from shoal.runs.directory import repeated_warnings_dropped
 from shoal.sweeps.plan import planned_runs
 from shoal.sweeps.runner import SweepWatch, finish_runs, run_one
@@ -105,6 +106,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
             best = replace(best, alone=search.accuracy_of(alone))
     front = pd.concat([search.plain.means(), *search.fronts])
     front = front[~front.index.duplicated(keep="last")]
+    best = replace(best, metric=metric_of_task(config.data.task))
     write_text(out / "protected.toml", tomli_w.dumps(search.tried[best.rung].rung.applied(config.table())))
     write_text(out / "runs.csv", pd.DataFrame([*search.rows.values()]).to_csv(index=False))
     document = {

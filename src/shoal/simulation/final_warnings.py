@@ -10,7 +10,7 @@ from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.core.errors import quote
 from shoal.data import Federation
 from shoal.metrics.summary import Summary
-from shoal.models.model import cross_entropy
+from shoal.models.model import cross_entropy, squared_error
 
 LOG = logging.getLogger("shoal")
 
@@ -64,24 +64,30 @@ def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min
 
 @measurement("learned", "Learning")
 def learning(finished: FinishedTraining) -> Summary:
-    """Warn where the training loss after the last round is no better than that of the classes' frequencies."""
+    """Warn where the last training loss is no better than that of the classes' frequencies, or of the targets' mean."""
     federation, loss = finished.federation, float(finished.losses.mean())
     if finished.state.round < FEW_ROUNDS:
         return Summary()
     if not isfinite(loss):
         LOG.warning("the training loss after the last round is not finite: nothing was learned; %s", _ADVICE)
-    elif federation.classes is not None and finished.training.engine.model.loss is cross_entropy:
-        labels = federation.clients.y[federation.clients.indices]
-        shares = torch.bincount(labels.cpu(), minlength=federation.classes).double() / len(labels)
-        prior = float(torch.special.entr(shares).sum())
-        if loss >= prior > 0:
-            LOG.warning(
-                "the training loss after the last round, %.3f, is no better than that of a model that knows the "
-                "classes' frequencies alone, %.3f: nothing was learned; %s",
-                loss,
-                prior,
-                _ADVICE,
-            )
+        return Summary()
+    labels, measure = federation.clients.y[federation.clients.indices].cpu(), finished.training.engine.model.loss
+    if federation.classes is not None and measure is cross_entropy:
+        shares = torch.bincount(labels, minlength=federation.classes).double() / len(labels)
+        prior, known = float(torch.special.entr(shares).sum()), "classes' frequencies"
+    elif federation.classes is None and measure is squared_error:
+        prior, known = float(labels.double().var(dim=0, correction=0).mean()), "targets' mean"
+    else:
+        return Summary()
+    if loss >= prior > 0:
+        LOG.warning(
+            "the training loss after the last round, %.3f, is no better than that of a model that knows the %s alone, "
+            "%.3f: nothing was learned; %s",
+            loss,
+            known,
+            prior,
+            _ADVICE,
+        )
     return Summary()
 
 

@@ -16,6 +16,13 @@ from shoal.core.formats import ACCURACY, one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import example_kind
 from shoal.metrics.metric_table import Metric
+from shoal.models import metric_name, squared_error
+from shoal.models.model import NegativeLoss
+
+
+def metric_of_task(task: str | None) -> str:
+    """What a run by configuration reports as accuracy."""
+    return metric_name(NegativeLoss(squared_error)) if task == "regression" else ACCURACY
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class RunDescription:
             kind=example_kind(config.data.source),
             data_name="" if partition is not None or config.data.path is None else Path(config.data.path).name,
             metrics=declared_metrics(config.evaluation.own_metrics()),
+            metric=metric_of_task(config.data.task),
             coordinator=None if config.coordinator is None else config.coordinator.coordinator(),
         )
 

@@ -75,14 +75,14 @@ def run_page(
         )))  # fmt: skip
     lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
     answers = [
-        ("Does clustering pay?", clustering_verdict(summary)),
+        ("Does clustering pay?", clustering_verdict(summary, run.metric)),
         ("How many clusters?", cluster_number_text(summary)),
     ]
     pays = [Headline(title, f"{text}.") for title, text in answers if text]
     listed = client_table(view)
     describe = getattr(run.property_attack, "page", None)
     sections = (
-        section_of("baselines", run_tables.baseline_table(summary)),
+        section_of("baselines", run_tables.baseline_table(summary, run.metric)),
         section_of("by-group", run_tables.group_table(view)),
         section_of("by-attack", run_tables.by_attack(view)),
         section_of("by-cluster", run_tables.cluster_table(view)),

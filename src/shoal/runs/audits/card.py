@@ -69,6 +69,7 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
             "rounds": int(summary.run["rounds"]),
             "clients": {str(name): int(n) for name, n in result.clients["group"].value_counts(sort=False).items()},
             "training_examples": int(result.clients["examples"].sum()),
+            "metric": about.metric,
             "accuracy": {name: value for name, value in _accuracies(result).items() if isfinite(value)},
             "sha256": {"examples": about.examples} | _hashes(run),
         },
