@@ -6,7 +6,7 @@ then approximate. Where members are paired with similar non-members, their error
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import hypot, inf, isnan, nan
+from math import hypot, isnan, nan
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
@@ -253,25 +253,6 @@ def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, fl
     ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
     k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
-
-
-def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:
-    """How many seeds show a true mean ``effect`` in four of five experiments: ((z_a + z_0.8) deviation / effect)^2.
-
-    Two-sided, at 95 % for ``count`` such tests at once (a = 1 - 0.025 / count). Infinite without an effect.
-
-    Args:
-        effect: of either sign.
-        deviation: the standard deviation over seeds.
-        count: of tests.
-
-    Source: the normal approximation in Cohen 1988, Statistical Power Analysis, chapter 2.
-
-    >>> round(seeds_needed(0.02, 0.02), 1), seeds_needed(0.0, 0.02)
-    (7.8, inf)
-    """
-    quantile = NormalDist().inv_cdf
-    return ((quantile(1 - 0.025 / count) + quantile(0.8)) * deviation / effect) ** 2 if effect else inf
 
 
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:

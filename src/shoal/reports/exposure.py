@@ -1,15 +1,13 @@
 """The words of pages on exposure: the first screen, a sentence per finding, and the limit on any attack."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, isnan, nan
-from statistics import NormalDist
+from math import isnan, nan
 from typing import Any, NamedTuple
 
 from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, sentence
 from shoal.audit.record_table import CHOSEN_OF_VIEW
 from shoal.core.formats import capitalized, decimal, percent
 from shoal.data.preferences import VIEWS
-from shoal.metrics.intervals import seeds_needed
 
 ATTACKERS: Mapping[str, str] = {
     "outsider": "has the final models",
@@ -32,9 +30,6 @@ NO_LIMIT = 0.995
 MOST_SENTENCES = 20
 """Groups of a view that have a sentence; of more, the most exposed."""
 
-MOST_SEEDS = 100
-"""More further seeds than these are not worth naming."""
-
 
 class Headline(NamedTuple):
     """A question, its answer, and a command that does something about it."""
@@ -52,12 +47,10 @@ def exposure_headlines(found: Sequence[Finding], *, audited: bool = True, run: b
         audited: whether an audit measured them, or the run's own attack alone.
         run: whether a run's directory has a configuration that can be run again.
     """
-    worst, undecided = most_exposed(found), [one for one in found if one.verdict == "not decided"]
+    worst = most_exposed(found)
     said = [Headline("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
     if worst:
         said.append(Headline("How much?", sentence(worst[0])))
-    if undecided:
-        said.append(Headline("What would decide it?", _seeds(undecided)))
     if not run:
         return said
     question, where = "What to do?", "DIR is this run's directory."
@@ -68,20 +61,6 @@ def exposure_headlines(found: Sequence[Finding], *, audited: bool = True, run: b
         command = f"shoal protect DIR/config.toml --view {worst[0].view} --limit 0.55"
         return [*said, Headline(question, f"Search for a protection. {where}", command)]
     return [*said, Headline(question, f"Tell the users of the models what was measured. {where}", "shoal card DIR")]
-
-
-def _seeds(undecided: Sequence[Finding]) -> str:
-    """How many further seeds would tell the largest undecided accuracy from chance, were it the true one.
-
-    The interval is of one seed, so the standard deviation is half its width over 1.96; see `seeds_needed`.
-    """
-    worst = max(undecided, key=lambda one: one.accuracy.value)
-    effect, reach = max(worst.accuracy.value - 0.5, 0.0), worst.accuracy.value - worst.accuracy.low
-    needed = seeds_needed(effect, reach / NormalDist().inv_cdf(0.975))
-    # Written so that the NaN of a figure without an interval is too many.
-    if not needed - 1 <= MOST_SEEDS:
-        return f"More seeds would not, if the {worst.accuracy.text} of {worst.group} is true."
-    return f"About {max(ceil(needed) - 1, 1)} more seeds, if the {worst.accuracy.text} of {worst.group} is true."
 
 
 def exposure_lines(
