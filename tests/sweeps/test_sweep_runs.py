@@ -152,7 +152,7 @@ def test_a_sweep_directory_holds_what_was_promised(finished):
         "accuracy.csv", "accuracy.md",
     ]  # fmt: skip
     assert sorted(path.name for path in (finished / "figures").iterdir()) == [
-        "accuracy.pdf", "accuracy.svg", "course.pdf", "course.svg",
+        "accuracy.pdf", "accuracy.svg",
     ]  # fmt: skip
     assert len(list(finished.glob("runs/*/summary.json"))) == len(list(finished.glob("runs/*/report.html"))) == 4
 

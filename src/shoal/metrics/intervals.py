@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, betaincinv, stdtrit
+from scipy.special import betaincinv, stdtrit
 
 from shoal.core.formats import DASH, decimal, percent
 
@@ -242,17 +242,6 @@ def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, floa
         return float("nan"), float("nan")
     half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / np.sqrt(len(values)))
     return float(values.mean()) - half, float(values.mean()) + half
-
-
-def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """An interval of the median of the distribution that ``values`` (m,) are drawn from, whatever that is.
-
-    It goes from the k-th smallest to the k-th largest value, with the largest k for which fewer than k of m fair coins
-    show heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
-    """
-    ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
-    k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
-    return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
 
 
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:

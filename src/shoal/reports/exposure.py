@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, sentence
 from shoal.audit.record_table import CHOSEN_OF_VIEW
-from shoal.core.formats import capitalized, decimal, percent
+from shoal.core.formats import decimal
 from shoal.data.preferences import VIEWS
+from shoal.reports.page import Section
 
 ATTACKERS: Mapping[str, str] = {
     "outsider": "has the final models",
@@ -26,9 +27,6 @@ TO_MEASURE: Mapping[str, str] = {
 
 NO_LIMIT = 0.995
 """A limit above this accuracy limits no attack noticeably."""
-
-MOST_SENTENCES = 20
-"""Groups of a view that have a sentence; of more, the most exposed."""
 
 
 class Headline(NamedTuple):
@@ -63,27 +61,6 @@ def exposure_headlines(found: Sequence[Finding], *, audited: bool = True, run: b
     return [*said, Headline(question, f"Tell the users of the models what was measured. {where}", "shoal card DIR")]
 
 
-def exposure_lines(
-    found: Sequence[Finding], omitted: Mapping[str, str] = {}, stated: Mapping[str, Any] = {}
-) -> list[tuple[str, str]]:
-    """For each view a sentence per finding and the limit on any attack, or how to measure the view.
-
-    Args:
-        found: one finding per view and group.
-        omitted: attacks that were not computed, and why.
-        stated: as of `limit_sentence`.
-    """
-    lines, missing = list[tuple[str, str]](), not_measured(found, omitted)
-    for view in VIEWS:
-        here = [one for one in found if one.view == view]
-        shown = most_exposed(here)[:MOST_SENTENCES] if len(here) > MOST_SENTENCES else here
-        rest = [f"The other {len(here) - len(shown)} groups are in audit.json."] if len(shown) < len(here) else []
-        said = " ".join([*map(sentence, shown), *rest]) or capitalized(missing.get(view, ""))
-        limit = limit_sentence(view, stated, [one.accuracy.value for one in here])
-        lines.append((view, f"{said} {limit}." if limit else said))
-    return lines
-
-
 def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> dict[str, str]:
     """The views without a finding, and why or how they are measured; ``omitted`` is that of `Audit`."""
     reasons: dict[str, str] = {view: omitted.get(CHOSEN_OF_VIEW.get(view, ""), "") for view in VIEWS}
@@ -104,18 +81,18 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
         found: by the attack that decides, of each group; NaN or none: nothing was measured.
 
     >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
-    The strongest attack by another client has accuracy 60.0 % no attack on one record can exceed 73.0 % (AUC 0.810)
+    The strongest attack by another client has accuracy 0.600 no attack on one record can exceed 0.730 (AUC 0.810)
     """
     accuracy, auc = (stated.get(f"bound.{view}.{name}", nan) for name in ("accuracy", "auc"))
     if isnan(accuracy):
         return ""
-    limit = f"no attack on one record can exceed {percent(accuracy)}" + f" (AUC {decimal(auc)})" * (not isnan(auc))
+    limit = f"no attack on one record can exceed {decimal(accuracy)}" + f" (AUC {decimal(auc)})" * (not isnan(auc))
     if accuracy > NO_LIMIT:
         limit = "differential privacy limits no attack noticeably"
     most = max((value for value in found if not isnan(value)), default=nan)
     if isnan(most):
         return f"For {BY[view]} {limit}"
-    return f"The strongest attack by {BY[view]} has accuracy {percent(most)}; {limit}"
+    return f"The strongest attack by {BY[view]} has accuracy {decimal(most)}; {limit}"
 
 
 def exposure_tile(worst: Finding) -> tuple[str, str, str]:
@@ -129,7 +106,8 @@ def exposure_tile(worst: Finding) -> tuple[str, str, str]:
     return ("Balanced accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500{tests}")
 
 
-def not_asked(found: Iterable[Finding]) -> list[str]:
-    """Attackers without a finding."""
-    asked = {one.view for one in found}
-    return [f"{capitalized(BY[name])} who {what}." for name, what in ATTACKERS.items() if name not in asked]
+def findings_section(found: Sequence[Finding]) -> Section | None:
+    """A sentence per finding, folded; None without findings."""
+    sentences = [*map(sentence, found)]
+    folded = "In full, with attacks and intervals"
+    return Section("findings", "Every group and view", folded=folded, items=sentences) if found else None
