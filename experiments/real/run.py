@@ -35,7 +35,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "ifca": {"name": "ifca", "clusters": 2},
     "ifca-mir": {"name": "ifca-mir", "clusters": 2},
     "ditto": {"name": "ditto"},
+    "auto": {"name": "ifca", "clusters": "auto", "max_clusters": 4},
+    "private": {"name": "fedavg", "rounds": 100},
 }
+PRIVATE: dict[str, Any] = {"noise_multiplier": 100.0, "max_grad_norm": 1.0, "noise": "sum"}
+"""Noise in sums of all clients' clipped gradients, for ``private``: one step on all examples a round."""
 REFERENCES = 4
 VIEWS = ("outsider", "client", "server")
 
@@ -44,6 +48,11 @@ def configuration(path: Path, method: str, seed: int, *, audited: bool) -> dict[
     """The configuration of one run, as a table."""
     red_team = {"every": 5 if method == "ifca-mir" else 20}
     references = REFERENCES if audited else 0
+    local: dict[str, Any] = {"epochs": 5, "batch_size": 20, "learning_rate": 0.1}
+    defenses: dict[str, Any] = {}
+    if method == "private":
+        local = {"steps": 1, "batch_size": "all", "learning_rate": 1.0}
+        defenses = {"dp_sgd": PRIVATE | {"min_clients": pd.read_csv(path)["client"].nunique()}}
     return {
         "seed": seed,
         "data": {
@@ -51,8 +60,9 @@ def configuration(path: Path, method: str, seed: int, *, audited: bool) -> dict[
             "one_hot": True, "test_fraction": 0.3, "shadow_fraction": 0.1,
         },
         "model": {"name": "mlp", "hidden": 64},
-        "algorithm": {**METHODS[method], "rounds": 20},
-        "local": {"epochs": 5, "batch_size": 20, "learning_rate": 0.1},
+        "algorithm": {"rounds": 20, **METHODS[method]},
+        "local": local,
+        "defenses": defenses,
         "red_team": red_team,
         "evaluation": {
             "every": 20, "baselines": False, "reference_federations": references, "metrics": ["own_rows:own_rows"],
@@ -78,7 +88,8 @@ def row_of(table: str, method: str, seed: int, out: Path, *, audited: bool) -> d
         row |= {f"accuracy.{who}": summary[f"own.accuracy.{group}"] for who, group in named.items()}
         row |= {"smallest_cluster": int(clients["cluster"].value_counts().min())}
         row |= {"clusters": clients["cluster"].nunique(), "ari": summary.get("adjusted_rand_index")}
-        row["seconds.train"] = summary["seconds.train"]
+        row |= {"seconds.train": summary["seconds.train"], "epsilon": summary.get("epsilon.outsider")}
+        row |= {"auto.clusters": summary["auto.clusters"]} if method == "auto" else {}
         if audited:
             shoal.audit_run(directory, references=REFERENCES, allow_code=True)
             found = json.loads((directory / "audit.json").read_text())

@@ -123,10 +123,12 @@ def test_one_run_with_several_jobs_is_done_here_and_these_train_its_references(t
         return do(*arguments, **others)
 
     monkeypatch.setattr(runner, "run", seen)
-    assert [*runner.run_all(left, Workplace(tmp_path / "runs", Workers(jobs=2)))] == [(left[0].digest, None)]
+    assert [*runner.run_all(left, Workplace(tmp_path / "runs", Workers(jobs=2)), runner.run_one)] == [
+        (left[0].digest, None)
+    ]
     assert (tmp_path / "runs" / left[0].digest / "report.html").exists()
     assert given == [Workers(jobs=2)]
-    assert [*runner.run_all(left[:0], Workplace(tmp_path / "runs"))] == []
+    assert [*runner.run_all(left[:0], Workplace(tmp_path / "runs"), runner.run_one)] == []
 
 
 def content(out: Path) -> dict[str, bytes]:

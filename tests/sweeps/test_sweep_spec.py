@@ -55,6 +55,15 @@ def test_the_runs_are_the_product_in_the_order_of_the_file(written):
         )
 
 
+def test_a_setting_s_algorithm_leaves_shared_keys_of_others_and_is_set_no_key_of_others(written):
+    shared = SWEEP.replace('"local.batch_size" = 7', '"algorithm.clusters" = 3')
+    runs = read_sweep(written(shared.replace('"ifca-mir" }', '"fedavg" }'))).runs
+    assert {getattr(run.config.algorithm.value, "clusters", 1) for run in runs} == {3, 1}
+    own = SWEEP.replace('"ifca-mir" }', '"fedavg", "algorithm.clusters" = 2 }')
+    with pytest.raises(InputError, match=r"algorithm = wary.*'algorithm.clusters'.*'fedavg'"):
+        read_sweep(written(own))
+
+
 def test_the_last_group_takes_what_the_others_leave_and_only_when_shares_change(written):
     shares = [
         [group.share for group in run.config.data.groups.values()] for run in read_sweep(written(SWEEP)).runs[::4]

@@ -192,7 +192,12 @@ def protect(
     config: Annotated[Path, typer.Argument(help="The TOML file of the run to protect.")],
     *,
     limit: Annotated[float, typer.Option("--limit", help="Exposure that no group may have, 0.5 (chance) to 1.")] = 0.55,
-    max_cost: Annotated[float, typer.Option("--max-cost", help="Accuracy that may be lost, as a share.")] = 0.02,
+    max_cost: Annotated[
+        float,
+        typer.Option(
+            "--max-cost", help="Accuracy that may be lost, as a share; in a regression minus the squared error."
+        ),
+    ] = 0.02,
     view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
     references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
     choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,

@@ -135,3 +135,21 @@ def own_example(name: str, offsets: Tensor, row: int) -> str:
     """
     client = int(torch.searchsorted(offsets, row, right=True)) - 1
     return f"{name}[{client}][{row - int(offsets[client])}]"
+
+
+def class_warnings(name: str, names: Sequence[str], trained: Tensor, tested: Tensor) -> Iterator[str]:
+    """Sentences on classes without a training or test example, or with a single one, from the labels (M,) of both.
+
+    >>> [*class_warnings("mine", ["ill", "well"], torch.tensor([0, 0]), torch.tensor([0, 1]))]
+    ["mine: no training example of the class 'well', so no model learns it"]
+    """
+    training, test = (torch.bincount(labels.cpu(), minlength=len(names)) for labels in (trained, tested))
+    for wrong, sentence in (
+        (training == 0, "no training example of the class {}, so no model learns it"),
+        ((training == 1) & (test == 0), "only one example of the class {}, which no test can be of"),
+        ((training != 1) & (test == 0), "no test example of the class {}, so accuracy is not of it"),
+    ):
+        classes: list[int] = torch.nonzero(wrong).flatten().tolist()
+        more = f" and {len(classes) - 10} more" if len(classes) > 10 else ""
+        if classes:
+            yield f"{name}: {sentence.format(quote([names[c] for c in classes[:10]]) + more)}"

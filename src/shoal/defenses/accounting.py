@@ -322,11 +322,19 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
         check_computable(sizes, often, trainings, rule, copies)
 
 
-def check_sums(setup: TrainingSetup, trainings: ClientTrainings) -> None:
-    """Raise `InputError` where noise in sums would not be in all that is seen of a client's training."""
+def check_sums(setup: TrainingSetup, trainings: ClientTrainings, clients: int) -> None:
+    """Raise `InputError` where noise in sums would not be in all that is seen of the training of ``clients`` clients.
+
+    So it does where ``min_clients`` are more than there are, since no model would ever be trained.
+    """
     rule = private_rule(trainings.rounds[0])
     if rule is None or rule.noise == "client":
         return
+    require(
+        (rule.min_clients or 1) <= clients,
+        f"noise = 'sum' trains no model with fewer than 'min_clients' clients, so 'min_clients' must be at most "
+        f"{clients}, the clients of this federation; got {rule.min_clients}",
+    )
     require(
         not trainings.final,
         "noise = 'sum' protects sums over clients, but each client trains a model of its own after the last round, as "

@@ -308,7 +308,7 @@ class Simulation:
             require_instance("metrics", metric, Measurement, "values with 'name', 'title' and 'measure'")
         trainings = client_trainings(self.algorithm, self.setup.local)
         local = trainings.changed(lambda local: replace(self.setup, local=local).first_local())
-        accounting.check_sums(self.setup, local)
+        accounting.check_sums(self.setup, local, len(self.federation))
         if most_clusters(self.algorithm) is not None:
             alone = self.replayable and self.start is None
             require(

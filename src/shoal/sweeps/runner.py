@@ -7,7 +7,6 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,11 +133,17 @@ class FinishedRuns:
             raise ShoalError(f"{name}: failed: {' '.join(reason.split())}")
 
 
-def finish_runs(planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, pages: bool = True) -> FinishedRuns:
+_Work = Callable[[Workplace[Watch], tuple[Config, str]], tuple[str, str | None]]
+
+
+def finish_runs(
+    planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, work: _Work | None = None
+) -> FinishedRuns:
     """Do those of the ``planned`` runs that are not finished in the folder of a workplace.
 
-    ``pages`` says whether each gets its page, which takes a second.
+    ``work`` leaves their pages out. Calls with the same one share worker processes, which take seconds to start.
     """
+    pages = work is None
     failed, runs, watch = dict[str, str](), place.out, place.watch
 
     def now() -> SweepProgress:
@@ -147,7 +152,7 @@ def finish_runs(planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, 
     if watch is not None:
         watch.started(now)
     left = [job for job in planned if not _is_complete(runs / job.digest, pages=pages)]
-    for digest, reason in run_all(left, place, pages=pages):
+    for digest, reason in run_all(left, place, work or run_one):
         if reason is not None:
             failed[digest] = reason
         if watch is not None:
@@ -168,9 +173,9 @@ def finish_runs(planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, 
 
 
 def run_all(
-    planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, pages: bool = True
+    planned: Sequence[PlannedRun], place: Workplace[SweepWatch], work: _Work
 ) -> Iterator[tuple[str, str | None]]:
-    """Do the runs in the folder of ``place``; yields each one's digest as it ends, and the reason if it failed."""
+    """Do the runs in the folder of ``place``; yields the digest of each as it ends, and the reason if it failed."""
     workers, runs, data_dir = place.workers.at_most(len(planned)), place.out, place.data_dir
     items = [(job.config, job.digest) for job in planned]
     # All workers train the reference federations of a run that is alone.
@@ -180,7 +185,7 @@ def run_all(
         forget_datasets()
         runs, data_dir = runs.resolve(), None if data_dir is None else data_dir.resolve()
         items = [(_threads(config, workers.threads), digest) for config, digest in items]
-    yield from workers.unordered(partial(run_one, pages=pages), Workplace(runs, references, data_dir), items)
+    yield from workers.unordered(work, Workplace(runs, references, data_dir), items)
 
 
 def run_one(place: Workplace[Watch], item: tuple[Config, str], *, pages: bool = True) -> tuple[str, str | None]:

@@ -24,6 +24,9 @@ from shoal.data.names import require_group_names
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
 
+LARGEST = 1e100
+"""Numbers from which a column of inputs or targets cannot be standardised: their squares are infinite."""
+
 Task = Literal["classification", "regression"]
 """Labels as classes or as numbers to be predicted. Labels alone do not say which: prices may be integers."""
 

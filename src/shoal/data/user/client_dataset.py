@@ -272,26 +272,6 @@ class ClientSplit:
         return counts
 
 
-def class_warnings(data: ClientDataset, indices: PartitionIndices) -> Iterator[str]:
-    """Sentences on classes that have a single example, or no test example."""
-    if data.classes is None:
-        return
-    counts = [_counts(data.class_names, data.labels[rows]) for rows in (slice(None), indices.test)]
-    single, untested = (
-        [name for name, count in part if count == most] for part, most in zip(counts, (1, 0), strict=True)
-    )
-    for names, sentence in (
-        (single, "only one example of the class {}, which no test can be of"),
-        (
-            [name for name in untested if name not in single],
-            "no test example of the class {}, so accuracy is not of it",
-        ),
-    ):
-        if names:
-            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-            yield f"{data.name}: {sentence.format(quote(names[:10]) + more)}"
-
-
 def federation_of_clients(
     data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: Standardizer | None = None
 ) -> Federation:

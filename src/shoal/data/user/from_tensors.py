@@ -1,5 +1,6 @@
 """A user's own tensors as the fields of a federation, checked: the work of `Federation.from_tensors`."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,12 @@ from torch.utils.data import Dataset
 from shoal.core.errors import InputError, describe, integer, quote, read_error, require, suggest
 from shoal.core.formats import shorten
 from shoal.core.settings import MAX_CLASSES, one_of
-from shoal.data.names import EVERYBODY, own_example
+from shoal.data.names import EVERYBODY, class_warnings, own_example
 from shoal.data.preferences import Preferences, per_client
 from shoal.data.shards import GroupedExamples, Shards, to_channels_last
 from shoal.data.user.arrays import Arrays, Examples, Task, group_names, integers_of, require_finite, tensors_of
+
+LOG = logging.getLogger("shoal")
 
 Limits = Tensor | Sequence[float] | float
 """One number for all clients, or one per client."""
@@ -85,8 +88,12 @@ def fields_from_tensors(
     limits: tuple[Limits, Limits],
     classes: int | None,
     task: Task,
+    class_names: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas."""
+    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas.
+
+    ``class_names`` are those in warnings; classes beyond them are called by their numbers.
+    """
     require(task in get_args(Task), f"'task' must be {one_of(get_args(Task))}; got {task!r}")
     regression = task == "regression"
     require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
@@ -121,6 +128,11 @@ def fields_from_tensors(
                 _check(name.format(i), examples.x[rows], examples.y[rows], classes)
     for name, examples in (("the test set", tested), ("the shadow set", shadows)):
         _check(name, examples.x, examples.y, classes)
+    if not regression:
+        trained = shards.y[shards.indices]
+        named = [*class_names, *map(str, range(len(class_names), 1 + int(max(trained.max(), tested.y.max()))))]
+        for sentence in class_warnings("the federation", named, trained, tested.y):
+            LOG.warning("%s", sentence)
     threshold, beta = limits
     return {
         "clients": shards,

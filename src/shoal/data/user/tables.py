@@ -17,7 +17,7 @@ from shoal.core.errors import InputError, describe, quote, require, require_inst
 from shoal.core.randomness import Stream
 from shoal.data.datasets import Standardizer
 from shoal.data.names import EVERYBODY, groups_of_clients, numbered, numbered_name, similar_names
-from shoal.data.user.arrays import Arrays, ArrayTable, Columns, Examples, Task, stack_inputs, tensors_of
+from shoal.data.user.arrays import LARGEST, Arrays, ArrayTable, Columns, Examples, Task, stack_inputs, tensors_of
 from shoal.data.user.from_tensors import ClientArrays, Limits, fields_from_tensors
 
 LOG = logging.getLogger("shoal")
@@ -133,6 +133,7 @@ def fields_from_table(
         limits=limits,
         classes=classes,
         task=task,
+        class_names=() if as_they_are else class_names,
     )
     origins = {**fields["origins"], "clients": partial(numbered_name, "table[{}]".format, rows[order])}
     return fields | {"names": tuple(map(str, clients)), "origins": origins}
@@ -365,15 +366,17 @@ def _cells(column: pd.Series) -> np.ndarray:
 
 
 def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
-    """Raise where cells are infinite or, unless cells may be ``empty``, NaN."""
-    infinite = inputs.isin([np.inf, -np.inf])
+    """Raise where cells are infinite, or so large that their squares are, or, unless cells may be ``empty``, NaN."""
+    infinite = inputs.select_dtypes("number").abs().ge(LARGEST).reindex(columns=inputs.columns, fill_value=False)
     wrong = infinite if empty or infinite.any(axis=None) else inputs.isna()
     counts = wrong.sum()
     if counts.any():
         where = [f"'{column}' ({count:,})" for column, count in counts.items() if count]
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
         total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
-        kind, remedy = ("infinite", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', fill")
+        kind, remedy = ("too large", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', fill")
+        if np.isinf(inputs.select_dtypes("number")).any(axis=None):
+            kind = "infinite"
         raise InputError(
             f"{name} has {total:,} {kind} cell{'s' * (total > 1)} in {shown}, the first in row {row} (without the "
             f"header); {remedy} them, or leave these rows out"

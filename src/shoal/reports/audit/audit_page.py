@@ -77,6 +77,7 @@ def audit_page(
     stated: Mapping[str, float],
     pictures: Mapping[str, NDArray[np.uint8]],
     kind_of_data: str = "images",
+    warnings: Sequence[str] = (),
     gates: Sequence[tuple[str, bool]] = (),
     run: str | None = None,
 ) -> str:
@@ -88,6 +89,7 @@ def audit_page(
         stated: "epsilon", "delta" and "bound.*" of differential privacy, where the run has them.
         pictures: (channels, height, width) uint8 of records, by their names; the others are listed without.
         kind_of_data: what a record is, in the plural.
+        warnings: sentences without a full stop, above the answer.
         gates: a sentence for each limit that was set on the figures, and whether it holds.
         run: the address of the run's page; None: there is none.
     """
@@ -110,6 +112,7 @@ def audit_page(
         )
     lead += [("", f"{bound}.") for bound in bounds if bound]
     lead += [("verdict loud", f"Check the scores: {wrong}.") for wrong in [*wrong_sign(audit.figures()).values()][:1]]
+    lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
     scored_by = next((every[0].title for every in everything.values()), "the attack that decides")
     left_out = sum(not every[0].accuracy.known for every in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]

@@ -64,14 +64,14 @@ def run_page(
     lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
     lead += [("", f"{said}.") for said in notes(summary, run.kind, found=audit is None)]
     answers = [
-        ("Does clustering pay?", clustering_verdict(summary)),
+        ("Does clustering pay?", clustering_verdict(summary, run.metric)),
         ("How many clusters?", cluster_number_text(summary)),
     ]
     pays = [Headline(title, f"{text}.") for title, text in answers if text]
     listed = client_table(view)
     describe = getattr(run.property_attack, "page", None)
     sections = (
-        section_of("baselines", run_tables.baseline_table(summary)),
+        section_of("baselines", run_tables.baseline_table(summary, run.metric)),
         findings_section(found),
         section_of("by-group", run_tables.group_table(view)),
         section_of("by-attack", run_tables.by_attack(view)),

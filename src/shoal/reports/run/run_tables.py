@@ -137,45 +137,52 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
     return clients.assign(over=over, margin=clients["exposure_low"].fillna(exposure) - threshold, limit=limit)
 
 
-def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "") -> str:
+def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "", metric: str = ACCURACY) -> str:
     """What clusters gain over a baseline, in points of accuracy with the 95 % interval; "" without it.
+
+    Where the run reports another ``metric`` than accuracy, the gain is in its unit.
 
     >>> ends = {"baseline.local.low": -0.03, "baseline.local.high": -0.01}
     >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local", " points", "local training")
     'cost 2.0 points against local training (1.0 to 3.0)'
     """
-    mean, low, high = (100 * metrics.get(f"baseline.{baseline}.{end}", nan) for end in ("difference", "low", "high"))
+    scale, digits = (100, ".1f") if metric == ACCURACY else (1, ".3f")
+    ends = [scale * metrics.get(f"baseline.{baseline}.{end}", nan) for end in ("difference", "low", "high")]
+    mean, low, high = ends
     against = f" against {than}" if than else ""
     if isnan(mean):
         return ""
     if low > 0:
-        return f"gain {mean:.1f}{unit}{against.replace('against', 'over')} ({low:.1f} to {high:.1f})"
+        return f"gain {mean:{digits}}{unit}{against.replace('against', 'over')} ({low:{digits}} to {high:{digits}})"
     if high < 0:
-        return f"cost {-mean:.1f}{unit}{against} ({-high:.1f} to {-low:.1f})"
+        return f"cost {-mean:{digits}}{unit}{against} ({-high:{digits}} to {-low:{digits}})"
     if low == high == 0:
         return f"make no difference{against}"
-    return "not decided" + ("" if isnan(low) else f" ({low:+.1f} to {high:+.1f}{unit}{against})")
+    return "not decided" + ("" if isnan(low) else f" ({low:+{digits}} to {high:+{digits}}{unit}{against})")
 
 
-def baseline_table(summary: Summary) -> ReportTable | None:
+def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | None:
     """The alternatives to the run's clusters: accuracy, and what clusters gain over each; None without them."""
+    form = metric_format(metric)
     groups = [name for name, metrics in summary.by_group.items() if "baseline.fedavg.difference" in metrics]
     rows = [
         row(
             Cell(capitalized(title)),
-            percent(summary.overall[f"baseline.{name}.accuracy"]),
-            gain_text(summary.overall, name),
-            *(gain_text(summary.by_group[group], name) for group in groups),
+            form(summary.overall[f"baseline.{name}.accuracy"]),
+            gain_text(summary.overall, name, metric=metric),
+            *(gain_text(summary.by_group[group], name, metric=metric) for group in groups),
         )
         for name, title in BASELINES.items()
         if f"baseline.{name}.accuracy" in summary.overall
     ]
     if rows and (mean := summary.overall.get("baseline.clusters.accuracy")) is not None:
-        rows.insert(0, row(Cell("These clusters", strong=True), percent(mean), *(DASH for _ in range(1 + len(groups)))))
-    columns = ("alternative", "accuracy", "clusters, in points", *(f"on {group}" for group in groups))
+        rows.insert(0, row(Cell("These clusters", strong=True), form(mean), *(DASH for _ in range(1 + len(groups)))))
+    unit = "points" if metric == ACCURACY else f"units of {metric}"
+    columns = ("alternative", metric, f"clusters, in {unit}", *(f"on {group}" for group in groups))
     note = (
-        "Accuracy of each client on its own test examples where these are known, else on its group's. Points with 95 % "
-        "intervals of paired differences over clients, or over examples where clients are not known."
+        f"{capitalized(metric)} of each client on its own test examples where these are known, else on its group's. "
+        f"{capitalized(unit)} with 95 % intervals of paired differences over clients, or over examples where clients "
+        "are not known."
     )
     return (
         ReportTable(heads(columns[:1], columns[1:]), tuple(rows), "Does clustering pay?", note=note) if rows else None

@@ -45,7 +45,7 @@ def answer(
         return INCOMPLETE
     found = audited or run_findings(summary)
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
-    pays = ". ".join(_clusters(summary))
+    pays = ". ".join(_clusters(summary, metric))
     lines = [
         f"{pays}." if pays else "",
         f"{accuracy_sentence(summary, kind, metric, title)}.",
@@ -68,9 +68,9 @@ def notes(summary: Summary, kind: str = "images", *, found: bool = True) -> list
     return [*exceeded, *_chance(summary, kind), *property_sentences(summary), *_epsilon(summary, found=found)]
 
 
-def _clusters(summary: Summary) -> list[str]:
+def _clusters(summary: Summary, metric: str) -> list[str]:
     """Whether clusters pay, and how many were chosen; nothing where neither was asked."""
-    return [text for text in (clustering_verdict(summary), cluster_number_text(summary)) if text]
+    return [text for text in (clustering_verdict(summary, metric), cluster_number_text(summary)) if text]
 
 
 def _complete(summary: Summary) -> bool:
@@ -93,8 +93,10 @@ MOST_GROUPS = 3
 """Groups that the sentence on clusters names, those that gain least first."""
 
 
-def clustering_verdict(summary: Summary) -> str:
+def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
     """One sentence on whether clusters pay, for all clients and for each group; "" without baselines.
+
+    Gains are in points of accuracy, or in units of another ``metric``.
 
     >>> figures = {"baseline.fedavg.difference": 0.031, "baseline.fedavg.low": 0.012, "baseline.fedavg.high": 0.05}
     >>> clustering_verdict(Summary(overall=figures))
@@ -104,9 +106,10 @@ def clustering_verdict(summary: Summary) -> str:
     if key not in summary.overall:
         return ""
     by_group = {name: metrics for name, metrics in summary.by_group.items() if key in metrics}
+    unit = " points" if metric == ACCURACY else f" of {metric}"
     least = sorted(by_group, key=lambda name: by_group[name][key])[:MOST_GROUPS]
-    groups = [f"{name}: {gain_text(by_group[name], 'fedavg', ' points')}" for name in least]
-    text = gain_text(summary.overall, "fedavg", " points", BASELINES["fedavg"])
+    groups = [f"{name}: {gain_text(by_group[name], 'fedavg', unit, metric=metric)}" for name in least]
+    text = gain_text(summary.overall, "fedavg", unit, BASELINES["fedavg"], metric)
     said = f"Whether clusters pay is {text}" if text.startswith("not decided") else f"Clusters {text}"
     return said + (f"; {', '.join(groups)}" if groups else "")
 

@@ -26,6 +26,7 @@ from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditFiles, Audi
 from shoal.runs.audits.gate import CONFIDENCE, MOST, looks, parse_gates, require_measurable
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import apply_release
+from shoal.simulation.final_warnings import warn_of_small_clusters
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
 
@@ -61,6 +62,8 @@ def audit_members(
     state = apply_release(simulation.release, simulation.on(engine), progress.state)
     attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
     warn_of_records(attacked)
+    clustered = (simulation.federation, attacked.deployed.assignment, simulation.min_clients)
+    small = warn_of_small_clusters(*clustered) if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
         "an attack is measured on at least two members; of the examples that could be exchanged only "
@@ -110,6 +113,7 @@ def audit_members(
         seconds={**about.seconds, "seconds.references": spent},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
+        warnings=small,
     )
     return write_audit(place.out, audit, about, request, records)
 

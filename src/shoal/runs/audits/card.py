@@ -69,6 +69,7 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
             "rounds": int(summary.run["rounds"]),
             "clients": {name: int((result.clients["group"] == name).sum()) for name in about.groups_with_clients},
             "training_examples": int(result.clients["examples"].sum()),
+            "metric": about.metric,
             "accuracy": {name: value for name, value in _accuracies(result).items() if isfinite(value)},
             "sha256": {"examples": about.examples} | _hashes(run),
         },
