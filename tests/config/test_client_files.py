@@ -18,6 +18,7 @@ from shoal.config.schema import Config, parse_config, read_config
 from shoal.data import ClientSplit, Columns, Group, PictureFormat
 from shoal.models import MODELS, VectorShape, create_model
 from shoal.runs.audits.card import write_card
+from shoal.runs.result import report_of
 from shoal.sweeps.plan import dataset_of
 from shoal.sweeps.sweep_file import read_sweep
 
@@ -182,8 +183,7 @@ def test_every_page_of_a_regression_names_its_measure(table, tmp_path):
     ifca = {"name": "ifca", "clusters": 2, "rounds": 1}
     out = shoal.run(config_of(data, algorithm=ifca, red_team={"every": 0}), tmp_path / "run")
     write_card(out)
-    result = shoal.load(out)
-    for text in ((out / "report.html").read_text(), str(result)):
+    for text in (report_of(out).read_text(), str(shoal.load(out))):
         assert "minus squared error" in text
         assert not re.search(r"% test accuracy|\d points", text)
     assert "minus squared error, all" in (out / "card.html").read_text()

@@ -137,7 +137,7 @@ def test_a_promised_limit_is_asked_of_the_bound_whatever_was_measured():
         found = judgement_of(Rung(setting, "", {}), of_clients, demand)
         assert found.outcome == outcome
         said = " ".join(sentences(found, demand))
-        assert ("by another client has accuracy 54.0 %; no attack on one record can exceed 54.9 %" in said) == (
+        assert ("by another client has accuracy 0.540; no attack on one record can exceed 0.549" in said) == (
             setting == "noisy"
         )
 

@@ -116,7 +116,7 @@ def run(
     """Train one federation, attack it, and measure both: one run, one directory."""
     from shoal.config.schema import read_config
     from shoal.core.processes import Workers
-    from shoal.reports.run.run_verdict import verdict
+    from shoal.reports.run.run_verdict import answer
     from shoal.runs.files import read_summary
     from shoal.runs.progress import Display
     from shoal.runs.result import report_of
@@ -144,7 +144,7 @@ def run(
     page = report_of(directory, allow_code=True)
     about = read_description(directory, allow_code=True)
     summary = read_summary(directory)
-    said = verdict(summary, about.kind, title=about.algorithm_title)
+    said = answer(summary, about.kind, about.metric, title=about.algorithm_title)
     return CommandResult({**summary, "directory": directory, "report": page}, f"{said}\nReport: {page}")
 
 

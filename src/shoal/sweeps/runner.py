@@ -7,11 +7,9 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
 import tomli_w
 from filelock import FileLock
 
@@ -24,10 +22,8 @@ from shoal.core.errors import InputError, ShoalError, file_errors, require
 from shoal.core.processes import SEQUENTIAL, Workers, Workplace
 from shoal.reports.sweep.report_spec import require_shown, said_of
 from shoal.runs.directory import is_finished
-from shoal.runs.files import read_table
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.measure import ROUND_COLUMNS
 from shoal.simulation.play import Watch
 from shoal.sweeps.plan import PlannedRun, SweepProgress, dataset_of, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
@@ -257,11 +253,6 @@ def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str,
     # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
     from shoal.reports.sweep.sweep_page import write_sweep_report  # noqa: PLC0415
 
-    # Several figures draw the same runs.
-    @cache
-    def read_rounds(digest: str) -> pd.DataFrame:
-        return read_table(out / "runs" / digest / "rounds.csv", ROUND_COLUMNS)
-
     algorithms = [run.config.algorithm for run in sweep.runs]
     titles = {algorithm.name: title_of(algorithm.value) for algorithm in algorithms if ":" in algorithm.name}
     return write_sweep_report(
@@ -272,7 +263,6 @@ def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str,
         seeds=sweep.seeds,
         results=read_results(out, sweep.axes),
         missing=missing,
-        read_rounds=read_rounds,
         source=sweep.toml("base.toml"),
     )
 

@@ -22,7 +22,7 @@ from shoal.core.errors import InputError, require
 from shoal.core.settings import Count, settings, spell_value
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 
-RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
+RESERVED = ("run", "seed", "key", "mean", "sd", "n")
 """Columns of results.csv and of tables that no axis can have for a name."""
 
 SWITCHED_OFF = "none"

@@ -1,12 +1,10 @@
-"""What a run directory says beside its numbers: how the run was made, which updates it holds, and its audit."""
+"""What a run directory says beside its numbers: how the run was made, and which updates it holds."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import RoundAttackSection, name_of, title_of
@@ -127,22 +125,9 @@ class RecordedUpdates:
         """Which rounds are recorded, and how large they are.
 
         >>> RecordedUpdates((5, 10), 1_250_000).sentence
-        'What the server received from each client is recorded in 2 rounds (5 and 10): 1.2 MB in the folder updates.'
+        'What the server received from each client is recorded in 2 rounds (5 to 10): 1.2 MB in the folder updates.'
         """
-        first, last, count = self.rounds[:-1], self.rounds[-1], len(self.rounds)
-        numbers = f"{first[0]}, {first[1]}, ..., {last}" if count > 4 else f"{', '.join(map(str, first))} and {last}"
-        rounds = f"{count:,} rounds ({numbers})" if count > 1 else f"round {last}"
+        first, last, count = self.rounds[0], self.rounds[-1], len(self.rounds)
+        rounds = f"{count:,} rounds ({first} to {last})" if count > 1 else f"round {last}"
         size = f"{self.size / 1e6:,.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:,.1f} kB"
         return f"What the server received from each client is recorded in {rounds}: {size} in the folder updates."
-
-
-@dataclass(frozen=True, eq=False)
-class RunAudit:
-    """The audit of a run's final models; its page is audit.html, beside the run's.
-
-    Args:
-        attacks: the rows of audit.csv, which are those of `Audit.attacks`.
-    """
-
-    attacks: pd.DataFrame
-    __repr__ = one_line

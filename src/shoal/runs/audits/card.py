@@ -100,7 +100,7 @@ def _exposure(run: Path, result: Result) -> dict[str, Any]:
     if audit is None:
         return {"asked": False, "command": command}
     flat = read_json(run / "audit.json")
-    found, models = findings(audit.attacks), every_attack(audit.attacks, "model")
+    found, models = findings(audit), every_attack(audit, "model")
     return {
         "asked": True,
         "command": command,
