@@ -45,6 +45,7 @@ from shoal.engine import (
     Training,
     client_trainings,
 )
+from shoal.forgetting import Continue
 from shoal.metrics.attack_bounds import AttackBound
 from shoal.metrics.summary import Summary
 from shoal.simulation.baselines import baselines_of, compare_with_baselines
@@ -163,9 +164,14 @@ def measure_final(
         references: records of the run, attacked with its reference federations; None: there are none.
     """
     began = time.perf_counter()
-    training, attack = simulation.on(engine), simulation.round_attack
-    use = training.deployed(now.state)
-    result = measure_models(simulation, training, now.state, use, now.rows, references)
+    training, attack, everyone = simulation.on(engine), simulation.round_attack, simulation
+    state, present = now.state, training.present(now.state.round)
+    if simulation.events:
+        # Who left, or never came, is neither measured nor attacked.
+        simulation = replace(simulation, federation=training.federation.take(present), events=(), forgetting=Continue())
+        training, state = simulation.on(engine), state.take(present)
+    use = training.deployed(state)
+    result = measure_models(simulation, training, state, use, now.rows, references)
     if attack is not None:
         figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
@@ -173,7 +179,7 @@ def measure_final(
     baselines = baselines_of(simulation, len(now.state.models)) if simulation.baselines else {}
     if baselines:
         comparing = time.perf_counter()
-        compared = compare_with_baselines(simulation, engine, use[0], baselines)
+        compared = compare_with_baselines(everyone, engine, use[0], baselines)
         comparing = time.perf_counter() - comparing
         result = replace(result, summary=result.summary | compared)
         spent = add_seconds(spent, {"baselines": comparing, "total": comparing})

@@ -60,6 +60,7 @@ class OneShotClustering:
     local: LocalSGD | None = None
     name: Literal["one-shot"] = "one-shot"
     title: ClassVar[str] = "One-shot clustering"
+    fixed_clients: ClassVar[str] = "decides clusters in its first round"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Epsilon must count the first round."""
