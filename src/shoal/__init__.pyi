@@ -111,7 +111,12 @@ from .engine import (
     TorchOptimizer as TorchOptimizer,
     Training as Training,
 )
-from .forgetting import Continue as Continue
+from .forgetting import (
+    Continue as Continue,
+    Exact as Exact,
+    FedEraser as FedEraser,
+    ProjectedGradientAscent as ProjectedGradientAscent,
+)
 from .models import (
     Features as Features,
     Model as Model,

@@ -74,7 +74,9 @@ class Presence:
                     f"the round of a {'join' if event.join else 'leave'} must be in [{least}, {rounds}]; got {number}",
                 )
                 for name, client in zip(event.leave, federation.positions(event.leave).tolist(), strict=True):
-                    require(last[client] == LAST, f"client '{name}' leaves twice; it left in round {last[client] + 1}")
+                    require(
+                        int(last[client]) == LAST, f"client '{name}' leaves twice; it left in round {last[client] + 1}"
+                    )
                     last[client] = number - 1
                 for name, client in zip(event.join, federation.positions(event.join).tolist(), strict=True):
                     left, joined = last[client] != LAST, first[client] > 1

@@ -5,8 +5,11 @@ May import `core`, `data`, `models` and `engine`. A method is a frozen dataclass
 """
 
 from shoal.forgetting.continue_training import Continue
+from shoal.forgetting.exact import Exact
+from shoal.forgetting.fed_eraser import FedEraser
+from shoal.forgetting.gradient_ascent import ProjectedGradientAscent
 
-METHODS = {method.name: method for method in (Continue,)}
+METHODS = {"continue": Continue, "exact": Exact, "fed-eraser": FedEraser, "gradient-ascent": ProjectedGradientAscent}
 """The methods by their names in a file."""
 
-__all__ = ["METHODS", "Continue"]
+__all__ = ["METHODS", "Continue", "Exact", "FedEraser", "ProjectedGradientAscent"]

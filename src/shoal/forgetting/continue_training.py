@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from shoal.core.settings import settings
-from shoal.engine import Algorithm, Departure, Leaving, LocalSGD, State
+from shoal.engine import Algorithm, Departure, Leaving, LocalSGD, Release, State
 
 
 @settings
@@ -26,7 +26,7 @@ class Continue:
     name: Literal["continue"] = "continue"
     title: ClassVar[str] = "Train on"
 
-    def check(self, algorithm: Algorithm, local: LocalSGD) -> None:
+    def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
         """Every algorithm will do."""
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:

@@ -121,7 +121,7 @@ def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - it
             "clusters = 'auto' is chosen with the data of all clients, also of those that leave; give a number",
         )
     with located("forgetting"):
-        forgetting.check(algorithm, local)
+        forgetting.check(algorithm, local, simulation.release)
 
 
 def check_references(

@@ -33,10 +33,12 @@ from shoal.core.errors import require_instance
 from shoal.core.formats import one_line
 from shoal.data.content import most_copies
 from shoal.data.preferences import VIEWS, View
+from shoal.data.presence import LAST
 from shoal.defenses import accounting
 from shoal.engine import (
     ClientTrainings,
     ClusterRound,
+    Departure,
     Deployed,
     Engine,
     LocalSGD,
@@ -66,6 +68,12 @@ EXPOSURE_COLUMNS = ("exposure", "exposure_low", "exposure_null_high", "attack", 
 
 ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
 """Columns that `rounds.csv` has, whatever the groups."""
+
+FORGETTING_FIGURES = (
+    "client_rounds", "full_client_rounds", "clusters", "choices", "changed_choices", "megabytes", "seconds",
+    "history_seconds",
+)  # fmt: skip
+"""The figures of departures that summary.json has, as ``forgetting.NAME``."""
 
 ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
 """The columns of `roc.csv`."""
@@ -110,6 +118,7 @@ def measure_models(
     use: tuple[Deployed, Tensor],
     rows: Sequence[Mapping[str, float]],
     references: AttackedRecords | None = None,
+    budget: "PrivacyBudget | None" = None,
 ) -> FinalMeasurement:
     """Attack and measure the models that clients use after the last round.
 
@@ -121,6 +130,7 @@ def measure_models(
         rows: of `rounds.csv`.
         references: records of the run, attacked with its reference federations; then the strongest of all attacks
             decides how exposed a model is. None: there are none.
+        budget: counts differential privacy; None: that of the training.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
     deployed, losses = use
@@ -130,7 +140,7 @@ def measure_models(
     finished = FinishedTraining(state, training, team, deployed, losses, members, attacks)
     summary, measurements = Summary(), tuple(simulation.metrics)
     for measurement in (
-        *MEASUREMENTS, PrivacyBudget(simulation.first_round), SmallClusters(simulation.min_clients), learning,
+        *MEASUREMENTS, budget or PrivacyBudget(simulation.first_round), SmallClusters(simulation.min_clients), learning,
     ):  # fmt: skip
         summary |= measurement.measure(finished)
     if canaries is not None and len(canaries):
@@ -171,7 +181,8 @@ def measure_final(
         simulation = replace(simulation, federation=training.federation.take(present), events=(), forgetting=Continue())
         training, state = simulation.on(engine), state.take(present)
     use = training.deployed(state)
-    result = measure_models(simulation, training, state, use, now.rows, references)
+    budget = PrivacyBudget(simulation.first_round, everyone.on(engine), now.departures)
+    result = measure_models(simulation, training, state, use, now.rows, references, budget)
     if attack is not None:
         figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
@@ -186,8 +197,21 @@ def measure_final(
     spent = add_seconds(spent, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
-    run = Summary(run=identity, overall=seconds)
+    run = Summary(run=identity, overall=seconds | presence_figures(everyone, now))
     return replace(result, summary=result.summary | run)
+
+
+def presence_figures(simulation: Simulation, now: SimulationState) -> dict[str, float]:
+    """How many clients left and joined, by keys of summary.json, and what forgetting took; nothing without events.
+
+    Figures of several departures are added up.
+    """
+    presence, figures = simulation.presence, dict[str, float]()
+    if presence is not None:
+        figures |= {"left": int((presence.last < LAST).sum()), "joined": int((presence.first > 1).sum())}
+    for name in FORGETTING_FIGURES if now.departures else ():
+        figures[f"forgetting.{name}"] = round(sum(getattr(each, name) for each in now.departures), 3)
+    return figures
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -248,14 +272,18 @@ class PrivacyBudget:
 
     Args:
         first_round: the number of the first round; epsilon is of the rounds from it on.
+        everyone: the training with all clients that were ever there, whose spending counts too; None: nobody left.
+        departures: of clients that left, whose forgetting took trainings of others.
     """
 
     first_round: int = 1
+    everyone: Training | None = None
+    departures: Sequence[Departure] = ()
     name, title = "epsilon", "Privacy budget"
 
     def measure(self, finished: FinishedTraining) -> Summary:
         """See `Measurement`."""
-        training, state = finished.training, finished.state
+        training, state = self.everyone or finished.training, finished.state
         trainings = accountable_trainings(training, state)
         if trainings is None:
             LOG.warning("no epsilon is stated, since a coordinator decided how private local steps were")
@@ -264,6 +292,7 @@ class PrivacyBudget:
         if rule is None:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
+        cohorts += [cohort for departure in self.departures for cohort in departure.cohorts]
         choice, by_view, bounds = choice_noise(training.algorithm), {}, dict[View, AttackBound]()
         copies = most_copies(training.federation.clients)
         if int(copies.max()) > 1:
@@ -281,7 +310,8 @@ class PrivacyBudget:
             count = training.federation, cohorts, trainings, rule, self.first_round, choice, copies
             private = accounting.PrivateTrainings(*count)
             spent, bounds = private.epsilons(), dict.fromkeys(VIEWS, private.bound())
-        finished.clients["epsilon"] = spent.numpy()
+        present = torch.isin(training.federation.ids, finished.federation.ids)
+        finished.clients["epsilon"] = spent[present].numpy()
         largest = {"epsilon": float(spent.max())}
         largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
         if choice is not None:

@@ -195,6 +195,7 @@ def _joined(state: State, cohort: Cohort, cluster: Tensor, joins: Tensor) -> Sta
 class FixedClusters(Derived):
     """FedAvg within clusters that stay as they are; all models begin at the same parameters."""
 
+    fixed_clients: ClassVar[str] = "decides clusters once for all clients"
     key: ClassVar[str]
     """The key of `State.clients` that has each client's cluster."""
 

@@ -64,7 +64,6 @@ class PACFL(FixedClusters):
     linkage: Literal["average", "complete", "single"] = "average"
     name: Literal["pacfl"] = "pacfl"
     title: ClassVar[str] = "PACFL"
-    fixed_clients: ClassVar[str] = "decides clusters in its first round"
     key: ClassVar[str] = "pacfl.cluster"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.core.formats import one_line
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.protocols import Algorithm
+from shoal.engine.protocols import Algorithm, Release
 from shoal.engine.rounds.round_plan import Departure, RoundReport
 from shoal.engine.state import UNKNOWN_RISK, State
 
@@ -30,6 +30,22 @@ class Leaving:
         state: after that round.
         leavers: (m,) int64, positions of those that leave now.
         seconds: wall time of `history`, by the name "history".
+
+    Example:
+        >>> import torch, shoal.toy
+        >>> from shoal.engine import Forgetting, Leaving
+        >>> federation, model, local = shoal.toy.one_group()
+        >>> presence = shoal.Presence.from_events([shoal.Event(round=3, leave=(0,))], federation, rounds=4)
+        >>> with shoal.Engine(model) as engine:
+        ...     toy = federation, shoal.FedAvg(), local, engine, shoal.Stream(0)
+        ...     training = shoal.Training(*toy, presence=presence)
+        ...     *_, (state, _) = training.rounds(training.start(), 2)
+        ...     leaving = Leaving(training, state, presence.leavers(3))
+        ...     print([report.cohort.tolist() for _, report in leaving.history()], leaving.staying(1).tolist())
+        ...
+        [[0, 1, 2], [0, 1, 2]] [1, 2]
+        >>> isinstance(shoal.Exact(), Forgetting)
+        True
     """
 
     training: "Training"
@@ -92,7 +108,7 @@ class Leaving:
 
     def report(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
         """The report of a method that ends at the state ``after``."""
-        whole = sum(len(self.staying(number)) for number in self.past_rounds)
+        whole = float(sum(len(self.staying(number)) for number in self.past_rounds))
         return Departure(
             round=self.state.round + 1,
             clients=self.leavers,
@@ -113,8 +129,10 @@ class Forgetting(Protocol):
         """Its name in a file."""
         ...
 
-    def check(self, algorithm: Algorithm, local: LocalSGD) -> None:
-        """Raise `InputError` where it cannot forget in runs of this algorithm and local training, with all defences."""
+    def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
+        """Raise `InputError` where it cannot forget in runs of this algorithm, local training (with all defences) and
+        release.
+        """
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
