@@ -35,8 +35,8 @@ except ImportError:  # Windows has none; runs there go unlocked.
 LOG = logging.getLogger("shoal")
 
 OUTCOME = (
-    "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
-    "report.html",
+    "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "presence.csv", "models.safetensors",
+    "samples.safetensors", "report.html",
 )  # fmt: skip
 """Files that a run writes at its end. The summary, without which a run is one that was killed, is removed first."""
 

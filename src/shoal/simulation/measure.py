@@ -75,6 +75,9 @@ FORGETTING_FIGURES = (
 )  # fmt: skip
 """The figures of departures that summary.json has, as ``forgetting.NAME``."""
 
+PRESENCE_COLUMNS = ("client", "name", "first_round", "last_round", "cluster", "method")
+"""The columns of `presence.csv`."""
+
 ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
 """The columns of `roc.csv`."""
 
@@ -99,6 +102,7 @@ class FinalMeasurement:
         state: after the last round; its assignment is what each client trained last, and `clients` has what it uses.
         updates: the rows of the round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
+        presence: one row per client that left or joined, as in `presence.csv`; None without events.
     """
 
     summary: Summary
@@ -108,6 +112,7 @@ class FinalMeasurement:
     state: State
     updates: pd.DataFrame | None = None
     canaries: pd.DataFrame | None = None
+    presence: pd.DataFrame | None = None
     __repr__ = one_line
 
 
@@ -198,7 +203,7 @@ def measure_final(
     seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
     run = Summary(run=identity, overall=seconds | presence_figures(everyone, now))
-    return replace(result, summary=result.summary | run)
+    return replace(result, summary=result.summary | run, presence=presence_table(everyone, now))
 
 
 def presence_figures(simulation: Simulation, now: SimulationState) -> dict[str, float]:
@@ -212,6 +217,35 @@ def presence_figures(simulation: Simulation, now: SimulationState) -> dict[str, 
     for name in FORGETTING_FIGURES if now.departures else ():
         figures[f"forgetting.{name}"] = round(sum(getattr(each, name) for each in now.departures), 3)
     return figures
+
+
+def presence_table(simulation: Simulation, now: SimulationState) -> pd.DataFrame | None:
+    """One row per client that left or joined, as in `presence.csv`; None without events.
+
+    ``cluster`` is what it trained last, -1 where it trained nothing, and ``method`` how the models forgot it.
+    """
+    presence, federation = simulation.presence, simulation.federation
+    if presence is None:
+        return None
+    method = {client: left.method for left in now.departures for client in left.clients.tolist()}
+    rows = []
+    for client in torch.nonzero((presence.last < LAST) | (presence.first > 1)).flatten().tolist():
+        number, left, cluster = (
+            int(federation.ids[client]),
+            int(presence.last[client]),
+            int(now.state.assignment[client]),
+        )
+        rows.append(
+            {
+                "client": number,
+                "name": str(number) if federation.names is None else federation.names[client],
+                "first_round": int(presence.first[client]),
+                "last_round": left if left < LAST else None,
+                "cluster": cluster,
+                "method": method.get(client),
+            }
+        )
+    return pd.DataFrame(rows, columns=PRESENCE_COLUMNS).astype({"last_round": "Int64"})
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -64,21 +64,27 @@ _STATES = (
 _DIAMOND: Any = {"color": "white", "markeredgecolor": "black", "marker": "D", "linestyle": ""}
 
 
-def accuracy_by_cluster(rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY) -> plot.Figure | None:
+def accuracy_by_cluster(
+    rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY, marks: Mapping[int, str] | None = None
+) -> plot.Figure | None:
     """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured.
 
-    ``kind`` is what examples are, ``metric`` what the run reports as accuracy.
+    ``kind`` is what examples are, ``metric`` what the run reports as accuracy, ``marks`` are of `rounds_chart`.
     """
     whose = "of each cluster's model, on the mix of groups that trained it. A line breaks where no client chose it."
-    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), whose)
+    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), whose, marks)
 
 
 def accuracy_by_group(
-    rounds: pd.DataFrame, groups: Sequence[str], kind: str = "images", metric: str = ACCURACY
+    rounds: pd.DataFrame,
+    groups: Sequence[str],
+    kind: str = "images",
+    metric: str = ACCURACY,
+    marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
     """Each group's accuracy with the models that its clients chose; None if never measured.
 
-    ``kind`` and ``metric`` are as in `accuracy_by_cluster`.
+    ``kind``, ``metric`` and ``marks`` are as in `accuracy_by_cluster`.
     """
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
@@ -87,7 +93,7 @@ def accuracy_by_group(
             right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
             means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
             curves.append(Curve(plot.short(group), means, plot.group_style(g)))
-    return _accuracy("group", kind, metric, curves, "of a group, each client with the model that it chose.")
+    return _accuracy("group", kind, metric, curves, "of a group, each client with the model that it chose.", marks)
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +102,9 @@ def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
     return rounds[rounds["round"].isin(rounds.loc[measured, "round"])]
 
 
-def _accuracy(by: str, kind: str, metric: str, curves: Sequence[Curve], whose: str) -> plot.Figure | None:
+def _accuracy(
+    by: str, kind: str, metric: str, curves: Sequence[Curve], whose: str, marks: Mapping[int, str] | None
+) -> plot.Figure | None:
     last = {curve.label: values.iloc[-1] for curve in curves if len(values := curve.values.dropna())}
     if not last:
         return None
@@ -107,11 +115,17 @@ def _accuracy(by: str, kind: str, metric: str, curves: Sequence[Curve], whose: s
     )  # fmt: skip
     title = f"{capitalized(metric)} by {by} ends at {by_name(last, metric_format(metric))}"
     rounds = curves[0].values.index.to_series()
-    return rounds_chart(f"accuracy-by-{by}", title, caption, [panel], rounds)
+    return rounds_chart(f"accuracy-by-{by}", title, caption, [panel], rounds, marks=marks)
 
 
 def risk(
-    rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str, kind: str = "images"
+    rounds: pd.DataFrame,
+    summary: Summary,
+    *,
+    estimated: bool,
+    estimator: str,
+    kind: str = "images",
+    marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
     """The red team's estimates and the measured exposure of the final models; None if there is neither."""
     shaded = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
@@ -140,7 +154,7 @@ def risk(
         measured=[*measured.values()],
     )  # fmt: skip
     keys = [plot.key("measured at the end", **_DIAMOND), plot.chance_key()]
-    return rounds_chart("risk", title, caption, [panel], rounds["round"], keys)
+    return rounds_chart("risk", title, caption, [panel], rounds["round"], keys, marks)
 
 
 def _called(rounds: pd.DataFrame) -> list[str]:
