@@ -234,6 +234,9 @@ class RecordSection:
 class ForgettingSection:
     """What is done with the models when clients leave (`[[events]]`).
 
+    No method fits anew what was fitted with the leavers' rows before the first round, such as the scales of a table's
+    columns or features.
+
     Args:
         value: which method; each has keys of its own.
     """
