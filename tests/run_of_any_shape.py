@@ -35,7 +35,8 @@ def config_of(groups: list[str], clusters: int, **red_team: object) -> Config:
             "groups": {name: {"share": share, **shifts[g % 3]} for g, name in enumerate(groups)},
         },
         "model": {"name": "digits-cnn"},
-        "algorithm": {"name": "ifca-mir" if clusters > 1 else "fedavg", "clusters": clusters, "rounds": ROUNDS},
+        "algorithm": {"rounds": ROUNDS}
+        | ({"name": "ifca-mir", "clusters": clusters} if clusters > 1 else {"name": "fedavg"}),
         "red_team": red_team,
     }
     return parse_config(table, "test")

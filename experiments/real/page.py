@@ -16,7 +16,7 @@ import pandas as pd
 from shoal.metrics import mean_interval
 
 MEASURES = ("accuracy", "accuracy.minority", "worst_tenth", "worst", "accuracy_on_group_rows")
-SHOWN = ("local", "by-group", "ifca", "ifca-mir", "ditto")
+SHOWN = ("local", "by-group", "ifca", "ifca-mir", "ditto", "auto")
 
 
 def accuracy_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -53,13 +53,13 @@ def draw(accuracy: pd.DataFrame, path: Path) -> None:
     for i, method in enumerate(SHOWN):
         rows = chosen[chosen["method"] == method].set_index("table").reindex(tables)
         reach = [100 * (rows["difference"] - rows["low"]), 100 * (rows["high"] - rows["difference"])]
-        place = [t + 0.14 * (i - 2) for t in range(len(tables))]
-        axes.errorbar(place, 100 * rows["difference"], reach, fmt="osD^v"[i], capsize=2, label=method)
+        place = [t + 0.13 * (i - 2.5) for t in range(len(tables))]
+        axes.errorbar(place, 100 * rows["difference"], reach, fmt="osD^v*"[i], capsize=2, label=method)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_ylim(-12, 12)
     axes.set_xticks(range(len(tables)), tables)
     axes.set_ylabel("points above FedAvg")
-    axes.legend(ncols=5, loc="upper center", fontsize="small", frameon=False)
+    axes.legend(ncols=6, loc="upper center", fontsize="small", frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
 

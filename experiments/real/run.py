@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ifca": {"name": "ifca", "clusters": 2},
     "ifca-mir": {"name": "ifca-mir", "clusters": 2},
     "ditto": {"name": "ditto"},
+    "auto": {"name": "ifca", "clusters": "auto", "max_clusters": 4},
     "private": {"name": "fedavg", "rounds": 100},
 }
 PRIVATE: dict[str, Any] = {"noise_multiplier": 100.0, "max_grad_norm": 1.0, "noise": "sum"}
@@ -88,6 +89,7 @@ def row_of(table: str, method: str, seed: int, out: Path, *, audited: bool) -> d
         row |= {"smallest_cluster": int(clients["cluster"].value_counts().min())}
         row |= {"clusters": clients["cluster"].nunique(), "ari": summary.get("adjusted_rand_index")}
         row |= {"seconds.train": summary["seconds.train"], "epsilon": summary.get("epsilon.outsider")}
+        row |= {"auto.clusters": summary["auto.clusters"]} if method == "auto" else {}
         if audited:
             shoal.audit_run(directory, references=REFERENCES, allow_code=True)
             found = json.loads((directory / "audit.json").read_text())

@@ -1,11 +1,16 @@
 """Site inference tells clients by their models' outputs within a class, and is at chance where these say nothing."""
 
+import json
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import shoal
 from shoal.attacks.queries.site_inference import SiteInference
+from shoal.cli.app import main
+from shoal.replay import attack_inputs
 from shoal.replay.attack_inputs import site_figures
 from shoal.replay.reference_federations import AttackedRun
 
@@ -60,3 +65,36 @@ def test_the_outputs_on_clients_held_out_examples_tell_clients_whose_inputs_diff
         found = site_figures(run, engine)
     assert found["site-inference.chance"] < 0.35
     assert found["site-inference.gain.low"] > 0.3
+
+
+def test_the_command_asks_it_of_a_run_and_of_the_largest_clients_alone(tmp_path, capsys, monkeypatch):
+    draw = np.random.default_rng(0)
+    ward = np.repeat(["a", "b", "c"], [60, 80, 100])
+    x = draw.normal(size=len(ward)) + 3.0 * (ward == "b") - 3.0 * (ward == "c")
+    pd.DataFrame({"ward": ward, "x": x, "ill": draw.integers(0, 2, len(ward))}).to_csv(tmp_path / "w.csv", index=False)
+    (tmp_path / "run.toml").write_text(
+        """
+        [data]
+        source = "table"
+        path = "w.csv"
+        client = "ward"
+        label = "ill"
+        test_fraction = 0.5
+        [model]
+        name = "logistic"
+        [algorithm]
+        name = "fedavg"
+        rounds = 2
+        [red_team]
+        attack = "gap"
+        every = 0
+        """
+    )
+    assert main(["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]) == 0
+    for clients in (3, 2):
+        monkeypatch.setattr(attack_inputs, "MOST_SITES", clients)
+        assert main(["audit", str(tmp_path / "run"), "--references", "0", "--site"]) == 0
+        assert f"Of {clients} clients, outputs name that of" in capsys.readouterr().out
+        found = json.loads((tmp_path / "run" / "audit.json").read_text())
+        assert found["site-inference.clients"] == clients
+        assert found["site-inference.gain.low"] > 0.1

@@ -1,8 +1,18 @@
 """A gate holds where every upper end that it limits does."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 import pytest
+from scipy.stats import norm, rankdata
 
 from shoal.core.errors import InputError
+from shoal.core.processes import Workers
+from shoal.metrics.intervals import auc_interval
+from shoal.runs.audits.audit_files import AuditRequest
+from shoal.runs.audits.audit_members import _until_decided
 from shoal.runs.audits.gate import Gate, looks, parse_gates, require_measurable
 
 AUDIT = {
@@ -53,6 +63,46 @@ def test_a_gate_is_decided_by_intervals_that_allow_for_all_looks():
     # 0.05 * 2.91 / 1.96 = 0.074 at the confidence of an early look.
     assert [decided("auc <= 0.76", 4, level) for level in (0.95, looks(16)[1][1])] == [True, None]
     assert [decided("auc <= 0.64", 4, level) for level in (0.95, looks(16)[1][1])] == [False, None]
+
+
+@dataclass(frozen=True)
+class MadeUpAudit:
+    """The AUCs of attacks on made-up scores, each with its 95 % interval."""
+
+    aucs: tuple[float, ...]
+    references: int
+    records: int
+    guesses: Mapping[str, float] = field(default_factory=dict)
+
+    def flat(self):
+        figures = {"references": self.references, **self.guesses}
+        for attack, auc in enumerate(self.aucs):
+            low, high = auc_interval(auc, self.records, self.records)
+            key = f"attacks.{attack}.all.auc"
+            figures |= {key: auc, f"{key}.low": low, f"{key}.high": high}
+        return figures
+
+
+@pytest.mark.parametrize(
+    ("truth", "expression", "attacks", "wrong"), [(0.5, "auc <= 0.5", 3, False), (0.6, "auc < 0.6", 1, True)]
+)
+def test_a_limit_at_the_truth_is_rarely_decided_wrongly_at_any_look(truth, expression, attacks, wrong):
+    """In at most 5 % of federations, even where scores of different looks are independent, which is the worst case."""
+    federations, records, most = 300, 40, 16
+    gate, times = parse_gates([expression])[0], len(looks(most))
+    scores = np.random.default_rng(0).normal(size=(federations, times, attacks, 2 * records))
+    scores[..., :records] += np.sqrt(2) * norm.ppf(truth)
+    ranks = rankdata(scores, axis=-1)[..., :records].sum(-1)
+    aucs = (ranks - records * (records + 1) / 2) / records**2
+
+    def decided(federation):
+        def attack(count) -> Any:
+            return None, MadeUpAudit(tuple(federation[count // 2 - 1]), count, records), 0.0
+
+        return gate.decided(_until_decided(attack, AuditRequest([gate], references=most), Workers())[1].flat())
+
+    errors = np.mean([decided(federation) is wrong for federation in aucs])
+    assert errors <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / federations)
 
 
 @pytest.mark.parametrize(

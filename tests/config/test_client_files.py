@@ -5,8 +5,10 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import tomli_w
+import torch
 
 import refused_input
 import shoal
@@ -15,6 +17,8 @@ from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import Config, parse_config, read_config
 from shoal.data import ClientSplit, Columns, Group, PictureFormat
 from shoal.models import MODELS, VectorShape, create_model
+from shoal.runs.audits.card import write_card
+from shoal.runs.result import report_of
 from shoal.sweeps.plan import dataset_of
 from shoal.sweeps.sweep_file import read_sweep
 
@@ -174,17 +178,35 @@ def test_a_regression_standardises_its_targets_and_runs_with_an_attack_on_losses
     assert shoal.Run(found.simulation).train().summary.by_group["north"]["accuracy"] <= 0
 
 
+def test_every_page_of_a_regression_names_its_measure(table, tmp_path):
+    data = table | {"label": "dose", "task": "regression", "shadow_fraction": 0.2}
+    ifca = {"name": "ifca", "clusters": 2, "rounds": 1}
+    out = shoal.run(config_of(data, algorithm=ifca, red_team={"every": 0}), tmp_path / "run")
+    write_card(out)
+    for text in (report_of(out).read_text(), str(shoal.load(out))):
+        assert "minus squared error" in text
+        assert not re.search(r"% test accuracy|\d points", text)
+    assert "minus squared error, all" in (out / "card.html").read_text()
+
+
 def refused_of_cell(table):
     path = Path(table["path"])
     path.write_text(path.read_text().replace("ill,1,1", "ill,1,many", 1))
     return refused(table | {"label": "dose", "task": "regression", "inputs": ["age"]})
 
 
-def test_a_class_without_test_examples_is_said(table):
+def test_a_class_without_test_examples_is_said(table, caplog):
     path = Path(table["path"])
     path.write_text(path.read_text() + "\nc0,north,odd,1,1,Rome\nc0,north,odd,2,2,Rome")
     found = resolved(table | {"test_fraction": 0.01})
     assert any("no test example of the class" in said for said in found.warnings)
+    frame = pd.DataFrame({"who": ["a", "a", "b"], "x": [0.0, 1.0, 2.0], "state": ["ill", "well", "odd"]})
+    shoal.Federation.from_table(frame, Columns("who", "state"), test=frame.head(2))
+    x = torch.rand(2, 1)
+    shoal.Federation.from_tensors([(x, [0, 2])], test=(x, [0, 1]))
+    said = " ".join(record.message for record in caplog.records)
+    assert "only one example of the class 'odd'" in said
+    assert "no training example of the class '1'" in said
 
 
 def test_a_sweep_reads_a_table_once(table):

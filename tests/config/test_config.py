@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.algorithms import IFCA, IFCAMIR
+from shoal.algorithms import IFCA, IFCAMIR, FedAvg, FedProx
 from shoal.config.build import build, resolve
 from shoal.config.schema import Config, parse_config, read_config
 from shoal.core.errors import InputError
@@ -132,9 +132,25 @@ def test_a_change_reaches_into_groups(base: Path, key: str) -> None:
     assert read_config(base, ['data.groups."v1.2".share=0.1']).data.groups["v1.2"].share == 0.1
 
 
-def test_later_changes_win_and_the_file_stays(base: Path) -> None:
-    assert read_config(base, ["seed=7", "seed=8"]).seed == 8
+def test_changes_leave_the_file_as_it_is_and_may_not_set_a_key_twice(base: Path) -> None:
+    assert read_config(base, ["seed=7"]).seed == 7
     assert read_config(base).seed == 3
+    with pytest.raises(InputError, match=r"local\.epochs"):
+        read_config(base, ["local.epochs=7", "seed=1", "local . epochs=7"])
+
+
+def test_a_new_algorithm_leaves_the_file_s_keys_of_others_and_is_set_no_key_of_others(base: Path) -> None:
+    assert read_config(base).algorithm.value == IFCAMIR()
+    assert read_config(base, ["algorithm.name=fedavg"]).algorithm.value == FedAvg()
+    wrapped = ["algorithm.base.mu=0.5", "algorithm.base.name=fedprox", "algorithm.name=pooling"]
+    assert read_config(base, wrapped).algorithm.value.base == FedProx(mu=0.5)
+    for wrong in (
+        ["algorithm.clusters=3", "algorithm.name=fedavg"],
+        ["algorithm.base.name=fedavg"],
+        [*wrapped, "algorithm.base.clusters=2"],
+    ):
+        with pytest.raises(InputError, match=r"'algorithm\..*' is a key of 'ifca|'algorithm.base' is a key of"):
+            read_config(base, wrong)
 
 
 # --- bad files ----------------------------------------------------------------------------------------------------
@@ -241,8 +257,8 @@ def test_what_was_decided_is_written_down_and_builds_the_same(base: Path, tmp_pa
     ("changes", "hidden", "filters"),
     [
         (["model.name=mlp"], 200, None),
-        (["model.name=mlp", "model.hidden=7", "model.filters=[1, 2, 3]"], 7, None),
-        (["model.name=digits-cnn", "model.hidden=7"], None, None),
+        (["model.name=mlp", "model.hidden=7"], 7, None),
+        (["model.name=digits-cnn"], None, None),
     ],
 )
 def test_sizes_are_decided_for_the_models_that_have_them(base: Path, changes: list[str], hidden, filters) -> None:
@@ -250,6 +266,10 @@ def test_sizes_are_decided_for_the_models_that_have_them(base: Path, changes: li
     assert (decided.model.hidden, decided.model.filters) == (hidden, filters)
     assert ("hidden" in decided.toml()) is (hidden is not None)
     assert "filters" not in decided.toml()
+    base.write_text(decided.toml())
+    assert read_config(base, ["model.name=logistic"]).model.hidden is None
+    with pytest.raises(InputError, match="'logistic' has no 'hidden'"):
+        read_config(base, ["model.hidden=7", "model.name=logistic"])
 
 
 @pytest.mark.parametrize(
@@ -289,7 +309,6 @@ ALLOWED = {
     ],
     "federated with holdout": ["red_team.estimator=federated", "data.holdout_examples=2"],
     "federated that never runs": ["red_team.estimator=federated", "red_team.every=0", "algorithm.name=ifca"],
-    "fedavg whatever clusters says": ["algorithm.name=fedavg", "algorithm.clusters=11"],
     "as many clusters as clients": ["algorithm.clusters=10"],
     "one test example a group": ["data.test_examples=2"],
     "more classes than the data has": ["model.classes=62"],

@@ -185,18 +185,15 @@ def test_defenses_are_applied_in_one_order_and_those_left_out_are_not():
 # --- keys of others ------------------------------------------------------------------------------------------------
 
 
-def test_keys_of_other_algorithms_and_attacks_are_left_out():
+def test_keys_of_other_attacks_are_left_out_and_of_other_algorithms_refused():
     keys = {"clusters": 3, "choose_by": "batch", "redraw": {"share": 0.1}, "rounds": 2}
-    config = config_of(algorithm={"name": "fedavg"} | keys, red_team={"attack": "gap", "per_class": False})
-    assert config.algorithm.value == FedAvg()
-    assert table_of(config.algorithm) == {
-        "name": "fedavg",
-        "weighting": "examples",
-        "rounds": 2,
-        "participation": 1.0,
-    }
-    assert "per_class" not in table_of(config.red_team)
+    assert "per_class" not in table_of(config_of(red_team={"attack": "gap", "per_class": False}).red_team)
     assert config_of(algorithm={"name": "ifca"} | keys).algorithm.value.clusters == 3
+    for key in set(keys) - {"rounds"}:
+        with pytest.raises(InputError, match=f"'algorithm.{key}'.* 'fedavg'"):
+            config_of(algorithm={"name": "fedavg", "rounds": 2, key: keys[key]})
+    with pytest.raises(InputError, match=r"'algorithm.base.clusters'.* 'fedavg'"):
+        config_of(algorithm={"name": "fedopt", "rounds": 2, "base": {"clusters": 2}})
 
 
 # --- a user's own --------------------------------------------------------------------------------------------------
@@ -206,7 +203,7 @@ def test_a_user_s_own_algorithm_attack_defence_network_and_data_are_run(own):
     config = config_of(
         data=DATA | {"source": "own:random_images"},
         model={"name": "own:Net"},
-        algorithm={"name": "own:Mine", "rounds": 2, "strength": 3, "weighting": "equal", "clusters": 7},
+        algorithm={"name": "own:Mine", "rounds": 2, "strength": 3, "weighting": "equal"},
         red_team={"every": 0, "attack": "own:Guess"},
         defenses={"custom": {"weak": {"name": "own:Weak", "l2": 0.5}}},
     )

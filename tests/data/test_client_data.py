@@ -209,7 +209,6 @@ def test_a_class_that_is_only_held_out_is_named():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"groups": ["a"] * 4 + ["a", "b", "b", "b"]}, "the client 'c1' in several groups: 'a', 'b'; one is needed"),
         ({"labels": ["x"] * 8}, "examples of the class 'x' only; at least 2 are needed"),
         ({"labels": [], "clients": []}, "'rows' has no examples"),
     ],

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest, rankdata, t as scipy_t
+from scipy.stats import binomtest, rankdata, t as scipy_t
 from sklearn.metrics import roc_auc_score
 
 from shoal.metrics import (
@@ -14,7 +14,6 @@ from shoal.metrics import (
     clopper_pearson,
     mean_interval,
     mean_rate_interval,
-    median_interval,
 )
 from shoal.metrics.intervals import auc_design_effect
 
@@ -77,24 +76,6 @@ def test_the_interval_of_a_mean_is_student_s():
     assert np.isnan(mean_interval(values[:1])).all()
     drawn = np.random.default_rng(0).standard_normal((1000, 5))
     assert 0.93 <= np.mean([low <= 0 <= high for low, high in map(mean_interval, drawn)]) <= 0.97
-
-
-@pytest.mark.parametrize("count", [6, 25, 100])
-def test_the_median_interval_covers(count):
-    drawn = np.random.default_rng(0).exponential(size=(1000, count))
-    ends = np.array([median_interval(values) for values in drawn])
-    inside = (ends[:, 0] <= math.log(2)) & (math.log(2) <= ends[:, 1])
-    assert 0.94 <= inside.mean() <= 0.99
-    assert np.isnan(median_interval(drawn[0, :5])).all(), "of five even the smallest and the largest are too close"
-
-
-@pytest.mark.parametrize("confidence", [0.3, 0.8, 0.95])
-def test_the_median_interval_is_the_narrowest_that_coins_allow(confidence):
-    for count in range(1, 20):
-        by_coins = [k for k in range(1, count // 2 + 1) if binom.cdf(k - 1, count, 0.5) <= (1 - confidence) / 2]
-        low, high = median_interval(np.arange(float(count))[::-1], confidence)
-        k = len(by_coins)
-        assert (low, high) == (k - 1, count - k) if k else math.isnan(low) and math.isnan(high)
 
 
 def test_the_balanced_accuracy_interval_depends_on_the_effective_size():

@@ -5,6 +5,7 @@ import logging
 from dataclasses import asdict
 from html import unescape
 from math import nan
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -18,9 +19,9 @@ from shoal.core.processes import Workplace
 from shoal.defenses.accounting import gaussian_epsilon
 from shoal.metrics.attack_bounds import gaussian_bound
 from shoal.protection import Demand, protect, sentences
-from shoal.protection.judgement import Figures, affordable, candidates, chosen, judgement_of, shortlist
+from shoal.protection.judgement import Figures, affordable, candidates, chosen, judgement_of, least_exposed, shortlist
 from shoal.protection.ladder import DELTA, ONE_STEP_ROUNDS, UNPROTECTED, Ladder, Rung
-from shoal.protection.search import fitting_candidates, ladder_of
+from shoal.protection.search import Candidate, _Search, fitting_candidates, ladder_of
 from shoal.reports.protection_page import protection_page
 from shoal.runs.directory import repeated_warnings_dropped
 
@@ -69,19 +70,17 @@ def _logging_is_left_as_it_was():
     ("settings", "max_cost", "judged"),
     [
         # Nothing above the price is judged, even where nothing else helps.
-        ({"dear": (0.75, 0.50, 0.5), "useless": (0.80, 0.71, 0.6)}, 0.02, [UNPROTECTED.name]),
-        ({"dear": (0.75, 0.50, 0.5), "little": (0.79, 0.65, 0.6)}, 0.02, ["little"]),
-        ({"dear": (0.75, 0.50, 0.5), "little": (0.79, 0.65, 0.6)}, 0.06, ["dear"]),
+        ({"dear": (0.75, 0.50, 0.5)}, 0.02, None),
+        ({"dear": (0.75, 0.50, 0.5), "little": (0.79, 0.65, 0.6)}, 0.02, "little"),
+        ({"dear": (0.75, 0.50, 0.5), "little": (0.79, 0.65, 0.6)}, 0.06, "dear"),
         # The most exposed group counts, not the mean.
-        ({"one sided": (0.80, 0.50, 0.58), "even": (0.80, 0.548, 0.548)}, 0.02, ["even"]),
-        # A federation within its limit is left as it is, unless a protection is more accurate.
-        ({"as_it_is": (0.80, 0.52, 0.5), "dear": (0.79, 0.50, 0.5)}, 0.02, [UNPROTECTED.name, "dear"]),
+        ({"one sided": (0.80, 0.50, 0.58), "even": (0.80, 0.548, 0.548)}, 0.02, "even"),
         # A group on whose records nobody trained is at chance.
-        ({"as_it_is": (0.80, 0.70, nan), "rung": (0.80, 0.52, nan)}, 0.02, ["rung"]),
+        ({"other": (0.80, 0.70, nan), "rung": (0.80, 0.52, nan)}, 0.02, "rung"),
     ],
 )
-def test_settings_that_are_judged(settings, max_cost, judged):
-    assert candidates(table(**{"as_it_is": AS_IT_IS, **settings}), Demand(max_cost=max_cost)) == judged
+def test_of_those_within_the_price_the_least_exposed_is_judged_where_none_keeps_the_limit(settings, max_cost, judged):
+    assert least_exposed(table(**settings), Demand(max_cost=max_cost)) == judged
 
 
 def test_of_those_within_limit_and_price_the_one_whose_groups_pay_least_comes_first_then_less_exposed_ones():
@@ -96,16 +95,16 @@ def test_of_those_within_limit_and_price_the_one_whose_groups_pay_least_comes_fi
     )
     assert candidates(figures, DEMAND) == ["best", "cheap", "unfair"]
     assert affordable(figures, DEMAND) == [UNPROTECTED.name, "exposed", "unfair", "cheap", "best", "worse"]
-    assert shortlist(figures, DEMAND) == ["best", "worse", "cheap", "unfair", "dear"]
+    assert shortlist(figures, DEMAND) == ["best", "worse", "cheap", "unfair"]
     figures = table(high=(0.8, 0.9, 0.5), low=(0.8, 0.6, 0.5), middle=(0.8, 0.7, 0.5))
-    assert shortlist(figures, DEMAND) == ["low", "middle"]
+    assert shortlist(figures, DEMAND) == candidates(figures, DEMAND) == []
 
 
 def test_a_setting_that_one_seed_dropped_is_not_judged():
     figures = table(as_it_is=AS_IT_IS, dropped=(0.80, 0.60, 0.5), little=(0.79, 0.65, 0.6))
     seen = figures.attacked
     kept = seen[(seen["setting"] != "dropped") | (seen["seed"] == 0)].reset_index(drop=True)
-    assert candidates(Figures(kept, figures.plain, GROUPS), DEMAND) == ["little"]
+    assert least_exposed(Figures(kept, figures.plain, GROUPS), DEMAND) == "little"
 
 
 def test_where_a_promise_is_asked_for_it_is_kept_whatever_it_costs():
@@ -113,9 +112,9 @@ def test_where_a_promise_is_asked_for_it_is_kept_whatever_it_costs():
     epsilons = {"noisy": 4.0, "loud": 2.0}
     promised = figures.attacked.assign(**{"epsilon.client": figures.attacked["setting"].map(epsilons), "epsilon": 9.0})
     of_clients = Figures(promised, figures.plain, GROUPS, "client")
-    assert candidates(of_clients, Demand(view="client", epsilon=4.0)) == ["noisy"]
-    assert candidates(of_clients, Demand(view="client", epsilon=3.0)) == ["loud"]
-    assert candidates(of_clients, Demand(view="client", epsilon=1.0)) == [UNPROTECTED.name]
+    assert least_exposed(of_clients, Demand(view="client", epsilon=4.0)) == "noisy"
+    assert least_exposed(of_clients, Demand(view="client", epsilon=3.0)) == "loud"
+    assert least_exposed(of_clients, Demand(view="client", epsilon=1.0)) is None
     assert "noisy" in affordable(of_clients, Demand(epsilon=4.0))
 
 
@@ -125,8 +124,9 @@ def test_a_promised_limit_is_asked_of_the_bound_whatever_was_measured():
     promised = figures.attacked.assign(**{"bound.client.accuracy": figures.attacked["setting"].map(bounds)})
     of_clients = Figures(promised, figures.plain, GROUPS, "client")
     assert candidates(of_clients, Demand(0.55, view="client", promise=True)) == ["noisy"]
-    assert candidates(of_clients, Demand(0.53, view="client", promise=True)) == ["loud"]
-    assert candidates(of_clients, Demand(0.51, view="client", promise=True)) == [UNPROTECTED.name]
+    for limit, judged in ((0.53, "loud"), (0.51, None)):
+        assert candidates(of_clients, Demand(limit, view="client", promise=True)) == []
+        assert least_exposed(of_clients, Demand(limit, view="client", promise=True)) == judged
     assert shortlist(of_clients, Demand(0.525, view="client", promise=True)) == ["loud"]
     for setting, limit, outcome in (
         ("noisy", 0.55, "within the limit"),
@@ -137,7 +137,7 @@ def test_a_promised_limit_is_asked_of_the_bound_whatever_was_measured():
         found = judgement_of(Rung(setting, "", {}), of_clients, demand)
         assert found.outcome == outcome
         said = " ".join(sentences(found, demand))
-        assert ("by another client has accuracy 54.0 %; no attack on one record can exceed 54.9 %" in said) == (
+        assert ("by another client has accuracy 0.540; no attack on one record can exceed 0.549" in said) == (
             setting == "noisy"
         )
 
@@ -183,15 +183,23 @@ def test_terminal_page_and_file_print_one_verdict_by_the_interval_of_the_judging
     assert ends == (worst.accuracy.value, worst.accuracy.low, worst.accuracy.high)
 
 
-def test_all_seeds_that_do_not_decide_name_how_many_would():
-    demand = Demand(limit=0.55, judging=3)
-    more = judgement("a", (0.51, 0.52, 0.53), demand=demand).more_seeds
-    half = pd.Series([1.0, -1.0] * 50)[: 3 + more]
-    values = [*(0.52 + 0.01 * (half - half.mean()) / half.std())]
-    assert more > 0
-    assert judgement("a", values, demand=Demand(limit=0.55, judging=3 + more)).outcome == "within the limit"
-    assert judgement("a", (0.51, 0.52, 0.53)).more_seeds == 0, "more seeds are allowed"
-    assert judgement("a", (0.3, 0.52, 0.74), demand=demand).more_seeds == 0, "no number of them is enough"
+@pytest.mark.parametrize(("exposures", "hopeless"), [((0.5, 0.53, 0.56), False), ((0.55, 0.58, 0.61), True)])
+def test_seeds_are_added_while_all_of_them_may_show_the_limit_to_be_kept(exposures, hopeless):
+    found = judgement("a", exposures)
+    assert (found.outcome, found.hopeless) == ("not decided", hopeless)
+
+
+def test_changes_are_paired_on_the_seeds_of_the_unprotected_federation():
+    seen = figures_of(
+        [
+            {"setting": "a", "seed": seed, "exposure.north": 0.5, "exposure.south": 0.5, "accuracy.overall": accuracy}
+            | {"accuracy.north": accuracy, "accuracy.south": accuracy}
+            for seed, accuracy in enumerate((0.9, 0.9, 0.6))
+        ]
+    )
+    paired = Figures(seen.attacked, seen.plain[seen.plain["seed"] < 2], GROUPS)
+    found = judgement_of(Rung("a", "", {}), paired, DEMAND)
+    assert (found.accuracy, found.accuracy - found.accuracy_before) == (pytest.approx(0.8), pytest.approx(0.1))
 
 
 def test_records_within_a_run_widen_intervals_of_seeds_that_agree_by_chance():
@@ -340,6 +348,43 @@ def test_a_search_leaves_a_configuration_that_runs_compared_on_the_same_seeds(sm
     before = runs[(runs["setting"] == UNPROTECTED.name) & (runs["seed"] > runs["seed"].min())]
     assert figures["before"] == pytest.approx(before[column].fillna(0.5).mean())
     assert before["seed"].nunique() == figures["seeds"] == 2
+
+
+class Stub(_Search):
+    """A search whose runs have given figures: (accuracy, exposure) by setting."""
+
+    given: ClassVar = {}
+
+    def runs(self, settings, seeds, *, attacked):
+        def row(name, seed):
+            name = name.partition(", rate")[0]
+            accuracy, exposure = self.given[name]
+            self.rows.setdefault(name, {"attacked": 0})["attacked"] += attacked
+            same = {"setting": name, "seed": seed, "accuracy.overall": accuracy, "accuracy.all": accuracy}
+            return same | {"exposure.all": exposure + 0.001 * (seed % 2)}
+
+        return pd.DataFrame([row(name, seed) for name in settings for seed in seeds])
+
+
+def test_the_search_ends_with_the_first_group_that_has_an_answer_and_judges_three_at_most(toy_config):
+    config = toy_config()
+    names = [f"{number}" for number in range(12)]
+    fitting = [Candidate(name, Rung(name, "", {}), config) for name in names]
+
+    def search(exposures):
+        given = {name: (0.85 - 0.01 * int(name), one) for name, one in zip(names, exposures, strict=True)}
+        Stub.given = {UNPROTECTED.name: (0.8, 0.9)} | given
+        stub = Stub(Workplace(None), config, ["all"], DEMAND)
+        return stub.best(fitting, stub.judge(UNPROTECTED.name)), stub
+
+    best, stub = search([0.6, 0.6, 0.51, 0.5, *[0.5] * 8])
+    assert (best.rung, best.outcome) == ("2", "within the limit")
+    assert not any(stub.rows[name]["attacked"] for name in names[4:]), "less accurate ones are not attacked"
+    assert stub.rows["0"]["attacked"] == 1, "one seed shows it to be above the limit"
+    best, stub = search([0.7, 0.65, 0.6, 0.61, *[0.62] * 8])
+    assert (best.rung, best.outcome == "within the limit") == ("2", False)
+    assert all(stub.rows[name]["attacked"] for name in names[:8]), "all within the price are tried"
+    assert not any(stub.rows[name]["attacked"] for name in names[10:]), "nothing above the price is"
 
 
 def test_a_warning_of_many_runs_is_printed_once(caplog):

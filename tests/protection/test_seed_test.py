@@ -68,10 +68,10 @@ def test_looks_grow_and_end_at_the_most_seeds():
     assert [SeedTest(most).looks for most in (2, 3, 8, 16)] == [(2,), (3,), (3, 5, 8), (3, 5, 8, 12, 16)]
 
 
-def test_so_many_seeds_decide():
-    enough = SeedTest(8).seeds_for(0.01, 0.02, 100)
-    for seeds, verdict in ((enough, "within the limit"), (enough - 1, "not decided")):
-        spread = np.resize([1.0, -1.0], seeds)
-        values = 0.54 + 0.02 * (spread - spread.mean()) / spread.std(ddof=1)
-        assert SeedTest(seeds).estimates({"a": values.tolist()}, {"a": 0.0})["a"].against(LIMIT) == verdict
-    assert SeedTest(8).seeds_for(0.001, 0.1, 100) == 0
+@pytest.mark.parametrize("may", [True, False])
+def test_all_seeds_may_decide_where_their_interval_would_be_within_the_limit(may):
+    test, spread = SeedTest(8), np.resize([1.0, -1.0], 8)
+    gap = 0.02 * test._quantile(8) / 8**0.5 * (1.01 if may else 0.99)
+    values = LIMIT - gap + 0.02 * spread / spread.std(ddof=1)
+    assert test.may_decide(gap, 0.02) == may
+    assert (test.estimates({"a": values.tolist()}, {"a": 0.0})["a"].against(LIMIT) == "within the limit") == may

@@ -1,11 +1,9 @@
 """The section of a run's page on its coordinator, made of rows of rounds.csv alone."""
 
 import pandas as pd
-import pytest
 
 from run_of_any_shape import summary_of
 from shoal.control import LimitController
-from shoal.core.formats import DASH
 from shoal.metrics.summary import flatten, parse_summary, split_key
 from shoal.reports.page import Section
 from shoal.reports.run.coordinator_section import coordinator_section
@@ -49,41 +47,11 @@ def words(rounds: pd.DataFrame, law: LimitController = LAW) -> str:
     return " ".join(section_of(rounds, law).paragraphs)
 
 
-def cells(rounds: pd.DataFrame) -> list[list[str]]:
-    table = section_of(rounds).table
-    assert table is not None
-    return table.frame().to_numpy().tolist()
-
-
-def test_each_cluster_has_a_row_per_directive_that_it_was_given():
-    """A first one, one that was taken back, one that was never given, and a price, which is negative."""
-    given = {"augmentation": STRENGTHS, "shorter_training": [[0.0, 0.0]] * 4}
-    assert cells(rounds_of(given, SHARES)) == [
-        ["0", "nothing", DASH, DASH, DASH, "5.0 %", DASH],
-        ["1", "augmentation", "2", "0.90", "0.25", "20.0 %", DASH],
-    ]
-    given = {"l2": [[0.5, 0.0], [0.5, 0.3], [0.0, 0.3], [0.0, 0.0]]}
-    given["price"] = [[0.0, 0.0], [-0.1, 0.0], [-0.2, 0.0], [-0.1, 0.0]]
-    assert cells(rounds_of(given, SHARES)) == [
-        ["0", "l2", "the start", "0.50", "0.00", "5.0 %", DASH],
-        ["0", "price", "2", "-0.20", "-0.10", "5.0 %", DASH],
-        ["1", "l2", "2", "0.30", "0.00", "20.0 %", DASH],
-    ]
-    assert "where more than 10.0 % of a model's members do" in words(rounds_of(given, SHARES))
-
-
-@pytest.mark.parametrize(
-    ("unmet", "rounds"),
-    [
-        ([0, 0, 1, 1], "3 to the end"),
-        ([0, 1, 0, 0], "2 to 3"),
-        ([1, 0, 1, 1], "1 to 2, 3 to the end"),
-        ([1, 0, 1, 0], "1 to 2, 3 to 4"),
-    ],
-)
-def test_limits_are_out_of_reach_in_these_rounds(unmet, rounds):
-    found = cells(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in unmet]))
-    assert [row[-1] for row in found] == [DASH, rounds]
+def test_clusters_whose_limits_are_out_of_reach_are_counted():
+    said = words(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in (0, 1, 0, 1)]))
+    assert "where more than 10.0 % of a model's members do" in said
+    assert "could not be kept with knobs of this cost: cluster 1 in 2 rounds." in said
+    assert "could not" not in words(rounds_of({"l2": STRENGTHS}, SHARES))
 
 
 def test_steered_noise_and_randomised_answers_are_named():

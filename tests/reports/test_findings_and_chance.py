@@ -14,7 +14,7 @@ from shoal.audit.record_table import strongest
 from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.membership import roc_with_auc
 from shoal.metrics.summary import Summary
-from shoal.reports.run.run_verdict import verdict
+from shoal.reports.run.run_verdict import answer
 from shoal.reports.sweep.report_spec import Labels, ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.reports.sweep.sweep_tables import Settings, sweep_headlines
@@ -69,18 +69,12 @@ def comparison_said(rng: np.random.Generator, leak: float) -> str:
 
 
 def exposure_said(rng: np.random.Generator, leak: float) -> str:
-    return verdict(summary_of_run(rng, leak=leak))
-
-
-def accuracy_said(rng: np.random.Generator, leak: float) -> str:
-    """The verdict of a run that learned nothing of its members, and where ``leak`` is set nothing else either."""
-    return verdict(summary_of_run(rng, leak=0.0, accuracy=0.7 - 0.3 * (leak > 0)))
+    return answer(summary_of_run(rng, leak=leak))
 
 
 SENTENCES: dict[str, tuple[Callable[[np.random.Generator, float], str], tuple[str, ...]]] = {
-    "exposure of a run": (exposure_said, ("Records of few are exposed", "Records of many are exposed")),
+    "exposure of a run": (exposure_said, ("Exposed:",)),
     "property attack": (exposure_said, ("The property is exposed",)),
-    "below chance": (accuracy_said, ("below chance",)),
     "audit": (audit_said, ("Exposed:",)),
     "exposure of two runs": (comparison_said, ("raises", "lowers")),
     "accuracy of two runs": (comparison_said, ("gains accuracy", "loses accuracy")),

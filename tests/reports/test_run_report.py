@@ -32,7 +32,7 @@ NASTY = "<b>&"
 
 @pytest.mark.parametrize(
     ("groups", "clusters", "figures"),
-    [(["a", "b"], 2, 6), (["all"], 1, 5), (["a", "b", "c"], 6, 6)],
+    [(["a", "b"], 2, 5), (["all"], 1, 5), (["a", "b", "c"], 6, 5)],
     ids=["usual", "fedavg", "three groups and many clusters"],
 )
 def test_page_of_any_shape(groups: list[str], clusters: int, figures: int) -> None:
@@ -48,13 +48,12 @@ def test_page_of_any_shape(groups: list[str], clusters: int, figures: int) -> No
 
 def test_metrics_are_shown_with_their_meaning() -> None:
     text = page_of(usual_page()).text
-    for shown in ("0.562", "3.8 %", "0.250", "0.062", "1 min 02 s", "IFCA-MIR on digits, seed 0"):
+    for shown in ("0.562", "3.8 %", "0.250", "0.062", "IFCA-MIR on digits, seed 0"):
         assert shown in text
     assert "rotated by 0 to 25 degrees" in text
     assert "brightness times 0.5 to 0.8" in text
     assert "taken on shadow models" in text
     assert "held-out images of the same group" in text
-    assert "Clusters that end with at most 3 clients: 0 (3), 1 (3)" in text
 
 
 def test_labels_say_how_it_ended() -> None:
@@ -91,10 +90,9 @@ def test_undefined_metrics_become_dashes() -> None:
     known = {"algorithm": "ifca-mir", "accuracy.overall": 0.8, "violations.total": 0}
     summary = parse_summary(known | {"mia.a": float("nan"), "clusters.1.clients": 0})
     page = page_of(run_page(RunDescription.of(config_of(groups, 2, every=0)), summary, {}, **frames))
-    assert len(figures_on(page)) == 3
-    assert "No attack was measured." in page.text
+    assert len(figures_on(page)) == 2
+    assert "no attack was measured" in page.text
     assert DASH in page.text
-    assert "at most 3 clients: 1 (0)" in page.text
     assert PNG not in " ".join(page.addresses)
 
 

@@ -71,7 +71,7 @@ def test_a_curve_names_its_values_by_round_and_skips_gaps() -> None:
 
 def test_every_figure_of_a_run_shows_names_under_the_pointer() -> None:
     figures = figures_on(page_of(usual_page()))
-    assert len(figures) == 6
+    assert len(figures) == 5
     assert all(titles(each) for each in figures)
     assert "client 1 (b): exposure 0.580 by shadow, limit 0.560" in " ".join(map(" ".join, map(titles, figures)))
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from shoal.reports.sweep.report_spec import Axes, Labels, ReportSpec, TableSpec
-from shoal.reports.sweep.seed_statistics import Best, Difference, SeedStatistics
+from shoal.reports.sweep.seed_statistics import Best, SeedStatistics
 from shoal.reports.sweep.sweep_tables import (
     MOST_CONDITIONS,
     Settings,
@@ -76,37 +76,6 @@ def test_the_best_setting_flips_with_the_data_and_is_shown_as_scipy_pairs_seeds(
     assert answer.endswith(f"The difference is shown (95 % interval +{low:.3f} to +{high:.3f}; 4 seeds).")
 
 
-def test_the_seeds_that_an_open_difference_needs_have_the_power_that_is_said() -> None:
-    """Of as many seeds as are named the t-test finds the difference in four of five experiments, by its own formula."""
-    values = 0.03 + 0.05 * np.array([1.2, -1.1, 0.4, -0.9, 0.4])
-    difference = Difference.of(values, KEY)
-    assert not difference.shown
-    total = len(values) + int(difference.more.split()[1])
-    effect = values.mean() / values.std(ddof=1)
-
-    def power(n: int) -> float:
-        bound = stats.t.ppf(0.975, n - 1)
-        return float(stats.nct.sf(bound, n - 1, effect * np.sqrt(n)))
-
-    assert power(total - 1) - 0.02 < 0.8 < power(total) + 0.02
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([0.1], "cannot be told from one"),
-        ([0.1, -0.05], "cannot be told from two"),
-        ([0.1, -0.1, 0.0], "more than 100 more seeds"),
-        ([0.1, -0.1, 0.001], "more than 100 more seeds"),
-        ([1.0, 1.0, 1.0, 1.0], "about 2 more seeds"),
-    ],
-)
-def test_what_two_seeds_or_no_effect_cannot_say_is_not_said(values: list[float], words: str) -> None:
-    difference = Difference.of(np.array(values), KEY)
-    assert not difference.shown
-    assert words in difference.more
-
-
 def test_of_several_settings_the_best_is_shown_only_by_intervals_that_hold_at_once() -> None:
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.01, (8, 5))
@@ -126,12 +95,11 @@ def test_rows_have_the_means_and_the_differences_to_the_first_row() -> None:
     results = results_of()
     first, second = pairs(results)
     low, high = stats.ttest_rel(second, first).confidence_interval(0.95)
-    half = stats.sem(second) * stats.t.ppf(0.975, 3)
     rows = cells(results)
     assert rows["IFCA"][0].startswith(f"{first.mean():.3f} ± ")
     difference = f"+{(second - first).mean():.3f} (+{low:.3f} to +{high:.3f})"
-    assert rows["IFCA-MIR"][0] == f"{second.mean():.3f} ± {half:.3f}; {difference}"
-    assert rows["IFCA-MIR"][-1].endswith("0.0, not decided: more than 100 more seeds")
+    assert rows["IFCA-MIR"][0] == f"{second.mean():.3f} ± {second.std():.3f}; {difference}"
+    assert rows["IFCA-MIR"][-1].endswith("0.0, not decided")
 
 
 def test_metrics_of_the_tables_are_compared_too_and_what_never_differs_is_said_to() -> None:
@@ -154,7 +122,7 @@ def test_one_seed_has_no_interval_and_one_setting_no_best() -> None:
     answer = said(results[results["seed"] == 1].reset_index(drop=True))[
         "Which algorithm has the highest accuracy? (accuracy, all clients)"
     ]
-    assert answer.endswith(", in one seed. How many more seeds it takes cannot be told from one.")
+    assert answer.endswith(", in one seed.")
     assert [*said(results[results["algorithm"] == "IFCA"].reset_index(drop=True))] == [
         "Who is exposed, to whom?",
         "Who is exposed, by share?",

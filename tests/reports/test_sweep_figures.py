@@ -1,6 +1,5 @@
 """A sweep's figures: what they draw is what numpy says of the runs, and missing runs are never passed over."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from itertools import product
@@ -16,12 +15,19 @@ from matplotlib.figure import Figure as MplFigure
 from shoal.reports.plotting import Figure, cluster_style
 from shoal.reports.sweep.report_spec import Axes, FigureSpec, Labels
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
-from shoal.reports.sweep.sweep_charts import RED, Chart, FigureData, fill_style, in_rows, paint
-from shoal.reports.sweep.sweep_courses import content_of, read_curves, sweep_figure
+from shoal.reports.sweep.sweep_charts import (
+    RED,
+    Chart,
+    FigureData,
+    chart_content,
+    fill_style,
+    in_rows,
+    paint,
+    sweep_figure,
+)
 from unrendered import figures_without_pdf
 
 SEEDS = (0, 1, 2, 3, 4)
-ROUNDS = 6
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.3, 0.5]}
 METRICS = ("accuracy.minority", "accuracy.majority", "mia.minority")
 CHARTS = ("boxes", "bars", "lines")
@@ -37,28 +43,8 @@ def results_of(axes: Axes = AXES) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def rounds_of(run: str) -> pd.DataFrame:
-    """Cluster 0 is the larger in even seeds and the smaller in odd ones."""
-    number, seed = map(int, run.split("-"))
-    rng = np.random.default_rng([number, seed])
-    rows = []
-    for played, cluster in product(range(1, ROUNDS + 1), range(2)):
-        large = cluster == seed % 2
-        accuracy = (0.8 if large else 0.4) + 0.1 * rng.random()
-        rows.append({"round": played, "cluster": cluster, "clients": 150 if large else 50, "accuracy": accuracy})
-    return pd.DataFrame(rows)
-
-
 def figure_spec(kind: str, **more: Any) -> FigureSpec:
-    given: dict[str, Any] = {
-        "kind": kind,
-        "by": "algorithm",
-        "y": ["accuracy"] if kind == "courses" else ["accuracy.minority"],
-    }
-    if kind != "courses":
-        given["x"] = "share"
-    else:
-        given["where"] = {"share": 0.3}
+    given: dict[str, Any] = {"kind": kind, "by": "algorithm", "x": "share", "y": ["accuracy.minority"]}
     return FigureSpec(**(given | more))
 
 
@@ -70,7 +56,6 @@ def drawn(
     spec: FigureSpec,
     results: pd.DataFrame | None = None,
     labels: dict[str, str] | None = None,
-    read_rounds: Callable[[str], pd.DataFrame] = rounds_of,
     *,
     pdf: bool = False,
 ) -> Figure:
@@ -78,7 +63,7 @@ def drawn(
     runs = results_of() if results is None else results
     with nullcontext() if pdf else figures_without_pdf():
         data = FigureData(spec, SeedStatistics(runs, AXES, SEEDS), Labels(labels or {}))
-        return sweep_figure("figure-2", data, read_rounds)
+        return sweep_figure("figure-2", data)
 
 
 @cache
@@ -87,8 +72,8 @@ def usual(kind: str) -> Figure:
     return drawn(figure_spec(kind), pdf=True)
 
 
-def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> MplFigure:
-    content = content_of(data, read_rounds)
+def painted(data: FigureData) -> MplFigure:
+    content = chart_content(data)
     figure = MplFigure(figsize=(content.columns * content.width, 3.2), layout="constrained")
     paint(figure, content, data)
     return figure
@@ -103,15 +88,14 @@ def at(results: pd.DataFrame, algorithm: str, share: float, key: str = "accuracy
     return results.loc[held, key].to_numpy()
 
 
-@pytest.mark.parametrize("kind", [*CHARTS, "courses"])
+@pytest.mark.parametrize("kind", CHARTS)
 def test_same_input_in_any_order_gives_the_same_bytes(kind: str) -> None:
     shuffled = results_of().sample(frac=1.0, random_state=1)
     assert drawn(figure_spec(kind), shuffled, pdf=True) == usual(kind)
 
 
-@pytest.mark.parametrize("kind", ["bars", "courses"])
-def test_forms_of_a_figure(kind: str) -> None:
-    figure = drawn(figure_spec(kind, title="A & <B>", caption="As in the paper."), pdf=True)
+def test_forms_of_a_figure() -> None:
+    figure = drawn(figure_spec("bars", title="A & <B>", caption="As in the paper."), pdf=True)
     root = ElementTree.fromstring(figure.svg)
     assert root.tag.endswith("}svg")
     assert root.get("width", "").endswith("pt")
@@ -124,7 +108,7 @@ def test_forms_of_a_figure(kind: str) -> None:
     inline = ElementTree.fromstring(figure.image)
     assert inline.tag == "svg"
     assert inline.get("aria-label", "").startswith("A & <B>: accuracy")
-    assert inline.get("style") == ("max-width: 6.4in" if kind == "courses" else "max-width: 3.2in")
+    assert inline.get("style") == "max-width: 3.2in"
     assert figure.name == "figure-2"
     assert figure.title.startswith("A & <B>: accuracy")
     assert figure.caption.startswith("As in the paper. ")
@@ -209,11 +193,10 @@ def test_wide_ranges_get_a_log_scale_and_words_none() -> None:
 
 def test_spread_leaves_out_what_is_missing() -> None:
     values = np.array([[1.0, 1.0, np.nan], [3.0, np.nan, np.nan], [np.nan, np.nan, np.nan]])
-    result = estimate(values, "sd")
+    result = estimate(values)
     np.testing.assert_allclose(result.mean, [2.0, 1.0, np.nan])
     np.testing.assert_allclose(result.spread, [np.sqrt(2.0), np.nan, np.nan])
     assert result.n.tolist() == [2, 1, 0]
-    assert np.isnan(estimate(values, "ci").spread).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("kind", CHARTS)
@@ -230,14 +213,13 @@ def test_fewer_seeds_are_marked(kind: str) -> None:
     assert "n is given" in part.caption
 
 
-@pytest.mark.parametrize("y_range", [None, [0.3, 0.97], [0.97, 1.2]])
 @pytest.mark.parametrize("kind", CHARTS)
-def test_n_stands_inside_the_panel(kind: str, y_range: list[float] | None) -> None:
+def test_n_stands_inside_the_panel(kind: str) -> None:
     results = results_of()
     few = results[(results["share"] != 0.1) | (results["seed"] < 3)].reset_index(drop=True)
     for share in (0.1, 0.5):
         few.loc[few["share"] == share, "accuracy.minority"] = 0.95
-        figure = painted(data_of(figure_spec(kind, y_range=y_range), few))
+        figure = painted(data_of(figure_spec(kind), few))
         figure.draw_without_rendering()
         (panel,) = figure.axes
         frame = panel.get_window_extent()
@@ -263,17 +245,17 @@ def test_settings_without_runs_leave_a_labelled_gap(kind: str) -> None:
     assert "no value at 0.3" in label
 
 
-@pytest.mark.parametrize("kind", [*CHARTS, "courses"])
+@pytest.mark.parametrize("kind", CHARTS)
 def test_sweep_without_a_finished_run(kind: str) -> None:
     assert "no run" in texts(drawn(figure_spec(kind), results_of().head(0)))
 
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_one_seed_has_no_spread(kind: str) -> None:
-    spec, results = figure_spec(kind, spread="ci"), results_of()
+    spec, results = figure_spec(kind), results_of()
     only = results[results["seed"] == 0].reset_index(drop=True)
     with figures_without_pdf():
-        figure = sweep_figure("one", FigureData(spec, SeedStatistics(only, AXES, [0]), Labels({})), rounds_of)
+        figure = sweep_figure("one", FigureData(spec, SeedStatistics(only, AXES, [0]), Labels({})))
     assert "1 seed," in figure.caption or "1 seed;" in figure.caption
     assert "nan" not in figure.svg.decode().lower()
 
@@ -291,119 +273,12 @@ def test_a_metric_without_a_value_in_any_run_says_why(kind: str) -> None:
     assert "labelled gap" in figure.caption
 
 
-def test_a_column_of_courses_without_values_is_a_gap() -> None:
-    figure = drawn(
-        figure_spec("courses", y=["train_loss"]), read_rounds=lambda run: rounds_of(run).assign(train_loss=np.nan)
-    )
-    assert "no value" in texts(figure)
-
-
-def test_courses_do_not_depend_on_the_numbers_of_clusters() -> None:
-    def swapped(run: str) -> pd.DataFrame:
-        rounds = rounds_of(run)
-        return rounds.assign(cluster=1 - rounds["cluster"]).sort_values(["round", "cluster"], ignore_index=True)
-
-    def tied(run: str) -> pd.DataFrame:
-        return rounds_of(run).assign(clients=100)
-
-    assert drawn(figure_spec("courses"), read_rounds=swapped, pdf=True) == usual("courses")
-    both = [
-        drawn(figure_spec("courses"), read_rounds=each)
-        for each in (tied, lambda run: swapped(run).assign(clients=100))
-    ]  # fmt: skip
-    assert both[0] == both[1]
-
-
-def test_larger_model_is_that_of_the_last_round() -> None:
-    def late(run: str) -> pd.DataFrame:
-        rounds = rounds_of(run)
-        last = rounds["round"] == ROUNDS
-        return rounds.assign(clients=rounds["clients"].where(last, 200 - rounds["clients"]))
-
-    ends = [read_curves(data_of(figure_spec("courses")), each)[0].values for each in (rounds_of, late)]
-    np.testing.assert_array_equal(ends[0], ends[1])
-    assert (ends[0][:, 0] > ends[0][:, 1]).all()
-
-
-def test_courses_are_means_over_seeds() -> None:
-    (first, _) = read_curves(data_of(figure_spec("courses")), rounds_of)
-    runs = [rounds_of(f"1-{seed}") for seed in SEEDS]
-    larger = [run[run["cluster"] == seed % 2]["accuracy"].to_numpy() for seed, run in zip(SEEDS, runs, strict=True)]
-    np.testing.assert_array_equal(first.values[:, 0], larger)
-    line = painted(data_of(figure_spec("courses"))).axes[0].lines[0]
-    np.testing.assert_allclose(line.get_ydata(), np.mean(larger, axis=0))
-
-
-def test_courses_average_each_seed_first() -> None:
-    (panel, _) = read_curves(data_of(figure_spec("courses", where={}, average=["share"])), rounds_of)
-    each = [
-        read_curves(data_of(figure_spec("courses", where={"share": s})), rounds_of)[0].values for s in AXES["share"]
-    ]
-    np.testing.assert_allclose(panel.values, np.mean(each, axis=0))
-
-
-def test_courses_with_gaps() -> None:
-    def gappy(run: str) -> pd.DataFrame:
-        rounds = rounds_of(run)
-        rounds.loc[rounds["round"] == 2, "accuracy"] = np.nan
-        if run == "1-0":
-            rounds.loc[(rounds["cluster"] == 1) & (rounds["round"] > 3), "accuracy"] = np.nan
-        return rounds
-
-    (first, _) = read_curves(data_of(figure_spec("courses")), gappy)
-    assert first.rounds.tolist() == [1, 3, 4, 5, 6]
-    assert first.result.n.tolist() == [[5, 5, 5, 5, 5], [5, 5, 4, 4, 4]]
-    figure = drawn(figure_spec("courses"), read_rounds=gappy)
-    assert "n = 4 to 5" in texts(figure)
-    assert "n is given" in figure.caption
-    results = results_of()
-    lost = drawn(figure_spec("courses"), results[results["seed"] != 4].reset_index(drop=True))
-    assert texts(lost).count("n = 4") == 2
-
-
-def test_curves_never_bridge_rounds_without_a_value() -> None:
-    def gappy(run: str) -> pd.DataFrame:
-        rounds = rounds_of(run)
-        smaller = rounds["clients"] == 50
-        rounds.loc[smaller & rounds["round"].isin([2, 4]), "accuracy"] = np.nan
-        return rounds
-
-    (panel, _) = painted(data_of(figure_spec("courses")), gappy).axes
-    larger, smaller = (line for line in panel.lines if line.get_alpha() != 0)
-    assert np.isfinite(larger.get_ydata()).all()
-    assert np.isnan(smaller.get_ydata()).tolist() == [False, True, False, True, False, False]
-    # A round alone between two gaps is no line, so it must have a marker.
-    assert smaller.get_markevery()[2]
-    assert smaller.get_marker() not in {"None", "", None}
-
-
 def test_missing_n_of_lines_stand_in_the_order_of_the_legend() -> None:
     results = results_of()
     few = results[(results["algorithm"] == "IFCA") | (results["share"] != 0.3) | (results["seed"] < 2)]
     figure = painted(data_of(figure_spec("lines"), few.reset_index(drop=True)))
     assert [text.get_text() for text in figure.axes[0].texts] == ["n = 5, 2"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["IFCA", "IFCA-MIR"]
-
-
-def test_each_metric_of_courses_begins_a_row() -> None:
-    axes: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.2, 0.3, 0.4, 0.5]}
-    spec = figure_spec("courses", by="share", where={"algorithm": "IFCA"}, y=["accuracy", "clients"])
-    figure = painted(data_of(spec, axes=axes))
-    places = [(panel.get_subplotspec().rowspan.start, panel.get_subplotspec().colspan.start) for panel in figure.axes]
-    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)]
-    assert len({panel.get_ylim() for panel in figure.axes[:5]}) == 1
-    assert figure.axes[0].get_ylim() != figure.axes[5].get_ylim()
-
-
-def test_more_and_fewer_models() -> None:
-    def three(run: str) -> pd.DataFrame:
-        rounds = rounds_of(run)
-        return pd.concat([rounds, rounds[rounds["cluster"] == 0].assign(cluster=2, clients=10)], ignore_index=True)
-
-    words = texts(drawn(figure_spec("courses"), read_rounds=three))
-    assert {"model 1 (largest)", "model 2", "model 3 (smallest)"} <= set(words)
-    one = texts(drawn(figure_spec("courses"), read_rounds=lambda run: rounds_of(run).query("cluster == 0")))
-    assert "the model" in one
 
 
 def test_settings_differ_in_hatch_and_grey() -> None:
@@ -434,17 +309,13 @@ def test_panels_under_one_label_have_one_scale(kind: str) -> None:
     assert high == pytest.approx(widest, rel=0.1)
 
 
-def test_lines_and_limits_of_the_file() -> None:
-    spec = figure_spec("boxes", y=list(METRICS), y_label="balanced accuracy", y_range=[0.6, 0.7], level=0.65)
+def test_a_line_and_the_label_of_the_file() -> None:
+    spec = figure_spec("boxes", y=list(METRICS), y_label="balanced accuracy", level=0.65)
     figure = painted(data_of(spec))
-    assert [panel.get_ylim() for panel in figure.axes] == [(0.6, 0.7)] * 3
     assert [panel.get_ylabel() for panel in figure.axes] == ["balanced accuracy", "", ""]
     assert [panel.get_title() for panel in figure.axes] == [Labels({}).key(key) for key in METRICS]
     assert all(any(line.get_linestyle() == ":" for line in panel.lines) for panel in figure.axes)
     assert "0.65" in [text.get_text() for text in figure.legends[0].get_texts()]
-    values = results_of()[list(METRICS)].to_numpy()
-    outside = int(((values < 0.6) | (values > 0.7)).sum())
-    assert f"Outside the axis and not drawn: {outside} of 90 values." in drawn(spec).caption
 
 
 def test_words_and_numbers_for_those_who_listen() -> None:
@@ -469,13 +340,12 @@ def test_panels_are_spread_evenly_over_rows_of_at_most_three() -> None:
         assert all(text.get_fontsize() >= 8 for text in written)
 
 
-@pytest.mark.parametrize("kind", ["lines", "courses"])
-def test_strange_and_long_names(kind: str) -> None:
+def test_strange_and_long_names() -> None:
     labels = {
         "0.5": " ",
         "IFCA": "<b>& $x$ a very long name that no legend can hold in one line",
         "share": "少数 " * 12,
     }
-    figure = drawn(figure_spec(kind), labels=labels)
+    figure = drawn(figure_spec("lines"), labels=labels)
     ElementTree.fromstring(figure.svg)
     assert any("<b>& $x$" in text for text in texts(figure))

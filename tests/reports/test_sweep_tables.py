@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from html_page import Page
 from shoal.core.errors import InputError
@@ -22,11 +21,10 @@ from shoal.reports.plotting import Figure
 from shoal.reports.sweep import sweep_page as sweep_report
 from shoal.reports.sweep.report_spec import Axes, Labels, TableSpec, format_estimate, read_report_spec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.sweep_charts import FigureData
-from shoal.reports.sweep.sweep_courses import sweep_figure
+from shoal.reports.sweep.sweep_charts import FigureData, sweep_figure
 from shoal.reports.sweep.sweep_page import sweep_page
 from shoal.reports.sweep.sweep_tables import sweep_table
-from shoal.reports.table import Cell, ReportTable, escape, latex, markdown, table_csv
+from shoal.reports.table import Cell, ReportTable, markdown, table_csv
 
 SHARE = "data.groups.minority.share"
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], SHARE: [0.1, 0.3, 0.5]}
@@ -67,14 +65,10 @@ def body_of(table: ReportTable, value: Callable[[Cell], Any] = lambda cell: cell
     return table.frame(value).iloc[:, table.stubs :]
 
 
-def best_of(table: ReportTable) -> np.ndarray:
-    return body_of(table, lambda cell: cell.strong).to_numpy().astype(bool)
-
-
 def cells_of(table: ReportTable) -> list[dict[str, Any]]:
-    """Each cell's settings, ``key``, ``mean``, ``spread``, ``n``, ``text`` and ``best``, in reading order."""
-    cells = pd.DataFrame(table.values).rename(columns={"sd": "spread", "ci": "spread"})
-    return cells.assign(text=body_of(table).to_numpy().ravel(), best=best_of(table).ravel()).to_dict("records")
+    """Each cell's settings, ``key``, ``mean``, ``spread``, ``n`` and ``text``, in reading order."""
+    cells = pd.DataFrame(table.values).rename(columns={"sd": "spread"})
+    return cells.assign(text=body_of(table).to_numpy().ravel()).to_dict("records")
 
 
 def estimates_of(table: ReportTable) -> list[tuple[float, ...]]:
@@ -87,15 +81,12 @@ def without(results: pd.DataFrame, algorithm: str, share: float, *seeds: int) ->
 
 
 def test_mean_and_spread_over_seeds() -> None:
-    for spread in ("sd", "ci"):
-        for cell in cells_of(table_of(spread=spread)):
-            values = [metric(cell["algorithm"], cell[SHARE], seed) for seed in SEEDS]
-            mean = sum(values) / 4
-            sd = sqrt(sum((value - mean) ** 2 for value in values) / 3)
-            low, high = stats.t.interval(0.95, 3, loc=mean, scale=sd / 2)
-            assert cell["mean"] == pytest.approx(mean, rel=1e-12)
-            assert cell["spread"] == pytest.approx(sd if spread == "sd" else (high - low) / 2, rel=1e-9)
-            assert cell["n"] == 4
+    for cell in cells_of(table_of()):
+        values = [metric(cell["algorithm"], cell[SHARE], seed) for seed in SEEDS]
+        mean = sum(values) / 4
+        assert cell["mean"] == pytest.approx(mean, rel=1e-12)
+        assert cell["spread"] == pytest.approx(sqrt(sum((value - mean) ** 2 for value in values) / 3), rel=1e-9)
+        assert cell["n"] == 4
 
 
 def test_axes_are_averaged_within_a_seed_first() -> None:
@@ -173,26 +164,6 @@ def test_negative_estimates_have_a_minus_sign_and_zero_has_none() -> None:
     assert format_estimate(-0.0001, nan, 1, "adjusted_rand_index", seeds=1) == "0.000"
 
 
-def test_best_is_bold_in_each_line_and_key() -> None:
-    y = ["accuracy.overall", "violations.total"]
-    for best, at in (("highest", 2), ("lowest", 0)):
-        assert best_of(table_of(y=y, y_in="rows", best=best)).tolist() == [[i == at for i in range(3)]] * 4
-        for key, algorithm in product(y, AXES["algorithm"]):
-            cells = cells_of(table_of(y=y, y_in="columns", best=best))
-            line = [cell["best"] for cell in cells if (cell["key"], cell["algorithm"]) == (key, algorithm)]
-            assert line == [i == at for i in range(3)]
-
-
-def test_best_is_shared_needs_another_and_is_never_undefined() -> None:
-    same = results_of()
-    same["accuracy.overall"] = 0.5 + 1e-6 * same["seed"] + 1e-6 * same[SHARE]
-    assert best_of(table_of(same, best="highest")).all()
-    assert not best_of(table_of(columns=[], where={SHARE: 0.1}, best="highest")).any()
-    lonely = without(without(results_of(), "IFCA", 0.1, *SEEDS), "IFCA", 0.3, *SEEDS)
-    assert best_of(table_of(lonely, best="lowest")).tolist() == [[False] * 3, [True, False, False]]
-    assert not best_of(table_of()).any()
-
-
 def test_heads_say_what_stands_where() -> None:
     y = ["accuracy.overall", "mia.minority"]
     table = table_of(rows=[], columns=["algorithm", SHARE], y=y, y_in="columns")
@@ -256,73 +227,8 @@ def nasty_table() -> ReportTable:
         for i, (a, b) in enumerate(product(axes[NASTY], axes["m"]))
         for seed in (0, 1)
     ]
-    spec = TableSpec(
-        title=NASTY, caption=f"{NASTY}\nand on", rows=[NASTY], columns=["m"], y=["mia.x_y"], best="highest"
-    )
+    spec = TableSpec(title=NASTY, caption=f"{NASTY}\nand on", rows=[NASTY], columns=["m"], y=["mia.x_y"])
     return sweep_table("t_1", spec, SeedStatistics(pd.DataFrame(rows), axes, [0, 1]), Labels({}))
-
-
-def latex_tokens(source: str) -> list[str]:
-    return re.findall(r"\\[A-Za-z]+|\\.|[^\\]", source, flags=re.DOTALL)
-
-
-def test_latex_is_whole_and_escaped() -> None:
-    source = latex(nasty_table())
-    assert source.isascii()
-    body = source.replace(r"\label{tab:t_1}", "")
-    tokens = latex_tokens(body)
-    depth, maths = 0, False
-    for token in tokens:
-        depth += (token == "{") - (token == "}")
-        assert depth >= 0
-        maths ^= token == "$"
-        assert token not in {"%", "#", "~", '"', "<", ">", "|"}
-        assert token not in {"_", "^"} or maths
-    assert depth == 0
-    assert not maths
-    known = {
-        "begin", "end", "centering", "caption", "toprule", "midrule", "bottomrule", "textbf", "pm", "textbackslash",
-        "multicolumn", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar",
-    }  # fmt: skip
-    assert {token[1:] for token in tokens if re.fullmatch(r"\\[A-Za-z]+", token)} <= known
-    assert re.findall(r"\\(begin|end)\{(\w+)\}", body) == [
-        ("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table"),
-    ]  # fmt: skip
-
-
-def test_latex_says_a_setting_once_where_lines_repeat_it() -> None:
-    lines = latex(table_of(rows=["algorithm", SHARE], columns=[])).splitlines()
-    stubs = [line.split("&")[0].strip() for line in lines if line.endswith(r" \\")]
-    assert stubs == ["algorithm", "IFCA", "", "", "IFCA-MIR", "", ""]
-
-
-def test_latex_rows_have_the_columns_that_are_declared() -> None:
-    lines = latex(nasty_table()).splitlines()
-    rows = [line for line in lines if line.endswith(r" \\")]
-    assert r"\begin{tabular}{lrr}" in lines
-    assert rows.pop(0) == r" & \multicolumn{2}{c}{m} \\"
-    assert len(rows) == 4
-    assert {latex_tokens(row).count("&") for row in rows} == {2}
-    # TeX would take an asterisk or a bracket at a row's beginning as an argument of the row before.
-    assert all(re.match(r"[^*\[]", row) for row in rows)
-    assert sum(r"\textbf{$-$" in row for row in rows) == 3
-
-
-@pytest.mark.parametrize(
-    ("plain", "escaped"),
-    [
-        ("a\\b", r"a\textbackslash{}b"),
-        ("{x}_1", r"\{x\}\_1"),
-        ("~^", r"\textasciitilde{}\textasciicircum{}"),
-        ("5 % & $2 #3", r"5 \% \& \$2 \#3"),
-        (f"{DASH} ± \N{MINUS SIGN}1", r"-- $\pm$ $-$1"),
-        ("a---b", "a-{}-{}-b"),
-        ("one\n two", "one two"),
-        ("ε ≤ 8, \N{GREEK SMALL LETTER ALPHA} = 1°", r"$\epsilon$ $\leq$ 8, $\alpha$ = 1$^{\circ}$"),
-    ],
-)
-def test_latex_escapes_its_special_characters(plain: str, escaped: str) -> None:
-    assert escape(plain) == escaped
 
 
 def test_markdown_has_the_same_columns_in_every_row() -> None:
@@ -334,21 +240,20 @@ def test_markdown_has_the_same_columns_in_every_row() -> None:
     assert {len(each) for each in parts} == {3}
     assert len(parts) == 1 + len(body_of(table))
     assert re.sub(r"\\(.)", r"\1", parts[0][0].strip()) == NASTY
-    assert parts[1][1].strip().startswith("**")
     assert lines[0].startswith("**")
     assert r"\*" in parts[2][0]
     assert "Columns: m." in lines
 
 
 def test_csv_reads_back_to_the_same_numbers() -> None:
-    table = table_of(without(results_of(), "IFCA", 0.1, 3, 5, 8), y=["accuracy.overall", "mia.minority"], spread="ci")
+    table = table_of(without(results_of(), "IFCA", 0.1, 3, 5, 8), y=["accuracy.overall", "mia.minority"])
     rows = list(csv.DictReader(io.StringIO(table_csv(table))))
     cells = cells_of(table)
-    assert list(rows[0]) == ["algorithm", SHARE, "key", "mean", "ci", "n"]
+    assert list(rows[0]) == ["algorithm", SHARE, "key", "mean", "sd", "n"]
     for row, cell in zip(rows, cells, strict=True):
         assert (row["algorithm"], float(row[SHARE])) == (cell["algorithm"], cell[SHARE])
         assert (row["key"], int(row["n"])) == (cell["key"], cell["n"])
-        for name, value in (("mean", cell["mean"]), ("ci", cell["spread"])):
+        for name, value in (("mean", cell["mean"]), ("sd", cell["spread"])):
             assert (row[name] == "") == np.isnan(value)
             assert row[name] == "" or float(row[name]) == value
     assert len(rows) == 12
@@ -385,7 +290,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Swe
         wanted = {"tables": given.pop("tables", TABLES), "figures": given.pop("figures", FIGURES)}
         usual: dict[str, Any] = {
             "title": NASTY, "axes": AXES, "seeds": SEEDS, "results": results_of(), "missing": [],
-            "read_rounds": lambda _: pd.DataFrame({"round": [1], "accuracy": [0.5]}), "source": f"# {NASTY}",
+            "source": f"# {NASTY}",
         }  # fmt: skip
         path = sweep_report.write_sweep_report(tmp_path, spec=read_report_spec(wanted, AXES, "x"), **(usual | given))
         assert path == tmp_path / "report.html"
@@ -398,7 +303,7 @@ def files_in(out: Path) -> set[str]:
     return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
 
 
-WHOLE = {"report.html", "tables/one.md", "tables/one.csv", "tables/one.tex", "figures/two.svg", "figures/two.pdf"}
+WHOLE = {"report.html", "tables/one.md", "tables/one.csv", "figures/two.svg", "figures/two.pdf"}
 
 
 def test_page_has_everything(report: Callable[..., SweepPage], tmp_path: Path) -> None:
@@ -437,10 +342,10 @@ def test_same_sweep_gives_the_same_bytes(report: Callable[..., SweepPage], tmp_p
 def test_files_of_former_tables_and_figures_are_removed(report: Callable[..., SweepPage], tmp_path: Path) -> None:
     for folder in ("tables", "figures"):
         (tmp_path / folder).mkdir()
-        for ending in ("md", "csv", "tex", "svg", "pdf", "txt"):
+        for ending in ("md", "csv", "svg", "pdf", "txt"):
             (tmp_path / folder / f"old.{ending}").touch()
     report()
-    theirs = {"figures/old.md", "figures/old.csv", "figures/old.tex", "tables/old.svg", "tables/old.pdf"}
+    theirs = {"figures/old.md", "figures/old.csv", "tables/old.svg", "tables/old.pdf"}
     assert files_in(tmp_path) == WHOLE | theirs | {"tables/old.txt", "figures/old.txt"}
 
 
@@ -465,8 +370,6 @@ def test_sweep_without_a_finished_run(report: Callable[..., SweepPage], tmp_path
          "'tables.one': no run has the metric 'tpr_at_fpr_0.1.minority'; did you mean 'tpr_at_fpr_0.01'?"),
         ("tables", {"one": TABLES["one"] | {"y": ["run"]}},
          "'tables.one': no run has the metric 'run'; docs/configuration.md has them"),
-        ("figures", {"two": {"kind": "courses", "by": "algorithm", "average": [SHARE], "y": ["acuracy"]}},
-         "'figures.two': no run has the metric 'acuracy'; did you mean 'accuracy'?"),
     ],
 )  # fmt: skip
 def test_unknown_figure_is_an_error(
@@ -513,7 +416,6 @@ def test_page_of_one_run_without_axes() -> None:
     table = sweep_table("t", TableSpec(y=["violations.total"]), statistics, LABELS)
     assert body_of(table).to_numpy().tolist() == [["3.0"]]
     assert table_csv(table) == "key,mean,sd,n\nviolations.total,3.0,,1\n"
-    assert r"\begin{tabular}{r}" in latex(table)
     assert "| 3.0 |" in re.sub(" +", " ", markdown(table))
     spec = read_report_spec({"tables": {"t": {"y": ["violations.total"]}}}, {}, "x")
     page = SweepPage(sweep_page("", spec, statistics, [table], [], missing=[], source=""))

@@ -136,15 +136,13 @@ def test_a_sweep_whose_table_has_changed_does_its_runs_anew(tmp_path):
     assert names() != before
 
 
-def test_limits_that_nobody_set_are_called_drawn(tmp_path, capsys):
+def test_limits_that_nobody_set_are_called_drawn(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(tomli_w.dumps(BASE | {"data": clinics(tmp_path)}))
     for name, changes in (("drawn", []), ("set", ["privacy.thresholds=[0.7, 0.7]", "privacy.beta=0.5"])):
         drawn, out = name == "drawn", tmp_path / name
         options = [part for each in changes for part in ("--set", each)]
         assert main(["run", str(config), "--out", str(out), "--quiet", *options]) == 0
-        assert ("limits were drawn at random" in capsys.readouterr().out) == drawn
-        assert ("drawn at random" in (out / "report.html").read_text()) == drawn
         result = shoal.load(out)
         assert result.clients["threshold_drawn"].tolist() == [int(drawn)] * 3
         assert result.summary.overall["thresholds_drawn"] == 3 * drawn

@@ -159,6 +159,15 @@ def test_non_members_have_the_members_groups_and_nothing_else(result):
         assert result.summary.by_group[name]["mia_auc"] == pytest.approx(auc, abs=1e-6)
 
 
+def test_a_regression_that_is_no_better_than_the_targets_mean_is_said(caplog):
+    still = shoal.LocalSGD(epochs=1, batch_size=4, learning_rate=1e-12)
+    simulate_with(FEDERATION, shoal.Model(linear, squared_error), shoal.FedAvg(), still, rounds=5)
+    assert "the targets' mean alone" in caplog.text
+    caplog.clear()
+    simulated(rounds=5)
+    assert "nothing was learned" not in caplog.text
+
+
 def test_both_backends_train_a_regression_alike():
     loop, vmap = (simulated(rounds=2, backend=each) for each in ("loop", "vmap"))
     torch.testing.assert_close(loop.state.models, vmap.state.models, rtol=1e-4, atol=1e-5)

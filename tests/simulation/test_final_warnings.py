@@ -1,7 +1,9 @@
 """Clusters of few clients, and training that learned nothing, are said after the last round."""
 
 from dataclasses import replace
+from html import unescape
 
+import pytest
 import torch
 
 import shoal
@@ -22,6 +24,18 @@ def test_a_cluster_below_the_floor_is_named_with_its_clients():
     assert ["'north', 'south'" in warning for warning in said].count(True) == 1
     assert ["'east', 'west'" in warning for warning in said].count(True) == 1
     assert all("cluster-size-floor" in warning for warning in said)
+
+
+@pytest.mark.parametrize(("algorithm", "said"), [(shoal.IFCA(clusters=2), True), (shoal.FedAvg(), False)])
+def test_the_audit_of_a_run_with_small_clusters_names_their_clients(algorithm, said, tmp_path):
+    federation, model, local = shoal.toy.noisy_groups()
+    federation = replace(federation, names=("north", "south", "east", "west", "far", "near"))
+    result = shoal.Run(shoal.Simulation(federation, model, algorithm, local, rounds=2, min_clients=7)).train()
+    result.audit(tmp_path, references=2)
+    page = unescape((tmp_path / "audit.html").read_text())
+    small = [warning for warning in result.warnings if "min_clients" in warning]
+    assert bool(small) == ("evaluation.min_clients" in page) == said
+    assert all(warning[1:] in page for warning in small)  # The page begins it with a capital letter.
 
 
 def test_large_clusters_one_model_and_unused_models_are_no_cluster_of_few_clients():

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 import shoal
+from shoal.audit.audit import audit_records
+from shoal.audit.finding import findings, sentence
+from shoal.data.swap_pairs import OTHER_CLIENTS
 from shoal.metrics import roc_auc
+from shoal.replay.attack_inputs import records_of_run
 from shoal.replay.reference_federations import AttackedRun
 from shoal.simulation.play import EngineSettings, move_to_engine
 
@@ -60,12 +64,16 @@ def attacked(make):
     with shoal.Engine(MODEL) as engine:
         run = AttackedRun.from_run(move_to_engine(simulation, engine), trained.state, [], engine)
         found = run.scores(engine)
-    return run, roc_auc(found.score.numpy(), found.member.numpy())
+        records = records_of_run(run, found, [], engine)
+    audit = audit_records(records, shoal.Stream(0))
+    if OTHER_CLIENTS in run.notes:
+        audit = audit.with_others(OTHER_CLIENTS)
+    return run, roc_auc(found.score.numpy(), found.member.numpy()), findings(audit.attacks)
 
 
 @pytest.mark.parametrize("make", [of_tensors, of_holdout, of_table])
 def test_models_without_members_are_at_chance_on_clients_of_their_own_kinds(make):
-    run, auc = attacked(make)
+    run, auc, _ = attacked(make)
     assert len(run.records) > 180, "or three deviations would be more"
     assert auc == pytest.approx(0.5, abs=0.08)
     assert run.notes == ()
@@ -75,8 +83,11 @@ def test_models_without_members_are_at_chance_on_clients_of_their_own_kinds(make
 
 
 def test_non_members_of_other_clients_tell_kinds_apart_and_the_audit_says_so(caplog):
-    run, auc = attacked(of_nobody)
+    run, auc, found = attacked(of_nobody)
     assert auc > 0.7
+    assert max(one.accuracy.low for one in found) > 0.5
+    assert {one.verdict for one in found} == {"not decided"}
+    assert sentence(found[0]).startswith("Whether the records are exposed to an outsider is not decided, since non-")
     (note,) = run.notes
     assert note.startswith("non-members are test examples of the same group and label, whosever they are")
     result = shoal.simulate(of_nobody(rows(1), rows(2)), MODEL, shoal.LocalOnly(), shoal.LocalSGD(), rounds=1)
@@ -84,6 +95,7 @@ def test_non_members_of_other_clients_tell_kinds_apart_and_the_audit_says_so(cap
         audit = result.audit(references=0)
     assert audit.notes == (note,)
     assert note in caplog.messages
+    assert {one.verdict for one in findings(audit.attacks)} <= {"at chance", "not decided"}
 
 
 def test_whose_test_examples_are_must_fit_the_clients():

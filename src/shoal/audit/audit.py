@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isnan, nan
 from typing import Any
@@ -66,7 +66,8 @@ class Audit:
             "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "view": the `View` that
             the attack needs. "chosen": whether it was chosen beforehand for that view or a larger one, without the
             attacked model's members; "strongest": whether it decides how exposed the scope's records are. See
-            `Audit.strongest`. "title": as the attack declares it; empty where no class does.
+            `Audit.strongest`. "title": as the attack declares it; empty where no class does. "other_clients" is 1 where
+            non-members may be of other clients, and left out where none are.
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
             and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
@@ -100,6 +101,10 @@ class Audit:
         rows = pd.DataFrame([self.strongest(*scope) for scope in self._scopes().values()])
         shown = rows[["name", "view", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
         return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
+
+    def with_others(self, note: str) -> "Audit":
+        """The audit where non-members may be of other clients, as ``note`` says, so that nobody is called exposed."""
+        return replace(self, attacks=self.attacks.assign(other_clients=1), notes=(*dict.fromkeys((*self.notes, note)),))
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
         """The row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.

@@ -52,6 +52,11 @@ MOST_NAMES = 2
 VERDICTS: tuple[Verdict, ...] = ("exposed", "above the limit", "not decided", "within the limit", "at chance")
 """From the most exposed to the least. A finding without a limit is "exposed", "not decided" or "at chance"."""
 
+CERTAIN: tuple[Verdict, ...] = ("exposed", "above the limit")
+
+OTHERS = "non-members may be of other clients"
+"""Why a finding is not decided whose interval lies above chance."""
+
 BY: Mapping[str, str] = {"outsider": "an outsider", "client": "another client", "server": "the server"}
 """Attackers by their views, within a sentence."""
 
@@ -102,6 +107,8 @@ class Finding:
         exact: of the records that a span attack calls members, the share on which it is exact; None: another attack.
         title: the title that the attack declares, or `attack_title`.
         limit: on the accuracy, which the verdict compares it with; None: with chance.
+        other_clients: whether non-members may be of other clients. An attack that tells clients apart has the same
+            figures as one that tells members, so nobody is called exposed, unless the attack is exact.
     """
 
     view: str
@@ -118,6 +125,7 @@ class Finding:
     exact: float | None = None
     title: str = "the configured attack"
     limit: float | None = None
+    other_clients: bool = False
 
     @staticmethod
     def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
@@ -136,13 +144,20 @@ class Finding:
             chosen=bool(row["chosen"]),
             decides=bool(row["strongest"]),
             exact=float(row["exact"]) if row["attack"] in CHOSEN_OF_VIEW.values() else None,
+            other_clients=row.get("other_clients") == 1,
             title=declared if declared and isinstance(declared, str) else attack_title(str(row["attack"])),
         )
 
     @property
     def verdict(self) -> Verdict:
         """The one answer; see `Estimate.verdict`, and with a limit `Estimate.against`."""
-        return self.accuracy.verdict if self.limit is None else self.accuracy.against(self.limit)
+        verdict = self.accuracy.verdict if self.limit is None else self.accuracy.against(self.limit)
+        return "not decided" if self.confounded and verdict in CERTAIN else verdict
+
+    @property
+    def confounded(self) -> bool:
+        """Whether telling clients apart may be what the attack does."""
+        return self.other_clients and not self.exact
 
     @property
     def records(self) -> str:
@@ -167,7 +182,8 @@ class Finding:
             "limit": limit,
         }
         known = {key: value for key, value in figures.items() if not isnan(value)}
-        return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict}
+        why = {"reason": OTHERS} if self.confounded and self.verdict == "not decided" else {}
+        return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict, **why}
 
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""
@@ -301,9 +317,8 @@ def _attack_of(metrics: Mapping[str, float]) -> str:
 
 def most_exposed(found: Iterable[Finding]) -> list[Finding]:
     """The measured findings, the most exposed first."""
-    certain = ("exposed", "above the limit")
     return sorted(
-        (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in certain, _weakness(one))
+        (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in CERTAIN, _weakness(one))
     )
 
 
@@ -325,7 +340,7 @@ def sentence(finding: Finding) -> str:
     said = {
         "exposed": capitalized(exposed),
         "above the limit": capitalized(exposed),
-        "not decided": f"Whether {exposed} is not decided",
+        "not decided": f"Whether {exposed} is not decided" + f", since {OTHERS}" * finding.confounded,
         "within the limit": f"The exposure of {finding.records} to {by} is within{limit}",
         "at chance": f"Attacks by {by} on {finding.records} are at chance",
     }[finding.verdict]

@@ -22,6 +22,7 @@ from shoal.audit.record_table import RecordTable, measure, strongest
 from shoal.audit.red_team import RedTeam
 from shoal.core.formats import one_line
 from shoal.data import Federation
+from shoal.data.names import EVERYBODY
 from shoal.data.preferences import View
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import (
@@ -93,21 +94,23 @@ class FinishedTraining:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client, with the columns of `clients.csv`."""
-        federation, group, model = self.federation, self.federation.group, self.deployed.model.numpy()
+        federation, model, shares = self.federation, self.deployed.model.numpy(), self.federation.group_shares.numpy()
+        group = [EVERYBODY] * len(federation) if federation.row_groups else federation.group.tolist()
         preferences, exposures = federation.preferences, self.exposures
         view = np.array(preferences.views(self.attacks.view))
         own = pd.concat([exposures[name][view == name] for name in exposures]).sort_index()
         threshold, mia = preferences.threshold.numpy(), own.pop("mia").to_numpy()
         columns = {
             "client": federation.ids.numpy(),
-            "group": [federation.groups[g] for g in group.tolist()],
+            "group": [federation.groups[g] if isinstance(g, int) else g for g in group],
             "cluster": self.deployed.assignment.numpy(),
             "examples": federation.clients.sizes.numpy(),
             "threshold": threshold,
             "alpha": preferences.alpha.numpy(),
             "beta": preferences.beta.numpy(),
             "loss": self.losses.numpy(),
-            "accuracy": self.predictions.test[model, group.numpy()],
+            # Where the share is 0 the value may be infinite.
+            "accuracy": np.where(shares > 0, shares * self.predictions.test[model], 0.0).sum(axis=1),
             "mia": mia,
             "violated": exceeds_threshold(mia, threshold),
             "train_accuracy": self.predictions.training,
@@ -209,7 +212,6 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
     """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
     federation, clients, metric = finished.federation, finished.clients, finished.metric
     group, cluster = federation.group.numpy(), clients["cluster"].to_numpy()
-    groups = {federation.groups[g]: clients[group == g] for g in federation.groups_with_clients}
     exposure = finished.exposures[finished.attacks.view]["exposure"]
     overall = {f"{name}.overall": value for name, value in _accuracies(clients, metric).items() if name != "gap"}
     own = federation.preferences.views(finished.attacks.view)
@@ -219,18 +221,25 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
         "violations.total": int(clients["violated"].sum()),
         "exceeded.total": int(clients["exceeded"].sum()),
         "thresholds_drawn": int(clients["threshold_drawn"].sum()),
-        "migrated": int(is_migrated(cluster, group).sum()),
-        "adjusted_rand_index": adjusted_rand_index(cluster, group),
     }
-    by_group = {
-        name: {
-            **_accuracies(inside, metric),
+    if not federation.row_groups:
+        overall |= {
+            "migrated": int(is_migrated(cluster, group).sum()),
+            "adjusted_rand_index": adjusted_rand_index(cluster, group),
+        }
+    shares, by_group, predictions = federation.group_shares.numpy(), dict[str, Metrics](), finished.predictions
+    for g in federation.groups_with_clients:
+        holders = shares[:, g] > 0
+        inside = clients[holders].assign(
+            accuracy=predictions.test[finished.deployed.model.numpy()[holders], g],
+            train_accuracy=predictions.training_by_group[holders, g],
+        )
+        by_group[federation.groups[g]] = {
+            **_accuracies(inside, metric, shares[holders, g]),
             "violations": int(inside["violated"].sum()),
             "exceeded": int(inside["exceeded"].sum()),
-            "exposure": float(exposure[inside.index].mean()),
+            "exposure": _mean(exposure[inside.index], shares[holders, g]),
         }
-        for name, inside in groups.items()
-    }
     clusters = {k: clients[cluster == k] for k in range(len(finished.state.models))}
     by_cluster = {
         k: {"clients": len(inside), "examples": int(inside["examples"].sum()), **_accuracies(inside, metric)}
@@ -239,12 +248,18 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
     return Summary(overall=overall, by_group=by_group, by_cluster=by_cluster)
 
 
-def _accuracies(clients: pd.DataFrame, metric: ModelMetric) -> dict[str, float]:
+def _mean(values: pd.Series, weight: Floats | None = None) -> float:
+    """The mean of those that are known, by weight."""
+    known, weights = values.notna(), pd.Series(1.0 if weight is None else weight, values.index)
+    return float((values[known] * weights[known]).sum() / weights[known].sum()) if known.any() else nan
+
+
+def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | None = None) -> dict[str, float]:
     """Means over clients, each on its own group's test examples and on its own training examples.
 
     The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.
     """
-    test, train = float(clients["accuracy"].mean()), float(clients["train_accuracy"].mean())
+    test, train = _mean(clients["accuracy"], weight), _mean(clients["train_accuracy"], weight)
     return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test) if metric is accuracy else nan}
 
 
@@ -261,15 +276,15 @@ def group_fairness(finished: FinishedTraining) -> Summary:
 def _differences(finished: FinishedTraining) -> Metrics:
     """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
     test, predicted = finished.federation.test, finished.predictions.predicted
-    group, model = finished.federation.group.numpy(), finished.deployed.model.numpy()
+    shares, model = finished.federation.group_shares.numpy(), finished.deployed.model.numpy()
     assert predicted is not None
     columns: tuple[list[NDArray], ...] = ([], [], [], [])
     for g in finished.federation.groups_with_clients:
         rows = (test.group == g).numpy()
         # With a model for each client there are N M / G of each kind: few bits, and repeated when they are joined.
         actual = test.y.cpu().to(predicted.dtype).numpy()[rows]
-        for k in np.unique(model[group == g]):
-            share = np.broadcast_to(float((model[group == g] == k).mean()), len(actual))
+        for k in np.unique(model[shares[:, g] > 0]):
+            share = np.broadcast_to(shares[model == k, g].sum() / shares[:, g].sum(), len(actual))
             number = np.broadcast_to(np.int32(g), len(actual))
             for column, part in zip(columns, (predicted[k].numpy()[rows], actual, number, share), strict=True):
                 column.append(part)
@@ -283,7 +298,7 @@ def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
     It is the accuracy of always naming that class. The most frequent class of the test examples would be so by chance.
     """
     test, labels, clients = federation.test, federation.test.y.cpu(), federation.clients
-    trained, trained_group = clients.y.cpu()[clients.indices], federation.group[clients.owners()]
+    trained, trained_group = clients.y.cpu()[clients.indices], federation.groups_of("clients")
     shares = {}
     for g in federation.groups_with_clients:
         of_group = labels[test.group == g]

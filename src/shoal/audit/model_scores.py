@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.attacks.membership_attack import FittedAttack, Query, Records
 from shoal.audit.record_table import RecordTable, matching_weights
 from shoal.data.federation import Federation
+from shoal.data.names import group_counts
 from shoal.data.shards import Shards
 from shoal.engine import Deployed, Engine, PersonalModels, State
 from shoal.metrics import roc
@@ -163,12 +164,14 @@ class Predictions:
         test: (S, G) float64, the mean of the metric of each model on each group's M test examples.
         training: (N,) float64, the mean of the metric of each client's model on the client's training examples; 0 where
             its model is not among these.
+        training_by_group: (N, G) float64, the same on its training examples of each group; 0 where it has none.
         predicted: (S, M), the class of the largest output for each test example; None in a regression.
         outputs: (S, M, C), where the federation has a schedule, whose main task is measured; None elsewhere.
     """
 
     test: Floats
     training: Floats
+    training_by_group: Floats
     predicted: Tensor | None
     outputs: Tensor | None
 
@@ -178,6 +181,7 @@ class Predictions:
         return Predictions(
             test=np.concatenate([part.test for part in parts]),
             training=np.sum([part.training for part in parts], axis=0),
+            training_by_group=np.sum([part.training_by_group for part in parts], axis=0),
             predicted=_joined([part.predicted for part in parts]),
             outputs=_joined([part.outputs for part in parts]),
         )
@@ -194,17 +198,20 @@ def predictions_of(
     """Predictions of the deployed models from number ``first`` on, which have these ``outputs``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
     by_group = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
-    total = torch.zeros(len(federation), dtype=torch.float64)
+    groups, group = len(federation.groups), federation.groups_of("clients")
+    counts = group_counts(federation.clients.owners(), group, (len(federation), groups))
+    total = torch.zeros(counts.numel(), dtype=torch.float64)
     for s, (examples, training) in enumerate(zip(outputs.evaluated, outputs.values, strict=True), first):
         owner = outputs.owner[examples]
         # Of others the value may be infinite, so it is left out, not multiplied by zero.
-        total.index_add_(0, owner, torch.where(deployed.model[owner] == s, training, 0.0))
-    predicted = None
+        total.index_add_(0, owner * groups + group[examples], torch.where(deployed.model[owner] == s, training, 0.0))
+    total, predicted = total.reshape(counts.shape), None
     if federation.classes is not None:
         predicted = outputs.test.argmax(dim=2).to(torch.uint8 if federation.classes <= 256 else torch.int32)
     return Predictions(
         test=torch.stack(by_group, dim=1).numpy(),
-        training=(total / federation.clients.sizes).numpy(),
+        training=(total.sum(dim=1) / federation.clients.sizes).numpy(),
+        training_by_group=(total / counts.clamp(min=1)).numpy(),
         predicted=predicted,
         outputs=outputs.test if federation.schedule is not None else None,
     )
@@ -325,10 +332,10 @@ class ModelScores:
         memorisation. With others, an attack that only recognises groups has an advantage too.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix
-        group, latest, parts = self.federation.group.numpy(), self.members.latest.numpy(), []
+        latest, parts = self.members.latest.numpy(), []
         for k, scored in enumerate(self.margins):
             owner = self._owner[scored.training]
-            inside = (group[owner] == g) & (latest[owner] == k)
+            inside = (self._stratum[scored.training] // self._labels == g) & (latest[owner] == k)
             if inside.any():
                 inside[inside] = self._is_comparable(scored.training[inside], shares > 0)
                 parts.append((k, inside, shares[:, None] * self._count(scored.training[inside]).sum(axis=0)))
@@ -375,7 +382,8 @@ class ModelScores:
     def _stratum(self) -> Ints:
         """(T,) a number of each training example's group and label."""
         shards = self.federation.clients
-        return self._number(self.federation.group.numpy()[self._owner], shards.y[shards.indices.to(shards.y.device)])
+        labels = shards.y[shards.indices.to(shards.y.device)]
+        return self._number(self.federation.groups_of("clients").numpy(), labels)
 
     @cached_property
     def _test_stratum(self) -> Ints:

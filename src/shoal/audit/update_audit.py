@@ -292,7 +292,11 @@ def with_server(audit: Audit, server: Audit) -> Audit:
             stronger = decides["auc.low"][updates] > max(0.5, decides["auc"][outsider])
             rows.loc[outsider if stronger else updates, "strongest"] = False
     return replace(
-        audit, attacks=rows, omitted={**audit.omitted, **server.omitted}, guesses={**audit.guesses, **server.guesses}
+        audit,
+        attacks=rows,
+        omitted={**audit.omitted, **server.omitted},
+        guesses={**audit.guesses, **server.guesses},
+        notes=tuple(dict.fromkeys((*audit.notes, *server.notes))),
     )
 
 

@@ -116,7 +116,7 @@ def run(
     """Train one federation, attack it, and measure both: one run, one directory."""
     from shoal.config.schema import read_config
     from shoal.core.processes import Workers
-    from shoal.reports.run.run_verdict import verdict
+    from shoal.reports.run.run_verdict import answer
     from shoal.runs.files import read_summary
     from shoal.runs.progress import Display
     from shoal.runs.result import report_of
@@ -144,7 +144,7 @@ def run(
     page = report_of(directory, allow_code=True)
     about = read_description(directory, allow_code=True)
     summary = read_summary(directory)
-    said = verdict(summary, about.kind, title=about.algorithm_title)
+    said = answer(summary, about.kind, about.metric, title=about.algorithm_title)
     return CommandResult({**summary, "directory": directory, "report": page}, f"{said}\nReport: {page}")
 
 
@@ -192,7 +192,12 @@ def protect(
     config: Annotated[Path, typer.Argument(help="The TOML file of the run to protect.")],
     *,
     limit: Annotated[float, typer.Option("--limit", help="Exposure that no group may have, 0.5 (chance) to 1.")] = 0.55,
-    max_cost: Annotated[float, typer.Option("--max-cost", help="Accuracy that may be lost, as a share.")] = 0.02,
+    max_cost: Annotated[
+        float,
+        typer.Option(
+            "--max-cost", help="Accuracy that may be lost, as a share; in a regression minus the squared error."
+        ),
+    ] = 0.02,
     view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
     references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
     choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,

@@ -40,8 +40,8 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
         site = {name.removeprefix("site-inference."): value for name, value in stated.items()}
         gain = Estimate.of(site, "gain")
         lines += [
-            f"The outputs name the client of {percent(site['accuracy'])} of held-out records; the class alone names "
-            f"{percent(site['chance'])}. The gain is {gain.figure}, by site inference."
+            f"Of {site['clients']} clients, outputs name that of {percent(site['accuracy'])} of held-out records, the "
+            f"class alone that of {percent(site['chance'])}. The gain is {gain.figure}, by site inference."
         ]
     for view in VIEWS:
         limit = limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view])

@@ -34,8 +34,8 @@ from shoal.data import (
     load_dataset,
     partition_dataset,
 )
+from shoal.data.names import class_warnings
 from shoal.data.partition import PartitionIndices
-from shoal.data.user.client_dataset import class_warnings
 from shoal.data.user.own_files import Reading, load_client_data, own_data
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape, squared_error
 from shoal.simulation.play import EngineSettings
@@ -65,9 +65,11 @@ class Resolved:
         """Sentences on clients' own data that a user should know before training."""
         if isinstance(self.data, ClientDataset) and self.indices is not None:
             yield from self.data.warnings
+            if self.data.classes is not None:
+                parts = (self.data.labels[rows] for rows in (self.indices.clients.indices, self.indices.test))
+                yield from class_warnings(self.data.name, self.data.class_names, *parts)
             tested = torch.bincount(self.data.client[self.indices.test], minlength=len(self.data.client_names))
             without = [name for name, count in zip(self.data.client_names, tested.tolist(), strict=True) if not count]
-            yield from class_warnings(self.data, self.indices)
             if without:
                 more = f" and {len(without) - 10} more" if len(without) > 10 else ""
                 whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, which is for training"

@@ -11,8 +11,9 @@ from pydantic import Field
 from shoal.audit import RedTeam
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, create_from_table, name_of, own_source, require_data
+from shoal.config.named_keys import drop_foreign_keys, names_first, require_own_keys
 from shoal.config.settings_tables import names_of, table_of
-from shoal.config.toml_files import change, parse, read_toml
+from shoal.config.toml_files import change, key_parts, parse, read_toml
 from shoal.core.entry_points import installed_names
 from shoal.core.errors import quote, require, suggest
 from shoal.core.settings import Count, Flag, Fraction, Inline, Positive, PositiveFloat, Range, settings
@@ -120,7 +121,10 @@ class DataSection:
 
 @settings
 class AlgorithmSection:
-    """The federated algorithm, and how long it runs. Keys of other algorithms than the named one are ignored.
+    """The federated algorithm, and how long it runs. A key of another algorithm than the named one is an error.
+
+    Where ``--set`` or a value of a sweep changes the ``name``, the file's own keys that the new algorithm lacks are
+    left out; keys that ``--set`` or the sweep sets must be its own.
 
     Args:
         value: which algorithm; each has keys of its own.
@@ -131,6 +135,11 @@ class AlgorithmSection:
     value: Annotated[Algorithm, Inline("name")]
     rounds: Positive
     participation: Fraction = 1.0
+
+    @staticmethod
+    def check_keys(table: Mapping[str, Any]) -> None:
+        """Raise `InputError` where the table has a key of another algorithm than the one that it names."""
+        require_own_keys(table)
 
     @property
     def name(self) -> str:
@@ -353,8 +362,12 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     base = table.get("base")
     require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
     table = with_data_path(table, path.parent)
-    for wish in changes:
+    keys = [tuple(key_parts(wish.partition("=")[0])) for wish in changes if isinstance(wish, str)]
+    twice = [".".join(key) for key in keys if keys.count(key) > 1]
+    require(not twice, f"--set changes '{(twice or [''])[0]}' twice; keep one of the two")
+    for wish in names_first(changes):
         change(table, wish)
+        drop_foreign_keys(table, wish)
     return parse_config(table, str(path))
 
 

@@ -8,6 +8,7 @@ from textwrap import fill
 from shoal.config.kinds import KINDS, kind_of
 from shoal.config.settings_tables import keys_of, meanings
 from shoal.core.errors import InputError, require, suggest
+from shoal.data.sources.named_tables import NAMED_TABLES
 from shoal.engine import Algorithm
 
 _PARTITION = """clients = 50
@@ -43,6 +44,10 @@ SOURCES = {
         f'# group = "area"           # the column with groups of clients\n{_OWN}',
         "mlp",
     ),
+    **{
+        name: (f"# client: {table.client}; label: {table.label}; inputs: {', '.join(table.inputs)}\n{_OWN}", "mlp")
+        for name, table in NAMED_TABLES.items()
+    },
 }
 """The keys of [data] below its source, and a network, for each source that a file can begin with."""
 

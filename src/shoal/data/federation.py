@@ -1,8 +1,8 @@
 """A federation: the clients with their data and preferences, and the server's shadow and test sets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from shoal.core.errors import require, suggest
 from shoal.core.formats import shorten
-from shoal.data.names import Origins
+from shoal.data.names import Origins, group_counts
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Arrays, ArrayTable, Columns, Examples, Task
@@ -49,7 +49,7 @@ class Federation:
     Args:
         clients: training examples, one shard per client.
         ids: (N,) int64, distinct names of the clients, by which their random streams are named.
-        group: (N,) int64, each client's true group, which no algorithm sees.
+        group: (N,) int64, each client's true group, which no algorithm sees; with ``row_groups`` its largest one.
         groups: names of the groups, also of those without clients.
         preferences: thresholds and betas.
         test: held-out examples of every group, for measuring.
@@ -61,6 +61,8 @@ class Federation:
         names: the user's names of the N clients, for results; None: they have their numbers alone.
         origins: the user's names of examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
         own_inputs: whether inputs may differ between clients of a group, because they are not partitioned at random.
+        row_groups: where groups are of examples, such as patients of one sex, and not of clients: the group of each row
+            in the inputs of ``clients`` and ``holdout``, by these names; empty: examples have their client's group.
 
     Example:
         >>> import shoal
@@ -86,6 +88,7 @@ class Federation:
     # Where examples come from is not part of their content, which a fingerprint compares.
     origins: Origins = field(default_factory=dict, compare=False)
     own_inputs: bool = field(default=False, compare=False)
+    row_groups: Mapping[str, Tensor] = field(default_factory=dict, compare=False)  # changes no model either
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -101,7 +104,24 @@ class Federation:
     @property
     def group_fractions(self) -> Tensor:
         """(G,) float64, each group's fraction of the clients."""
-        return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))
+        return self.group_shares.sum(dim=0) / max(1, len(self))
+
+    @property
+    def group_shares(self) -> Tensor:
+        """(N, G) float64, each group's fraction of a client: 1 for its own, or that of its training examples."""
+        if not self.row_groups:
+            return torch.eye(len(self.groups), dtype=torch.float64)[self.group]
+        counts = group_counts(self.clients.owners(), self.groups_of("clients"), (len(self), len(self.groups)))
+        return counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+
+    def groups_of(self, part: Literal["clients", "holdout"]) -> Tensor:
+        """(T,) int64, the group of each example that the clients train on, or hold out."""
+        shards: Shards = getattr(self, part)
+        return self.row_groups[part][shards.indices] if self.row_groups else self.group[shards.owners()]
+
+    def with_group(self, g: int) -> Tensor:
+        """(N,) bool, the clients of group ``g``, or with examples of it."""
+        return self.group_shares[:, g] > 0
 
     @property
     def shares(self) -> dict[str, float]:
@@ -111,7 +131,7 @@ class Federation:
     @property
     def groups_with_clients(self) -> list[int]:
         """Indices of the groups that have clients, in order; the others have test examples only."""
-        return self.group.unique().tolist()
+        return torch.nonzero(self.group_fractions > 0).flatten().tolist()
 
     def cohort_size(self, participation: float) -> int:
         """The number of clients in a round: ``participation`` of N, rounded, and at least 1 unless it is 0.
@@ -239,8 +259,8 @@ class Federation:
             seed: of the rows that are held out.
 
         Raises:
-            InputError: a column that is missing, a row without a client, a client in several groups, a label that no
-                client has, or examples that cannot be used.
+            InputError: a column that is missing, a row without a client, a label that no client has, or examples that
+                cannot be used.
 
         >>> import pandas as pd
         >>> table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "ill": [0, 1, 1]})

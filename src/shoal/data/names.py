@@ -57,21 +57,28 @@ def require_unambiguous(names: Collection[str]) -> None:
     )
 
 
-def groups_of_clients(name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]) -> Tensor:
-    """(N,) int64, the group of each client; both come as the (M,) numbers of the examples, and their names.
+def group_counts(client: Tensor, group: Tensor, shape: tuple[int, int]) -> Tensor:
+    """(N, G) float64, the number of examples by client and group, from the (M,) numbers of the examples' own."""
+    return torch.bincount(client * shape[1] + group, minlength=shape[0] * shape[1]).reshape(shape).double()
 
-    Raises:
-        InputError: a client in several groups.
+
+def groups_of_clients(
+    name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]
+) -> tuple[Tensor, list[str]]:
+    """(N,) int64, each client's group, of several the largest; both come as the examples' (M,) numbers and names.
+
+    With it comes a warning where a client has examples of several groups, so that groups are of examples.
     """
     (client, client_names), (example_group, group_names) = clients, groups
-    group = torch.zeros(len(client_names), dtype=torch.int64)
-    group[client] = example_group
-    moved = torch.nonzero(group[client] != example_group).flatten()
-    if len(moved):
-        first = int(client[moved[0]])
-        several = quote(group_names[int(g)] for g in example_group[client == first].unique().tolist())
-        require(False, f"{name} has the client '{client_names[first]}' in several groups: {several}; one is needed")
-    return group
+    counts = group_counts(client, example_group, (len(client_names), len(group_names)))
+    several = torch.nonzero((counts > 0).sum(dim=1) > 1).flatten().tolist()
+    if not several:
+        return counts.argmax(dim=1), []
+    named = quote(name for name, count in zip(group_names, counts[several[0]].tolist(), strict=True) if count)
+    return counts.argmax(dim=1), [
+        f"{name}: groups are of examples, since {len(several):,} of {len(counts):,} clients have several, such as "
+        f"'{client_names[several[0]]}' ({named}); a client counts in each by its fraction"
+    ]
 
 
 def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
@@ -135,3 +142,21 @@ def own_example(name: str, offsets: Tensor, row: int) -> str:
     """
     client = int(torch.searchsorted(offsets, row, right=True)) - 1
     return f"{name}[{client}][{row - int(offsets[client])}]"
+
+
+def class_warnings(name: str, names: Sequence[str], trained: Tensor, tested: Tensor) -> Iterator[str]:
+    """Sentences on classes without a training or test example, or with a single one, from the labels (M,) of both.
+
+    >>> [*class_warnings("mine", ["ill", "well"], torch.tensor([0, 0]), torch.tensor([0, 1]))]
+    ["mine: no training example of the class 'well', so no model learns it"]
+    """
+    training, test = (torch.bincount(labels.cpu(), minlength=len(names)) for labels in (trained, tested))
+    for wrong, sentence in (
+        (training == 0, "no training example of the class {}, so no model learns it"),
+        ((training == 1) & (test == 0), "only one example of the class {}, which no test can be of"),
+        ((training != 1) & (test == 0), "no test example of the class {}, so accuracy is not of it"),
+    ):
+        classes: list[int] = torch.nonzero(wrong).flatten().tolist()
+        more = f" and {len(classes) - 10} more" if len(classes) > 10 else ""
+        if classes:
+            yield f"{name}: {sentence.format(quote([names[c] for c in classes[:10]]) + more)}"

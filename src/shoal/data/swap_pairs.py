@@ -27,15 +27,15 @@ Duplicates = Literal["keep", "leave-out"]
 
 OTHER_CLIENTS = (
     "non-members are test examples of the same group and label, whosever they are: where clients have inputs of their "
-    "own kind, attacks tell clients apart and figures are too high; a test set that says whose its examples are, or "
-    "hold-out examples, give each client non-members of its own"
+    "own kind, attacks tell clients apart and figures are too high, so no record is called exposed; a test set that "
+    "says whose its examples are, or hold-out examples, give each client non-members of its own"
 )
 """Warning of pairs within groups where inputs may differ from client to client."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairedRecords:
-    """Q pairs of a client's training example and a held-out example of the same label (not in a regression).
+    """Q pairs of a client's training example and a held-out example of the same group and label (not in a regression).
 
     The second is the client's own where the federation says whose its test examples are, or, where inputs may differ
     from client to client, from the client's hold-out; else a test example of the client's group. Each of the 2 Q
@@ -68,6 +68,11 @@ class PairedRecords:
         return self.federation.clients.owners()[self.entry].repeat(2)
 
     @property
+    def group(self) -> Tensor:
+        """(2 Q,) int64, the group of each record; both of a pair are of one."""
+        return self.federation.groups_of("clients")[self.entry].repeat(2)
+
+    @property
     def rows(self) -> Tensor:
         """(2 Q,) int64, the row of each record in ``federation.clients.x``."""
         return torch.cat([self.federation.clients.indices[self.entry], self.first_test + self.test])
@@ -95,14 +100,15 @@ class PairedRecords:
         mine, theirs = comparable_hashes(clients, earlier.clients)
         if np.array_equal(mine, theirs) and torch.equal(clients.sizes, earlier.clients.sizes):
             # The same examples: of several copies the very one is swapped.
-            return replace(self, federation=replace(earlier, clients=clients)), torch.arange(len(self))
+            same = replace(earlier, clients=clients, row_groups=self.federation.row_groups)
+            return replace(self, federation=same), torch.arange(len(self))
         first = mine[self.entry.numpy()]
         order = np.argsort(first, kind="stable")
         place = np.searchsorted(first[order], theirs).clip(max=max(0, len(first) - 1))
         same = first[order][place] == theirs
         pair, entry = torch.from_numpy(order[place][same]), torch.from_numpy(np.flatnonzero(same))
         x, y = clients.x[self.first_test :], clients.y[self.first_test :]
-        joined = _joined(earlier, x, y)
+        joined = _joined(earlier, x, y, self.federation.row_groups.get("clients", y)[self.first_test :])
         return replace(
             self, federation=joined, entry=entry, test=self.test[pair], first_test=len(earlier.clients.x)
         ), pair
@@ -125,11 +131,12 @@ class PairedRecords:
         return replace(self.federation, clients=replace(clients, indices=indices))
 
 
-def _joined(federation: Federation, x: Tensor, y: Tensor) -> Federation:
+def _joined(federation: Federation, x: Tensor, y: Tensor, group: Tensor) -> Federation:
     """``federation`` whose clients' inputs and labels are followed by x and y; mapped files are copied into memory."""
-    clients = federation.clients
+    clients, of_rows = federation.clients, federation.row_groups
+    of_rows = of_rows and {**of_rows, "clients": torch.cat([of_rows["clients"], group])}
     x, y = concatenate(clients.x, x.to(clients.x)), torch.cat([clients.y, y.to(clients.y)])
-    return replace(federation, clients=replace(clients, x=x, y=y, mapped=False))
+    return replace(federation, clients=replace(clients, x=x, y=y, mapped=False), row_groups=of_rows)
 
 
 def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates = "keep") -> PairedRecords:
@@ -150,7 +157,7 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
     owner = "its client" if within == "client" else "its group"
     one, larger = ("test", "test set") if source == "test" else ("hold-out", "hold-out")
     require(len(entry) > 0, f"no training example has a {one} example of {owner} and label; give a larger {larger}")
-    joined = _joined(federation, held_out.x, held_out.y)
+    joined = _joined(federation, held_out.x, held_out.y, held_out.group)
     return PairedRecords(joined, entry, other, len(federation.clients.x), source, within)
 
 
@@ -174,12 +181,13 @@ def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, sh
         assert held_out.client is not None
         key = torch.searchsorted(federation.ids, held_out.client)
     owners, places = clients.owners(), [records.test[:0]]
+    kind = owners if within == "client" else federation.groups_of("clients")
     chosen = [owners[:0]]
     unpaired = torch.nonzero(~torch.isin(torch.arange(len(owners)), records.entry)).flatten()
     if not shared:
         free = torch.nonzero(~torch.isin(torch.arange(len(key)), records.test)).flatten()
         for value in key[free].unique().tolist():
-            of_key, mine = free[key[free] == value], owners[unpaired][of_client[owners[unpaired]] == value]
+            of_key, mine = free[key[free] == value], owners[unpaired][kind[unpaired] == value]
             order = torch.randperm(len(of_key), generator=stream(value).generator())[: len(mine)]
             places.append(of_key[order])
             chosen.append(mine[: len(order)])
@@ -213,7 +221,8 @@ def held_out_examples(
     if not federation.own_inputs or not len(holdout.indices):
         return test, "test", "group"
     owner, rows = holdout.owners(), holdout.indices.to(holdout.y.device)
-    kept = GroupedExamples(gather(holdout.x, rows), holdout.y[rows], federation.group[owner], federation.ids[owner])
+    group = federation.groups_of("holdout")
+    kept = GroupedExamples(gather(holdout.x, rows), holdout.y[rows], group, federation.ids[owner])
     return kept, "holdout", "client"
 
 
@@ -221,10 +230,14 @@ def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates)
     """`PairedRecords.entry` and `PairedRecords.test`."""
     clients, (held_out, source, within) = federation.clients, held_out_examples(federation)
     owners, label = clients.owners(), clients.y[clients.indices.to(clients.y.device)].cpu()
-    key, other_key = federation.group[owners], held_out.group
+    group = key = federation.groups_of("clients")
+    other_key = held_out.group
     if within == "client":
         assert held_out.client is not None
         key, other_key = federation.ids[owners], held_out.client
+        if federation.row_groups:
+            count = len(federation.groups)
+            key, other_key = key * count + group, other_key * count + held_out.group
     other_label, zero = held_out.y.cpu(), torch.zeros(1, dtype=torch.int64)
     if federation.classes is None:
         label, other_label = zero.expand(len(key)), zero.expand(len(other_key))

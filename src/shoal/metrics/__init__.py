@@ -12,7 +12,6 @@ from shoal.metrics.intervals import (
     effective_size,
     mean_interval,
     mean_rate_interval,
-    median_interval,
 )
 from shoal.metrics.membership import (
     MembershipMetrics,
@@ -30,6 +29,6 @@ __all__ = [
     "METRICS", "Fairness", "MembershipMetrics", "Metric", "adjusted_rand_index", "auc_interval",
     "balanced_accuracy", "balanced_accuracy_interval", "canary_rate", "clopper_pearson", "effective_size",
     "empirical_epsilon", "epsilon_lower_bound", "exceeds_threshold", "exposure_of_canaries", "fairness",
-    "gap_accuracy", "is_migrated", "least_non_members", "mean_interval", "mean_rate_interval", "median_interval",
+    "gap_accuracy", "is_migrated", "least_non_members", "mean_interval", "mean_rate_interval",
     "membership_metrics", "metric_of", "roc", "roc_auc", "tpr_at_fpr",
 ]  # fmt: skip

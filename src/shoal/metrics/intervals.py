@@ -6,13 +6,13 @@ then approximate. Where members are paired with similar non-members, their error
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import hypot, inf, isnan, nan
+from math import hypot, isnan, nan
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, betaincinv, stdtrit
+from scipy.special import betaincinv, stdtrit
 
 from shoal.core.formats import DASH, decimal, percent
 
@@ -242,36 +242,6 @@ def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, floa
         return float("nan"), float("nan")
     half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / np.sqrt(len(values)))
     return float(values.mean()) - half, float(values.mean()) + half
-
-
-def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """An interval of the median of the distribution that ``values`` (m,) are drawn from, whatever that is.
-
-    It goes from the k-th smallest to the k-th largest value, with the largest k for which fewer than k of m fair coins
-    show heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
-    """
-    ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
-    k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
-    return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
-
-
-def seeds_needed(effect: float, deviation: float, count: int = 1) -> float:
-    """How many seeds show a true mean ``effect`` in four of five experiments: ((z_a + z_0.8) deviation / effect)^2.
-
-    Two-sided, at 95 % for ``count`` such tests at once (a = 1 - 0.025 / count). Infinite without an effect.
-
-    Args:
-        effect: of either sign.
-        deviation: the standard deviation over seeds.
-        count: of tests.
-
-    Source: the normal approximation in Cohen 1988, Statistical Power Analysis, chapter 2.
-
-    >>> round(seeds_needed(0.02, 0.02), 1), seeds_needed(0.0, 0.02)
-    (7.8, inf)
-    """
-    quantile = NormalDist().inv_cdf
-    return ((quantile(1 - 0.025 / count) + quantile(0.8)) * deviation / effect) ** 2 if effect else inf
 
 
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:

@@ -42,8 +42,14 @@ def _own(name: str) -> str:
     return name
 
 
-def _require_key(name: str, key: str, *, chosen: bool, exists: bool) -> None:
-    require(exists or not chosen, f"model '{name}' has no '{key}' to choose; leave it out")
+def lacking_keys(name: str) -> list[str]:
+    """The keys of `Network` that the network ``name`` does not have.
+
+    >>> lacking_keys("mlp"), lacking_keys("vgg11")
+    (['filters', 'norm', 'padding'], ['hidden', 'filters', 'padding'])
+    """
+    owners = {"hidden": _HIDDEN, "filters": _FILTERS, "norm": ("vgg11", "vgg13", "vgg16"), "padding": ("femnist-cnn",)}
+    return [key for key, names in owners.items() if name not in names]
 
 
 class _Sizes:
@@ -90,7 +96,9 @@ class VectorShape(_Sizes):
 
 @settings
 class Network:
-    """The network that is trained. ``hidden`` and ``filters`` are left out where it does not have them.
+    """The network that is trained. ``hidden``, ``filters``, ``norm`` or ``padding`` of another network is an error.
+
+    Where ``--set`` or a sweep changes the ``name``, those of the file that the new network lacks are left out.
 
     Args:
         name: of images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``, ``vgg16``, ``mlp``,
@@ -120,8 +128,9 @@ class Network:
     features: Features | None = None
 
     def __post_init__(self) -> None:
-        _require_key(self.name, "norm", chosen=self.norm != "batch", exists=self.name.startswith("vgg"))
-        _require_key(self.name, "padding", chosen=self.padding != 0, exists=self.name == "femnist-cnn")
+        for key in lacking_keys(self.name):
+            unset = getattr(self, key) == getattr(Network, key)
+            require(unset, f"model '{self.name}' has no '{key}' to choose; leave it out")
 
     def sized(self, classes: int) -> "Network":
         """The network with all its sizes, and without those that it does not have."""
@@ -216,7 +225,5 @@ def create_model(
     shaped = isinstance(shape, Shape | VectorShape | TextShape)
     require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {describe(shape)}")
     require(name in MODELS, f"unknown model '{name}'; {suggest(name, MODELS)}")
-    _require_key(name, "hidden", chosen=hidden is not None, exists=name in _HIDDEN)
-    _require_key(name, "filters", chosen=filters is not None, exists=name in _FILTERS)
     sizes = None if filters is None else tuple(filters)
     return Network(name, hidden=hidden, filters=sizes, norm=norm, padding=padding).model(shape)

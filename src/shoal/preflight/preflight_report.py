@@ -109,7 +109,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
     """What a view sees of a group, by its number."""
     federation = seen.federation
     name, noun = federation.groups[group], federation.kind
-    sizes = federation.clients.sizes[federation.group == group]
+    sizes = federation.clients.sizes[federation.with_group(group)]
     sizes = sizes[sizes > 0]
     if view != SERVER:
         clients, examples = seen.sum_of_clients(group)

@@ -150,14 +150,15 @@ class VisibleMoves:
         is one model. With fewer models than groups others may share the cluster; nobody counts on them.
         """
         sizes = self.federation.clients.sizes
-        own = sizes[self.federation.group == group]
+        own = sizes[self.federation.with_group(group)]
         if self.has(CFL, PACFL):
             return len(own), int(own.sum())
         bases = with_bases(self.algorithm)
         models = next((int(getattr(base, "clusters")) for base in bases if hasattr(base, "clusters")), 1)  # noqa: B009
         if models == 1 or self.has(FedSoft, FedEM, FedRC):
             return len(sizes), int(sizes.sum())
-        clients = ceil(len(own) / max(1, models // len(self.federation.groups_with_clients)))
+        apart = 1 if self.federation.row_groups else len(self.federation.groups_with_clients)
+        clients = ceil(len(own) / max(1, models // apart))
         return clients, ceil(int(own.sum()) * clients / len(own))
 
     def moves(self, view: str, size: int, clients: int, examples: int | None = None) -> Moves:

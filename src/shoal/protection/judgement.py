@@ -18,21 +18,15 @@ from shoal.audit.finding import (
     sentence,
 )
 from shoal.core.errors import require
-from shoal.core.formats import capitalized
+from shoal.core.formats import ACCURACY, capitalized
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
 from shoal.protection.seed_test import LEVEL, SeedTest
 from shoal.reports.exposure import limit_sentence
 
-MAX_CHOSEN = 5
-"""Protections, at most, that are attacked on all choosing seeds."""
-
 SLACK = 0.02
 """Accuracy and exposure by which one seed may be misleading: protections this close to price and limit stay."""
-
-MAX_SEEDS = 100
-"""Judging seeds, at most, that are asked for."""
 
 MAX_JUDGED = 3
 """Protections, at most, that are judged one after another, beside the federation as it is."""
@@ -55,7 +49,7 @@ class Demand:
 
     Args:
         limit: on the exposure of every group: a balanced accuracy in [0.5, 1]; strictly inside with ``promise``.
-        max_cost: of accuracy over all clients, as a share.
+        max_cost: of accuracy over all clients, as a share; in a regression of minus the squared error.
         view: whose exposure it is.
         references: reference federations of each run.
         choosing: seeds that choose; they follow the configuration's own.
@@ -117,7 +111,7 @@ class Protection:
             promise that of the bound.
         findings: one per group on the judging seeds (`SeedTest`), the most exposed first. They are compared with the
             limit, or where it is on any attack, with chance.
-        before: the exposure of the most exposed group without the protection, on the same seeds.
+        before: the exposure of the most exposed group without the protection, on the same seeds, three at most.
         accuracy, accuracy_before: on the judging seeds, over all clients.
         payer: the group that loses most accuracy there, or gains least.
         payer_accuracy, payer_accuracy_before: of that group.
@@ -125,11 +119,10 @@ class Protection:
         epsilon: that the protected runs state in the demand's view, the largest; NaN: none.
         bound: on the balanced accuracy of any attack in that view, the largest; NaN: none.
         seeds: that judged.
-        more_seeds: further judging seeds that would show every group to be within the limit at these means and standard
-            deviations; 0: none are needed, fewer than allowed judged, or `MAX_SEEDS` in all would not show it.
-        hopeless: whether the most exposed group is above the limit by more than a standard error, so that further seeds
-            are not spent on it.
+        hopeless: whether all seeds that are allowed would not show a group to be within the limit, were its mean lower
+            by a standard error, so that further seeds are not spent on it.
         searched: whether other protections were tried.
+        metric: what the runs report as accuracy.
     """
 
     rung: str
@@ -146,9 +139,9 @@ class Protection:
     epsilon: float
     bound: float
     seeds: int
-    more_seeds: int = 0
     hopeless: bool = False
     searched: bool = True
+    metric: str = ACCURACY
 
     @property
     def exposure(self) -> float:
@@ -176,8 +169,8 @@ class Figures:
 
     Args:
         attacked: the runs of protections, with exposures.
-        plain: the unprotected federation's, on at least the same seeds, for its accuracy, and where a setting is
-            judged, its exposures.
+        plain: the unprotected federation's, on some of the same seeds, for its accuracy, and where a setting is
+            judged, its exposures. Changes are paired on these seeds.
         groups: with clients.
         view: of the demand.
     """
@@ -247,8 +240,9 @@ class Figures:
         columns = [f"accuracy.{name}" for name in names]
         before = self.plain.drop_duplicates("seed").set_index("seed").reindex(columns=columns).astype(float)
         now = self.attacked.reindex(columns=columns).astype(float)
-        changes = now.to_numpy() - before.loc[self.attacked["seed"]].to_numpy()
-        return pd.DataFrame(changes, columns=names, index=self.attacked.index).fillna(0.0)
+        differences = now.to_numpy() - before.reindex(self.attacked["seed"]).to_numpy()
+        changes = pd.DataFrame(differences, columns=names, index=self.attacked.index)
+        return changes.fillna({name: 0.0 for name in names if changes[name].isna().all()})
 
 
 def affordable(figures: Figures, demand: Demand) -> list[str]:
@@ -260,41 +254,53 @@ def affordable(figures: Figures, demand: Demand) -> list[str]:
 
 
 def shortlist(figures: Figures, demand: Demand) -> list[str]:
-    """The settings that may be within limit and price, by one seed or more: those whose groups pay least, and the least
-    exposed; where there is none, the two least exposed.
-    """
+    """The settings that may be within limit and price, by one seed or more."""
     means = figures.means()
-    exposure = means["exposure"].sort_values(kind="stable")
-    close = means[(means[demand.limited] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
-    best = close.sort_values(["payer_change", "exposure"], ascending=[False, True], kind="stable").index[:MAX_CHOSEN]
-    return [*dict.fromkeys([*best, exposure.index[0]])] if len(best) else exposure.index[:2].tolist()
+    return by_price(
+        means[(means[demand.limited] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
+    )
+
+
+def by_price(means: pd.DataFrame) -> list[str]:
+    """The settings of `Figures.means`, first the one whose group that pays most pays least, of equals the one with the
+    lowest epsilon, of these the least exposed.
+    """
+    keys = means.assign(payer_change=means["payer_change"].round(EQUAL), epsilon=means["epsilon"].fillna(inf))
+    order = keys.sort_values(["payer_change", "epsilon", "exposure"], ascending=[False, True, True], kind="stable")
+    return order.index.tolist()
 
 
 def candidates(figures: Figures, demand: Demand) -> list[str]:
-    """The settings to be judged, in this order, by their means on all choosing seeds.
+    """The settings within limit and price to be judged, in this order, by their means on all choosing seeds.
 
-    Of those within the price and the limit, first the one whose group that pays most pays least, of equals the one with
-    the lowest epsilon, then those of the others that are less exposed than all before. Where none is within the limit,
-    the least exposed of those within the price, unless nothing changed is less exposed than it. Where a promise is
-    asked for, those that keep it alone count, and where none of these is within the price, the most accurate one.
+    First the one that pays least (`by_price`), then those of the others that are less exposed than all before.
     """
-    means = figures.means()
-    means = means[means["seeds"] == means["seeds"].max()]
-    if demand.epsilon is not None:
-        means = means[means["epsilon"] <= demand.epsilon]
-    if demand.promise:
-        means = means[means["bound"] <= demand.limit]
+    means = _promised(figures, demand)
+    within = means[(means["change"] >= -demand.max_cost) & (means[demand.limited] <= demand.limit)]
+    exposure = within["exposure"].loc[by_price(within)]
+    return exposure.index[exposure < exposure.cummin().shift(fill_value=inf)].tolist()
+
+
+def least_exposed(figures: Figures, demand: Demand) -> str | None:
+    """The setting to be judged where none is within the limit: the least exposed of those within the price; None: no
+    setting is. Where a promise is asked for, the most accurate one that keeps it, whatever the price.
+    """
+    means = _promised(figures, demand)
+    if demand.mu is not None:
+        return None if means.empty else str(means["accuracy"].idxmax())
     paid = means[means["change"] >= -demand.max_cost]
-    if paid.empty:
-        return [UNPROTECTED.name if means.empty or demand.mu is None else str(means["accuracy"].idxmax())]
-    within = paid[paid[demand.limited] <= demand.limit]
-    if within.empty:
-        return [str(paid["exposure"].idxmin())]
-    keys = within.assign(payer_change=within["payer_change"].round(EQUAL), epsilon=within["epsilon"].fillna(inf))
-    order = keys.sort_values(["payer_change", "epsilon", "exposure"], ascending=[False, True, True], kind="stable")
-    cheapest = within.loc[order.index]
-    lowest = cheapest["exposure"].cummin().shift(fill_value=float("inf"))
-    return cheapest.index[cheapest["exposure"] < lowest].tolist()
+    return None if paid.empty else str(paid["exposure"].idxmin())
+
+
+def _promised(figures: Figures, demand: Demand) -> pd.DataFrame:
+    """The means of settings with the most seeds that keep the promise, if one is asked for."""
+    means = figures.means()
+    keep = means["seeds"] == means["seeds"].max()
+    if demand.epsilon is not None:
+        keep &= means["epsilon"] <= demand.epsilon
+    if demand.promise:
+        keep &= means["bound"] <= demand.limit
+    return means[keep]
 
 
 def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = nan) -> Protection:
@@ -319,11 +325,6 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
         bound = 1.0 if isnan(now["bound"]) else float(now["bound"])
         outcome = Estimate(bound, bound, bound).against(demand.limit)
     errors = {group: max(stdev(exposures[group]), within[group]) for group in figures.groups}
-    needed = [
-        test.seeds_for(demand.limit - one.accuracy.value, errors[one.group], MAX_SEEDS)
-        for one in found
-        if outcome == one.verdict == "not decided" and seeds == demand.judging
-    ]
     worst = found[0]
     same_seeds = figures.plain["seed"].isin(figures.attacked.loc[own, "seed"])
     payer = float(figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean())
@@ -342,8 +343,10 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
         epsilon=float(now["epsilon"]),
         bound=float(now["bound"]),
         seeds=seeds,
-        more_seeds=max(needed) - seeds if needed and all(needed) else 0,
-        hopeless=worst.accuracy.value - errors[worst.group] / seeds**0.5 > demand.limit,
+        hopeless=not all(
+            test.may_decide(demand.limit - one.accuracy.value + errors[one.group] / seeds**0.5, errors[one.group])
+            for one in found
+        ),
     )
 
 
@@ -363,13 +366,14 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         what, before = f"{capitalized(none)} at this price.", ""
         if within:
             what = "Change nothing: the federation is within the limit as it is."
-        cost = f"Accuracy over all clients is {best.accuracy:.3f}."
+        cost = f"{capitalized(best.metric)} over all clients is {best.accuracy:.3f}."
     else:
         what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."
-        before = f" As it is, {best.findings[0].group} has {best.before:.3f} on the same seeds."
+        compared = demand.test_of(best.rung).looks[0]
+        first = f"the first {compared} of " * (best.seeds > compared)
+        before = f" As it is, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."
         cost = _cost(best, demand)
-    more = f" {best.seeds + best.more_seeds} judging seeds may decide it." if best.more_seeds else ""
-    exposed = f"{sentence(best.findings[0])}{more}{before}"
+    exposed = f"{sentence(best.findings[0])}{before}"
     alone = _alone(best)
     first = [f"{alone} {what}", exposure_summary(best.findings, unasked=False), exposed, cost]
     rest = [_level(demand), _caveat(best, demand)]
@@ -381,9 +385,10 @@ def _cost(best: Protection, demand: Demand) -> str:
     price = "more than" if -cost > demand.max_cost else "within"
     paid = "pays most" if best.payer_accuracy < best.payer_accuracy_before else "gains least"
     payer = f"; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to {best.payer_accuracy:.3f}"
+    change = f"from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f})"
+    payer *= len(best.findings) > 1
     return (
-        f"Accuracy over all clients goes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f}), "
-        f"{price} the price of {demand.max_cost:g}{payer * (len(best.findings) > 1)}."
+        f"{capitalized(best.metric)} over all clients goes {change}, {price} the price of {demand.max_cost:g}{payer}."
     )
 
 

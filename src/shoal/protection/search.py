@@ -10,8 +10,9 @@ protection.html         the page
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -32,22 +33,28 @@ from shoal.protection.judgement import (
     Figures,
     Protection,
     affordable,
+    by_price,
     candidates,
     chosen,
     judgement_of,
+    least_exposed,
     sentences,
     shortlist,
 )
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.reports.protection_page import protection_page
+from shoal.reports.run.description import metric_of_task
 from shoal.runs.directory import repeated_warnings_dropped
 from shoal.sweeps.plan import planned_runs
-from shoal.sweeps.runner import SweepWatch, finish_runs
+from shoal.sweeps.runner import SweepWatch, finish_runs, run_one
 from shoal.sweeps.sweep_file import SweepPoint
 
 LOG = logging.getLogger(__name__)
 
 BASE = "base.toml"
+
+ATTACKED_TOGETHER = 4
+"""Protections that are attacked before the next, less accurate ones are."""
 
 
 def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Protection:
@@ -55,11 +62,11 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
 
     The federation as it is is judged first, unless a promise is asked for. Where it is within the limit, nothing else
     is tried. Screening: every rung is trained on the first choosing seed, at each of its learning rates, and attacked
-    nowhere; those that cannot be within the price are left out. Choosing: the others are attacked there, with reference
-    federations that train under the same protection, and those that may be within the limit on the other choosing
-    seeds too. Rungs that are slow are tried where no quicker one is within limit and price. Judging: `candidates` are
-    judged on other seeds in turn until one is within the limit. Seeds are added until `Demand.test_of` decides, or a
-    candidate is above the limit by more than a standard error.
+    nowhere; those that cannot be within the price are left out. Choosing: the others are attacked in groups, the most
+    accurate first, with reference federations that train under the same protection; those that may be within limit and
+    price on the other choosing seeds too. Judging: the `candidates` of a group are judged on other seeds. The search
+    ends with the first that is within the limit. Rungs that are slow are tried where no quicker one is. Seeds are added
+    until `Demand.test_of` decides, or would not decide with all seeds.
 
     Raises:
         InputError: a federation that cannot be replayed, or a directory of another search; nothing is written then.
@@ -89,24 +96,18 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
     search = _Search(replace(place, out=out / "runs"), measured, groups, demand)
-    alone = next((one.config for one in fitting_candidates(measured, data, ladder.server_alone)), None)
-    tried = {UNPROTECTED.name: search.as_it_is}
     with repeated_warnings_dropped():
-        best = search.judge(search.as_it_is, alone) if demand.mu is None else None
+        best = search.judge(UNPROTECTED.name) if demand.mu is None else None
         if best is not None and best.outcome == "within the limit":
-            best, front = replace(best, searched=False), search.judged.means()
+            best = replace(best, searched=False)
         else:
-            figures, tried, left_out = search.choose(fitting or fitting_candidates(measured, data, ladder.rungs))
-            judgements = list[Protection]()
-            for name in candidates(figures, demand)[:MAX_JUDGED]:
-                judgements.append(search.judge(tried[name], alone))
-                if judgements[-1].outcome == "within the limit":
-                    break
-            best = chosen(judgements)
-            if best.hopeless and best.outcome == "not decided":
-                best = search.judge(tried[best.rung], alone, give_up=False)
-            front = pd.concat([figures.means(), left_out])
-    write_text(out / "protected.toml", tomli_w.dumps(tried[best.rung].rung.applied(config.table())))
+            best = search.best(fitting or fitting_candidates(measured, data, ladder.rungs), best)
+        for alone in fitting_candidates(measured, data, ladder.server_alone):
+            best = replace(best, alone=search.accuracy_of(alone))
+    front = pd.concat([search.plain.means(), *search.fronts])
+    front = front[~front.index.duplicated(keep="last")]
+    best = replace(best, metric=metric_of_task(config.data.task))
+    write_text(out / "protected.toml", tomli_w.dumps(search.tried[best.rung].rung.applied(config.table())))
     write_text(out / "runs.csv", pd.DataFrame([*search.rows.values()]).to_csv(index=False))
     document = {
         key: None if isinstance(value, float) and isnan(value) else value
@@ -135,7 +136,7 @@ def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
         '32 components, private clusters, noise 6.84'
     """
     participating = federation.cohort_size(config.algorithm.participation) / len(federation)
-    sizes = [int((federation.group == g).sum()) for g in federation.groups_with_clients]
+    sizes = [int(federation.with_group(g).sum()) for g in federation.groups_with_clients]
     return Ladder(
         config,
         tuple(federation.clients.x.shape[1:]),
@@ -181,19 +182,47 @@ def fitting_candidates(config: Config, data: SourceData, rungs: Sequence[Rung]) 
 
 @dataclass(eq=False)
 class _Search:
-    """The runs of a search in its directory, and its stages."""
+    """The runs of a search in its directory, and its stages.
+
+    Args:
+        place: whose directory has the runs.
+        config: the federation without a protection, as it is measured.
+        groups: with clients.
+        demand: what is searched for.
+        rows: of results, by run.
+        tried: the candidates that may be judged, by name.
+        fronts: `Figures.means` of what was screened and attacked.
+    """
 
     place: Workplace[SweepWatch]
     config: Config
     groups: Sequence[str]
     demand: Demand
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    judged: Figures = field(init=False)
+    tried: dict[str, Candidate] = field(default_factory=dict)
+    fronts: list[pd.DataFrame] = field(default_factory=list)
+    # A new one per search: its worker processes keep the data set, whose file may change before the next search.
+    work: Callable[..., tuple[str, str | None]] = field(default_factory=lambda: partial(run_one, pages=False))
+
+    def __post_init__(self) -> None:
+        self.tried[UNPROTECTED.name] = Candidate(UNPROTECTED.name, UNPROTECTED, self.config)
 
     @property
-    def as_it_is(self) -> Candidate:
-        """The federation without a protection."""
-        return Candidate(UNPROTECTED.name, UNPROTECTED, self.config)
+    def judging(self) -> range:
+        """All seeds that may judge."""
+        first = self.config.seed + self.demand.choosing
+        return range(first, first + self.demand.judging)
+
+    @property
+    def compared(self) -> range:
+        """The judging seeds on which the federation as it is is compared with a protection: those of the first look."""
+        return self.judging[: self.demand.test_of(UNPROTECTED.name).looks[0]]
+
+    @property
+    def plain(self) -> Figures:
+        """The figures of the federation as it is on the seeds where it is compared."""
+        runs = self.runs({UNPROTECTED.name: self.config}, self.compared, attacked=True)
+        return Figures(runs, runs, self.groups, self.demand.view)
 
     def runs(self, settings: Mapping[str, Config], seeds: Sequence[int], *, attacked: bool) -> pd.DataFrame:
         """The figures of settings on seeds, a row a run; without reference federations where nobody is ``attacked``."""
@@ -208,78 +237,83 @@ class _Search:
         planned = planned_runs(points, "protect", self.place.data_dir)
         left = [job for job in planned if job.digest not in self.rows]
         if left:
-            ended = finish_runs(left, self.place, pages=False)
+            ended = finish_runs(left, self.place, work=self.work)
             ended.require_all()
             self.rows |= {str(row["run"]): row for row in ended.rows}
         return pd.DataFrame([{**self.rows[job.digest], **job.run.settings} for job in planned])
 
-    def figures(self, attacked: Sequence[pd.DataFrame], seeds: Sequence[int]) -> Figures:
-        """The figures of ``attacked`` runs, beside the unprotected federation on these seeds."""
-        plain = self.runs({UNPROTECTED.name: self.config}, seeds, attacked=False)
-        return Figures(pd.concat(attacked, ignore_index=True), plain, self.groups, self.demand.view)
+    def figures(self, attacked: Sequence[pd.DataFrame]) -> Figures:
+        """The figures of runs, beside the accuracy of the unprotected federation on their seeds."""
+        runs = pd.concat(attacked, ignore_index=True)
+        plain = self.runs({UNPROTECTED.name: self.config}, sorted({int(seed) for seed in runs["seed"]}), attacked=False)
+        return Figures(runs, plain, self.groups, self.demand.view)
 
-    def choose(self, fitting: Sequence[Candidate]) -> tuple[Figures, dict[str, Candidate], pd.DataFrame]:
-        """The figures on the choosing seeds, the candidates attacked, and `Figures.means` of those left out."""
-        first, demand = self.config.seed, self.demand
-        seeds = range(first, first + demand.choosing)
-        attacked, left_out = list[pd.DataFrame](), list[pd.DataFrame]()
-        tried = dict[str, Candidate]()
+    def best(self, fitting: Sequence[Candidate], as_it_is: Protection | None) -> Protection:
+        """The first protection that is judged to be within the limit, or else the least exposed of those judged.
+
+        ``as_it_is`` is the judgement of the unprotected federation; None: a promise is asked for.
+        """
+        judgements = [] if as_it_is is None else [as_it_is]
+        most, attacked = MAX_JUDGED + len(judgements), list[pd.DataFrame]()
         for slow in (False, True):
-            tier = {} if tried else {UNPROTECTED.name: self.as_it_is}
-            screened, dear = self._screened([one for one in fitting if one.rung.slow == slow], seeds[:1])
-            tier |= screened
-            left_out.append(dear)
-            if tier:
-                tried |= tier
-                configs = {name: one.config for name, one in tier.items()}
-                attacked.append(self.runs(configs, seeds[:1], attacked=True))
-                names = shortlist(self.figures(attacked[-1:], seeds[:1]), demand)
-                again = {name: config for name, config in configs.items() if name in names}
-                if seeds[1:] and again:
-                    attacked.append(self.runs(again, seeds[1:], attacked=True))
-            figures = self.figures(attacked, seeds)
-            means = figures.means()
-            if ((means["change"] >= -demand.max_cost) & (means[demand.limited] <= demand.limit)).any():
-                break
-        return figures, tried, pd.concat(left_out)
+            screened = self._screened([one for one in fitting if one.rung.slow == slow])
+            for start in range(0, len(screened), ATTACKED_TOGETHER):
+                group = screened[start : start + ATTACKED_TOGETHER]
+                figures = self._attacked(group)
+                attacked.append(figures.attacked)
+                self.fronts.append(figures.means())
+                for name in candidates(figures, self.demand):
+                    if len(judgements) < most:
+                        judgements.append(self.judge(name))
+                    if judgements[-1].outcome == "within the limit" or len(judgements) == most:
+                        return chosen(judgements)
+        name = least_exposed(self.figures(attacked), self.demand) if attacked else None
+        if name is not None or not judgements:
+            judgements.append(self.judge(name or UNPROTECTED.name))
+        return chosen(judgements)
 
-    def _screened(self, tier: Sequence[Candidate], seeds: Sequence[int]) -> tuple[dict[str, Candidate], pd.DataFrame]:
-        """The most accurate candidate of each rung that may be within the price, and the means of the other rungs."""
+    def _screened(self, tier: Sequence[Candidate]) -> list[Candidate]:
+        """The most accurate variant of each rung that may be within the price, the cheapest first."""
         if not tier:
-            return {}, pd.DataFrame()
+            return []
         variants = {one.rung.name: one for one in tier}
         configs = {name: one.config for name, one in variants.items()}
-        figures = self.figures([self.runs(configs, seeds, attacked=False)], seeds)
+        figures = self.figures([self.runs(configs, [self.config.seed], attacked=False)])
         means = figures.means()
         names = {variant: one.name for variant, one in variants.items()}
-        best = means["accuracy"].groupby(means.index.map(names), sort=False).idxmax()
-        cheap = affordable(figures, self.demand)
-        kept = {str(name): variants[variant] for name, variant in best.items() if variant in cheap}
-        rest = means.loc[[variant for variant in best if variant not in cheap]].assign(exposure=nan, group="")
-        return kept, rest.rename(index=names)
+        best = means.loc[means["accuracy"].groupby(means.index.map(names), sort=False).idxmax()]
+        within = by_price(best.loc[best.index.isin(affordable(figures, self.demand))])
+        self.fronts.append(best.assign(exposure=nan, group="").rename(index=names))
+        kept = [variants[str(name)] for name in within]
+        self.tried |= {one.name: one for one in kept}
+        return kept
 
-    def judge(self, candidate: Candidate, alone: Config | None, *, give_up: bool = True) -> Protection:
-        """The judgement of a candidate on as many judging seeds as decide; ``alone`` is the baseline, if there is one.
+    def _attacked(self, group: Sequence[Candidate]) -> Figures:
+        """The figures of candidates attacked on the first choosing seed, and on the others where they may be chosen."""
+        first, configs = self.config.seed, {one.name: one.config for one in group}
+        attacked = [self.runs(configs, [first], attacked=True)]
+        names = shortlist(self.figures(attacked), self.demand)
+        if names and self.demand.choosing > 1:
+            further = range(first + 1, first + self.demand.choosing)
+            attacked.append(self.runs({name: configs[name] for name in names}, further, attacked=True))
+        return self.figures(attacked)
 
-        ``give_up`` says whether a candidate that is hopeless has no further seeds; the answer of a search has them.
-
-        The federation as it is is attacked on the same seeds, and is not trained again for its accuracy.
-        """
-        first = self.config.seed + self.demand.choosing
-        seeds, judgement = range(first, first), None
-        for number in self.demand.test_of(candidate.name).looks:
-            seeds = range(first, first + number)
-            plain = self.runs({UNPROTECTED.name: self.config}, seeds, attacked=True)
-            attacked = self.runs({candidate.name: candidate.config}, seeds, attacked=True)
-            self.judged = Figures(attacked, plain, self.groups, self.demand.view)
-            judgement = judgement_of(replace(candidate.rung, name=candidate.name), self.judged, self.demand)
-            if judgement.outcome != "not decided" or (give_up and judgement.hopeless):
+    def judge(self, name: str) -> Protection:
+        """The judgement of a candidate on as many judging seeds as decide, or show that all of them would not."""
+        judgement, candidate = None, self.tried[name]
+        for number in self.demand.test_of(name).looks:
+            attacked = self.runs({name: candidate.config}, self.judging[:number], attacked=True)
+            figures = replace(self.plain, attacked=attacked)
+            judgement = judgement_of(replace(candidate.rung, name=name), figures, self.demand)
+            if judgement.outcome != "not decided" or judgement.hopeless:
                 break
         assert judgement is not None
-        if alone is None:
-            return judgement
-        without = self.runs({"shadow set alone": alone}, seeds, attacked=False)
-        return replace(judgement, alone=float(without["accuracy.overall"].mean()))
+        return judgement
+
+    def accuracy_of(self, alone: Candidate) -> float:
+        """The mean accuracy of a candidate on the seeds where the federation as it is is compared."""
+        runs = self.runs({alone.name: alone.config}, self.compared, attacked=False)
+        return float(runs["accuracy.overall"].mean())
 
 
 def _check_directory(out: Path) -> None:

@@ -82,11 +82,9 @@ class SeedTest:
         below, above = self._quantile(len(values), groups) * error, self._quantile(len(values)) * error
         return Estimate(mean, max(mean - below, 0.0), min(mean + above, 1.0))
 
-    def seeds_for(self, gap: float, deviation: float, limit: int) -> int:
-        """The fewest seeds above `most`, below ``limit``, whose upper end is less than ``gap`` away; 0: none is."""
-        tests = (SeedTest(seeds, self.level) for seeds in range(self.most + 1, limit))
-        enough = (test.most for test in tests if test._quantile(test.most) * deviation < gap * sqrt(test.most))
-        return next(enough, 0)
+    def may_decide(self, gap: float, deviation: float) -> bool:
+        """Whether all seeds would show a mean that is ``gap`` below the limit to be within it."""
+        return self._quantile(self.most) * deviation < gap * sqrt(self.most)
 
     def _quantile(self, seeds: int, groups: int = 1) -> float:
         return float(stdtrit(seeds - 1, 1 - self.level * seeds / (sum(self.looks) * groups)))

@@ -44,6 +44,9 @@ LABEL_ATTACKS = ("label-only", "boundary-distance")
 MAX_INPUTS = 4096
 """Numbers of an image, at most, for the distance to the boundary to be asked: 20 queries with noise on all of them."""
 
+MOST_SITES = 100
+"""Clients, at most, that site inference tells apart: the time of its regression grows with their square."""
+
 _UsedModel = tuple[int, Tensor, Tensor]
 """The cluster of a model, its parameters (P,), and the records that are asked of it (m,) int64."""
 
@@ -64,7 +67,7 @@ def records_of_run(
         scores=join_scores(target, references, client),
         record=np.array(_unique([*members, *non_members], owners), dtype=object),
         client=np.array(owners, dtype=object),
-        group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
+        group=np.array([federation.groups[g] for g in paired.group.tolist()], dtype=object),
         # Of a model of one's own no cluster's model is the one that trained on the record.
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, engine),
@@ -119,7 +122,7 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
         return answers
     answers["gap"] = _fitted(attacked, Gap(), used, engine)
     client = attacked.records.client
-    cells = threshold_cells(federation.group[client].numpy(), model[client].numpy())
+    cells = threshold_cells(attacked.records.group.numpy(), model[client].numpy())
     none = np.empty((len(client), 0), dtype=bool)
     for key in [key for key in LABEL_ATTACKS if key not in left_out(attacked)]:
         scores = _by_label(key, attacked, used, engine).numpy()
@@ -214,7 +217,8 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
 
 
 def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
-    """The figures of `SiteInference` on the clients' held-out examples, by key of audit.json.
+    """The figures of `SiteInference` on held-out examples of the `MOST_SITES` clients that have most, by key of
+    audit.json.
 
     Raises:
         InputError: a regression, or a federation that does not say whose its held-out examples are.
@@ -225,7 +229,12 @@ def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
     said = within == "client" and held_out.client is not None
     require(said, "site inference needs held-out examples of each client; leave out '--site'")
     assert held_out.client is not None
-    site = torch.searchsorted(federation.ids, held_out.client)
+    asked = torch.nonzero(held_out.client >= 0).flatten()
+    counts = torch.bincount(torch.searchsorted(federation.ids, held_out.client[asked]))
+    largest = federation.ids[counts.argsort(descending=True, stable=True)[:MOST_SITES]]
+    asked = asked[torch.isin(held_out.client[asked], largest)]
+    site = torch.searchsorted(federation.ids, held_out.client[asked])
+    held_out = held_out.take(asked.to(held_out.y.device))
     model, outputs = deployed.model[site], list[Tensor]()
     order = torch.argsort(model, stable=True)
     for s in model.unique().tolist():
@@ -235,6 +244,7 @@ def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
         torch.cat(outputs).double().numpy(), held_out.y.cpu()[order].numpy(), site[order].numpy()
     )
     figures = {"accuracy": found.outputs.accuracy, "low": found.outputs.low, "high": found.outputs.high}
+    figures |= {"clients": len(site.unique())}
     figures |= {"chance": found.outputs.chance, "gain": found.gain, "gain.low": found.low, "gain.high": found.high}
     return {f"{SiteInference.name}.{key}": value for key, value in figures.items() if not np.isnan(value)}
 

@@ -317,7 +317,7 @@ class AttackedRun:
         return Candidates.of_groups(
             gather(self.records.federation.clients.x, everyone),
             self.records.labels,
-            federation.group[clients],
+            self.records.group,
             others,
             client=federation.ids[clients],
             examples=federation.clients.sizes[clients],

@@ -113,9 +113,8 @@ class _RecordedRounds:
         examples.
         """
         owner, group = self.records.client.clone(), self.records.group
-        of_client = {client: int(group[owner == client][0]) for client in self._sizes}
         for number in group.unique().tolist():
-            clients = torch.tensor([client for client, own in of_client.items() if own == number])
+            clients = owner[(owner != NOBODY) & (group == number)].unique()
             free = torch.nonzero((owner == NOBODY) & (group == number)).flatten()
             if len(clients):
                 owner[free] = clients[torch.arange(len(free)) % len(clients)]

@@ -100,7 +100,7 @@ def _run(card: Mapping[str, Any]) -> Section:
     run = card["run"]
     clients = ", ".join(f"{clients} of {name}" for name, clients in run["clients"].items())
     said = {name: run[name] for name in ("algorithm", "dataset", "seed", "rounds", "training_examples")}
-    said |= {"clients": clients} | {f"accuracy, {name}": value for name, value in run["accuracy"].items()}
+    said |= {"clients": clients} | {f"{run['metric']}, {name}": value for name, value in run["accuracy"].items()}
     said |= {f"SHA-256, {name}": value for name, value in run["sha256"].items()} | {"shoal": card["shoal"]}
     return Section("run", "Of what models", table=_pairs("of the run", said))
 

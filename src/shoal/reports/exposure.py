@@ -1,15 +1,14 @@
 """The words of pages on exposure: the first screen, a sentence per finding, and the limit on any attack."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, isnan, nan
-from statistics import NormalDist
+from math import isnan, nan
 from typing import Any, NamedTuple
 
 from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, sentence
 from shoal.audit.record_table import CHOSEN_OF_VIEW
-from shoal.core.formats import capitalized, decimal, percent
+from shoal.core.formats import decimal
 from shoal.data.preferences import VIEWS
-from shoal.metrics.intervals import seeds_needed
+from shoal.reports.page import Section
 
 ATTACKERS: Mapping[str, str] = {
     "outsider": "has the final models",
@@ -29,12 +28,6 @@ TO_MEASURE: Mapping[str, str] = {
 NO_LIMIT = 0.995
 """A limit above this accuracy limits no attack noticeably."""
 
-MOST_SENTENCES = 20
-"""Groups of a view that have a sentence; of more, the most exposed."""
-
-MOST_SEEDS = 100
-"""More further seeds than these are not worth naming."""
-
 
 class Headline(NamedTuple):
     """A question, its answer, and a command that does something about it."""
@@ -52,12 +45,10 @@ def exposure_headlines(found: Sequence[Finding], *, audited: bool = True, run: b
         audited: whether an audit measured them, or the run's own attack alone.
         run: whether a run's directory has a configuration that can be run again.
     """
-    worst, undecided = most_exposed(found), [one for one in found if one.verdict == "not decided"]
+    worst = most_exposed(found)
     said = [Headline("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
     if worst:
         said.append(Headline("How much?", sentence(worst[0])))
-    if undecided:
-        said.append(Headline("What would decide it?", _seeds(undecided)))
     if not run:
         return said
     question, where = "What to do?", "DIR is this run's directory."
@@ -68,41 +59,6 @@ def exposure_headlines(found: Sequence[Finding], *, audited: bool = True, run: b
         command = f"shoal protect DIR/config.toml --view {worst[0].view} --limit 0.55"
         return [*said, Headline(question, f"Search for a protection. {where}", command)]
     return [*said, Headline(question, f"Tell the users of the models what was measured. {where}", "shoal card DIR")]
-
-
-def _seeds(undecided: Sequence[Finding]) -> str:
-    """How many further seeds would tell the largest undecided accuracy from chance, were it the true one.
-
-    The interval is of one seed, so the standard deviation is half its width over 1.96; see `seeds_needed`.
-    """
-    worst = max(undecided, key=lambda one: one.accuracy.value)
-    effect, reach = max(worst.accuracy.value - 0.5, 0.0), worst.accuracy.value - worst.accuracy.low
-    needed = seeds_needed(effect, reach / NormalDist().inv_cdf(0.975))
-    # Written so that the NaN of a figure without an interval is too many.
-    if not needed - 1 <= MOST_SEEDS:
-        return f"More seeds would not, if the {worst.accuracy.text} of {worst.group} is true."
-    return f"About {max(ceil(needed) - 1, 1)} more seeds, if the {worst.accuracy.text} of {worst.group} is true."
-
-
-def exposure_lines(
-    found: Sequence[Finding], omitted: Mapping[str, str] = {}, stated: Mapping[str, Any] = {}
-) -> list[tuple[str, str]]:
-    """For each view a sentence per finding and the limit on any attack, or how to measure the view.
-
-    Args:
-        found: one finding per view and group.
-        omitted: attacks that were not computed, and why.
-        stated: as of `limit_sentence`.
-    """
-    lines, missing = list[tuple[str, str]](), not_measured(found, omitted)
-    for view in VIEWS:
-        here = [one for one in found if one.view == view]
-        shown = most_exposed(here)[:MOST_SENTENCES] if len(here) > MOST_SENTENCES else here
-        rest = [f"The other {len(here) - len(shown)} groups are in audit.json."] if len(shown) < len(here) else []
-        said = " ".join([*map(sentence, shown), *rest]) or capitalized(missing.get(view, ""))
-        limit = limit_sentence(view, stated, [one.accuracy.value for one in here])
-        lines.append((view, f"{said} {limit}." if limit else said))
-    return lines
 
 
 def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> dict[str, str]:
@@ -125,18 +81,18 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
         found: by the attack that decides, of each group; NaN or none: nothing was measured.
 
     >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
-    The strongest attack by another client has accuracy 60.0 % no attack on one record can exceed 73.0 % (AUC 0.810)
+    The strongest attack by another client has accuracy 0.600 no attack on one record can exceed 0.730 (AUC 0.810)
     """
     accuracy, auc = (stated.get(f"bound.{view}.{name}", nan) for name in ("accuracy", "auc"))
     if isnan(accuracy):
         return ""
-    limit = f"no attack on one record can exceed {percent(accuracy)}" + f" (AUC {decimal(auc)})" * (not isnan(auc))
+    limit = f"no attack on one record can exceed {decimal(accuracy)}" + f" (AUC {decimal(auc)})" * (not isnan(auc))
     if accuracy > NO_LIMIT:
         limit = "differential privacy limits no attack noticeably"
     most = max((value for value in found if not isnan(value)), default=nan)
     if isnan(most):
         return f"For {BY[view]} {limit}"
-    return f"The strongest attack by {BY[view]} has accuracy {percent(most)}; {limit}"
+    return f"The strongest attack by {BY[view]} has accuracy {decimal(most)}; {limit}"
 
 
 def exposure_tile(worst: Finding) -> tuple[str, str, str]:
@@ -150,7 +106,8 @@ def exposure_tile(worst: Finding) -> tuple[str, str, str]:
     return ("Balanced accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500{tests}")
 
 
-def not_asked(found: Iterable[Finding]) -> list[str]:
-    """Attackers without a finding."""
-    asked = {one.view for one in found}
-    return [f"{capitalized(BY[name])} who {what}." for name, what in ATTACKERS.items() if name not in asked]
+def findings_section(found: Sequence[Finding]) -> Section | None:
+    """A sentence per finding, folded; None without findings."""
+    sentences = [*map(sentence, found)]
+    folded = "In full, with attacks and intervals"
+    return Section("findings", "Every group and view", folded=folded, items=sentences) if found else None

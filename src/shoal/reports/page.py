@@ -78,10 +78,8 @@ def render(
         lead: paragraphs before everything else, each with its class of style.css.
         key_metrics: name, value and remark of each.
         sections: in order; None is left out.
-        values: what the template needs beside these; ``answers``, on the first screen, and ``in_full``, paragraphs as
-            those of ``lead`` that fold below them.
+        values: what the template needs beside these; ``answers``, on the first screen.
     """
     shown = [section for section in sections if section is not None]
     page = {"title": title, "lead": lead, "key_metrics": key_metrics, "sections": shown}
-    page = {"answers": (), "in_full": (), **page, **values}
-    return _ENVIRONMENT.get_template(template).render(page)
+    return _ENVIRONMENT.get_template(template).render({"answers": (), **page, **values})

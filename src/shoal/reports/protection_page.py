@@ -7,12 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
 from shoal.audit.finding import Estimate
-from shoal.core.formats import DASH, decimal, number
+from shoal.core.formats import ACCURACY, DASH, capitalized, decimal, number
 from shoal.reports.page import Section, render
 from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend, name_points
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
-
-_COLUMNS = heads(["setting"], ["accuracy", "exposure", "limit on any attack", "epsilon"])
 
 _OTHERS: Any = {"color": WITHIN, "marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": "white"}
 _FIRST: Any = {"color": "black", "marker": "s", "markersize": 7, "linestyle": ""}
@@ -26,8 +24,8 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
 
     Args:
         front: by setting, ``accuracy`` and its ``change``, ``exposure`` of the most exposed group, its name, ``group``,
-            ``epsilon`` and ``bound`` on any attack: means over the choosing seeds. NaN is the exposure of those beyond
-            the price.
+            ``epsilon`` and ``bound`` on any attack: first of the federation as it is on the judging seeds where it was
+            compared, then means over the choosing seeds. NaN is the exposure of those that were not attacked.
         found: the entries of protection.json.
         sentences: the answer, from what to change and who is exposed to what it does not cover.
         path: of the configuration with the protection.
@@ -36,7 +34,8 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     price, whole = float(front["accuracy"].to_dict()[first]) - float(found["max_cost"]), front
     front = whole[whole["exposure"].notna()]
 
-    marked = {chosen: _CHOSEN, first: _FIRST}
+    marked, metric = {chosen: _CHOSEN, first: _FIRST}, str(found.get("metric", ACCURACY))
+    columns = heads(["setting"], [metric, "exposure", "limit on any attack", "epsilon"])
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
@@ -51,7 +50,7 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
         ends = [[found["exposure"] - found["exposure_low"]], [found["exposure_high"] - found["exposure"]]]
         axes.errorbar([found["accuracy"]], [found["exposure"]], ends, capsize=3, linewidth=1.2, **_JUDGED)
         axes.set_xlim(float(front["accuracy"].min()) - wide, right)
-        axes.set_xlabel("accuracy over all clients")
+        axes.set_xlabel(f"{metric} over all clients")
         axes.set_ylabel("exposure of the most exposed group")
         styles = {first: _FIRST, "other settings": _OTHERS, "chosen, on other seeds (95 %)": _JUDGED, "limit": _LIMIT}
         styles |= {"chosen": _CHOSEN} if chosen != first else {}
@@ -67,20 +66,22 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     rows = tuple(line(str(name), values) for name, values in whole.iterrows())
     means = (
         f"Means over the {found['choosing']} seeds that chose, or over the first, where it showed a setting to be "
-        f"above the limit or, not attacked ({DASH}), the price. {found['seeds']} other seeds judged."
+        f"above the limit. Not attacked ({DASH}): those above the price, and those less accurate than the answer. "
+        f"{found['seeds']} other seeds judged; '{first}' has the first of these."
     )
     if not found["searched"]:
         means = f"Means over the {found['seeds']} seeds that judged; nothing else was tried."
-    note = f"Below: the change of accuracy, and whose exposure it is. {means}"
+    note = f"Below: the change of {metric}, and whose exposure it is. {means}"
     caption = (
         f"By the {found['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. "
         f"Dashed: the limit{' on any attack' if found['promise'] else ''}. The interval is of the mean over the seeds "
         f"that judged, and holds whenever the test stops (level {found['level']:g} of a search)."
     )
-    alt = f"{len(front)} settings by accuracy and exposure; '{chosen}' was chosen"
+    alt = f"{len(front)} settings by {metric} and exposure; '{chosen}' was chosen"
+    figure = draw_figure("front", sentences[1], caption, alt, draw)
     sections = (
-        Section("front", "Accuracy against exposure", figures=[draw_figure("front", sentences[1], caption, alt, draw)]),
-        Section("rungs", "Every setting", table=ReportTable(_COLUMNS, rows, note=note)),
+        Section("front", f"{capitalized(metric)} against exposure", figures=[figure]),
+        Section("rungs", "Every setting", table=ReportTable(columns, rows, note=note)),
         Section("next", "What to do next", code=f"shoal run {path}\nshoal audit runs/protected --references 16"),
     )
     lead = [("verdict", " ".join(sentences[:2])), *(("", sentence) for sentence in sentences[2:])]

@@ -1,6 +1,5 @@
-"""The table of all pages and files: built once, written as HTML by `page`, as Markdown, as LaTeX, or as a frame."""
+"""The table of all pages and files: built once, written as HTML by `page`, as Markdown, or as a frame."""
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -10,24 +9,6 @@ from shoal.core.formats import capitalized, csv_text
 from shoal.metrics.metric_table import Metric
 
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|#~$&"})
-
-_GREEK = "alpha beta gamma delta epsilon eta theta lambda mu pi rho sigma tau phi omega"
-_LATEX = str.maketrans(
-    {letter: rf"$\{name}$" for letter, name in zip("αβγδεηθλμπρστφω", _GREEK.split(), strict=True)}
-    | {
-        "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-        "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-        # In TeX's first font encoding these print other characters.
-        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
-        # After the end of a row TeX would read these as its arguments.
-        "[": "{[}", "]": "{]}", "*": "{*}",
-        # Two hyphens would become a dash; `escape` puts this between them.
-        "\N{ZERO WIDTH SPACE}": "{}",
-        "\N{EN DASH}": "--", "—": "---", "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "\N{MULTIPLICATION SIGN}": r"$\times$",
-        "≤": r"$\leq$", "≥": r"$\geq$", "…": r"\ldots{}", "°": r"$^{\circ}$",
-        "\N{RIGHT SINGLE QUOTATION MARK}": "'",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,35 +111,9 @@ def markdown(table: ReportTable) -> str:
     return "\n\n".join([f"**{_plain(table.title)}**", pipes, *notes]) + "\n"
 
 
-def latex(table: ReportTable) -> str:
-    r"""A table environment to ``\input``; the document needs the package booktabs. Its label is ``tab:NAME``."""
-    grid = table.frame(lambda cell: "" if cell.faded else rf"\textbf{{{escape(cell.text)}}}" if cell.strong
-                       else escape(cell.text))  # fmt: skip
-    grid.columns = [escape(head) for head in grid.columns]
-    numbers = len(table.columns) - table.stubs
-    if table.over:
-        over = [""] * table.stubs + [escape(table.over)] * numbers
-        grid.columns = pd.MultiIndex.from_arrays([over, grid.columns])
-    parts = [part.strip() for part in (table.title, table.caption, table.note)]
-    caption = " ".join(part if part[-1] in ".!?" else f"{part}." for part in parts if part)
-    return grid.style.hide(axis="index").to_latex(
-        column_format="l" * table.stubs + "r" * numbers, position_float="centering", hrules=True, multicol_align="c",
-        label=f"tab:{table.name}", caption=escape(caption),
-    )  # fmt: skip
-
-
 def table_csv(table: ReportTable) -> str:
     """The values, a row per cell; what is undefined is empty."""
     return csv_text(pd.DataFrame(table.values))
-
-
-def escape(text: str) -> str:
-    r"""``text`` in one line, to be printed by LaTeX as it stands.
-
-    >>> escape("50 % of_all ± 1")
-    '50 \\% of\\_all $\\pm$ 1'
-    """
-    return re.sub("-(?=-)", "-\N{ZERO WIDTH SPACE}", " ".join(text.split())).translate(_LATEX)
 
 
 def _plain(text: str) -> str:

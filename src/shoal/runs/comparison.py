@@ -193,7 +193,7 @@ def _verdicts(results: Sequence[Result]) -> dict[str, list[str]]:
     """The cells on exposure by view and group: of each run's audit, or of its own attack without one."""
     audits = [result.audit_in_directory for result in results]
     found = [
-        run_findings(result.summary) if audit is None else findings(audit.attacks)
+        run_findings(result.summary) if audit is None else findings(audit)
         for result, audit in zip(results, audits, strict=True)
     ]
     cells = [{f"{one.group}, to {BY[one.view]}": f"{one.verdict}: {one.accuracy.figure}" for one in of} for of in found]

@@ -15,6 +15,7 @@ from rich.table import Table
 from shoal.control import DIRECTIVE_COLUMN
 from shoal.core.formats import format_duration
 from shoal.engine import RoundReport
+from shoal.models import metric_name
 from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import became_unmet, changed_directives
 from shoal.simulation.simulation import Simulation
@@ -85,12 +86,19 @@ class Display(LiveBar):
     def __init__(self, console: Console) -> None:
         super().__init__(console, "round")
 
+    def trial(self, clusters: int, most: int) -> None:
+        """Show which trial of ``clusters = "auto"`` begins."""
+        text = f"trial with {clusters} of up to {most} clusters"
+        self._bar.update(self._task, description=text)
+        if not self._console.is_terminal:
+            self._print(text)
+
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""
         done = progress.state.round
         if report is None:
             self._began, self._before = time.perf_counter(), done
-            self._bar.update(self._task, total=simulation.last_round, completed=done)
+            self._bar.update(self._task, total=simulation.last_round, completed=done, description="round")
             return
         pace = (time.perf_counter() - self._began) / max(1, done - self._before)
         left = f"about {format_duration(pace * (simulation.last_round - done))} left"
@@ -102,7 +110,7 @@ class Display(LiveBar):
             for k in became_unmet(progress.rows):
                 self._print(f"round {done}: {_unmet(k)}")
         else:
-            self._print(f"round {done} of {simulation.last_round}: {_in_words(progress)}; {left}")
+            self._print(f"round {done} of {simulation.last_round}: {_in_words(simulation, progress)}; {left}")
 
 
 def shown_to_a_person() -> Display | None:
@@ -111,12 +119,17 @@ def shown_to_a_person() -> Display | None:
     return Display(console) if console.is_terminal or console.is_jupyter else None
 
 
-def _in_words(progress: SimulationState) -> str:
+def _metric(simulation: Simulation) -> str:
+    """What the run reports as accuracy."""
+    return metric_name(simulation.model.metric_for(simulation.federation.classes))
+
+
+def _in_words(simulation: Simulation, progress: SimulationState) -> str:
     """Each cluster's clients, accuracy and risk after the last round."""
     rows = progress.rows[-len(progress.state.models) :]
     columns = {
         "clients": [str(int(row["clients"])) for row in rows],
-        "accuracy": [_decimal(row["accuracy"]) for row in rows],
+        _metric(simulation): [_decimal(row["accuracy"]) for row in rows],
         "risk": [_decimal(row["risk"]) for row in rows],
     }
     directives = changed_directives(progress.rows)
@@ -139,7 +152,7 @@ def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
     rows = progress.rows[-len(progress.state.models) :]
     directives = [column for column in rows[0] if column.startswith(DIRECTIVE_COLUMN)] if rows else []
     names = [column.removeprefix(DIRECTIVE_COLUMN) for column in directives]
-    for title in ("cluster", "clients", *groups, "accuracy", "risk", *names):
+    for title in ("cluster", "clients", *groups, _metric(simulation), "risk", *names):
         table.add_column(title, justify="right")
     for row in rows:
         counts = [str(int(row[f"clients.{name}"])) for name in groups]

@@ -32,7 +32,7 @@ from shoal.engine.state import UNKNOWN_RISK
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Model
 from shoal.replay.reference_store import AuditWatch
-from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
+from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditRequest, stated_guarantee
 from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings, write_hashes
@@ -111,7 +111,7 @@ class Result:
     recorded: RecordedUpdates | None = None
     warnings: tuple[str, ...] = ()
     features: FeatureMap | None = None
-    audit_in_directory: RunAudit | None = None
+    audit_in_directory: pd.DataFrame | None = None
     simulation: Simulation | None = None
     engine: Engine | None = None
     frozen: Collection[str] = ()
@@ -152,15 +152,12 @@ class Result:
         from shoal.reports.run.run_verdict import answer  # noqa: PLC0415
 
         about, audit = self.description, self.audit_in_directory
-        found = findings(audit.attacks) if audit is not None else []
+        found = findings(audit) if audit is not None else []
         return answer(self.summary, about.kind, about.metric, found, about.algorithm_title)
 
     def _repr_html_(self) -> str:
-        from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
-
-        about, groups = self.description, pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
-        sentence = escape(verdict(self.summary, about.kind, about.metric, title=about.algorithm_title))
-        return f"<p>{sentence}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
+        groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
+        return f"<p>{escape(str(self))}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
 
     def __repr__(self) -> str:
         figures = {**self.summary.run, **self.summary.overall}
@@ -199,7 +196,6 @@ class Result:
             clients=self.clients,
             roc=self.roc,
             updates=self.updates,
-            canaries=self.canaries,
             presence=self.presence,
             recorded=self.recorded,
             audit=self.audit_in_directory,
@@ -317,8 +313,8 @@ def report_of(out: Path, *, allow_code: bool = False) -> Path:
     return read_tables(out, allow_code=allow_code).report(out / "report.html")
 
 
-def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
-    """The audit in a run's directory; None where there is none, or one of other rounds."""
+def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
+    """The rows of audit.csv in a run's directory; None where there is no audit, or one of other rounds."""
     try:
         rounds = read_json(out / "audit.json").get("rounds")
         words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)
@@ -327,7 +323,7 @@ def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
     except (OSError, ValueError, AttributeError):
         return None
     complete = {*ATTACK_COLUMNS} <= {*attacks} and rounds == summary.run["rounds"]
-    return RunAudit(attacks) if complete else None
+    return attacks if complete else None
 
 
 def write_files(out: Path, result: Result) -> None:

@@ -39,13 +39,13 @@ from shoal.runs.directory import (
     rounds_before,
 )
 from shoal.runs.files import read_warnings
-from shoal.runs.progress import shown_to_a_person
+from shoal.runs.progress import Display, shown_to_a_person
 from shoal.runs.result import Result, load, named_models, samples_of, write_files
 from shoal.runs.run_description import description_of
 from shoal.runs.run_training import measure_trained, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
 from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
-from shoal.simulation.cluster_number import ClusterNumber, choose_cluster_number, most_clusters, with_clusters
+from shoal.simulation.cluster_number import ClusterNumber, choose_cluster_number, most_clusters, with_cluster_number
 from shoal.simulation.play import EngineSettings, SimulationState, Watch, initial_state, move_to_engine
 from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feature_map
 
@@ -165,10 +165,13 @@ class Run:
         if path is not None and path.exists():
             number = ClusterNumber.of_metrics(read_json(path))
         else:
-            with settings.engine(self.simulation.setup.model) as engine:
-                number = choose_cluster_number(move_to_engine(self._mapped, engine), engine)
-        algorithm = with_clusters(self.simulation.algorithm, number.clusters)
-        about = None if self.description is None else self.description.with_clusters(number.clusters)
+            display = None if self._watches else shown_to_a_person()
+            shown = [watch.trial for watch in (display, *self._watches) if isinstance(watch, Display)]
+            with display or nullcontext(), settings.engine(self.simulation.setup.model) as engine:
+                simulation = move_to_engine(self._mapped, engine)
+                number = choose_cluster_number(simulation, engine, *(shown or [lambda *_: None]))
+        algorithm = with_cluster_number(self.simulation.algorithm, number.clusters)
+        about = None if self.description is None else self.description.with_algorithm(algorithm)
         return replace(
             self, simulation=replace(self.simulation, algorithm=algorithm), description=about, cluster_number=number
         )

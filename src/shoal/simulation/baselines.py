@@ -35,7 +35,8 @@ def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
     if models == 1 or not simulation.replayable or simulation.start is not None:
         return {}
     grouped = any(isinstance(base, ByGroup) for base in with_bases(simulation.algorithm))
-    several = len(simulation.federation.groups_with_clients) > 1
+    federation = simulation.federation
+    several = len(federation.groups_with_clients) > 1 and not federation.row_groups
     alternatives: list[Algorithm] = [FedAvg(), LocalOnly(), *([ByGroup()] if several and not grouped else [])]
     return {getattr(algorithm, "name"): algorithm for algorithm in alternatives}  # noqa: B009 - not of the protocol
 
@@ -66,7 +67,8 @@ def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> 
     test, nobody = federation.test, torch.full((len(federation.test),), -1)
     client = nobody if test.client is None else test.client
     for g in federation.groups_with_clients:
-        own, of_group = federation.group == g, torch.nonzero(test.group == g).flatten()
+        part, of_group = federation.group_shares[:, g], torch.nonzero(test.group == g).flatten()
+        own = part > 0
         rows = of_group[torch.isin(client[of_group], federation.ids[own])]
         known = len(rows) > 0
         rows, owners = (rows, client[rows]) if known else (of_group, torch.arange(len(of_group)))
@@ -75,10 +77,10 @@ def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> 
             users = own & (deployed.model == k)
             asked = torch.isin(owners, federation.ids[users]) if known else torch.ones_like(owners, dtype=torch.bool)
             if bool(asked.any()):
-                part = replace(federation, test=test.take(rows[asked].to(test.y.device)))
-                weight = 1.0 if known else float(users.sum() / own.sum())
-                values[asked] += weight * metric_values(deployed.models[k], part, engine)
-        by_group[federation.groups[g]] = GroupValues(float(own.double().mean()), values.numpy(), owners.numpy())
+                tested = replace(federation, test=test.take(rows[asked].to(test.y.device)))
+                weight = 1.0 if known else float(part[users].sum() / part.sum())
+                values[asked] += weight * metric_values(deployed.models[k], tested, engine)
+        by_group[federation.groups[g]] = GroupValues(float(part.mean()), values.numpy(), owners.numpy())
     return by_group
 
 

@@ -1,14 +1,18 @@
 """The number of clusters chosen by clients' held-out losses, for IFCA with ``clusters = "auto"``."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import stdtrit
 
 from shoal.algorithms.clusters.ifca import most_clusters, with_clusters
+from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrappers.starts import InitialisationPhase, OneShotStart
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -22,6 +26,9 @@ LOG = logging.getLogger("shoal")
 
 HELD_OUT = 5
 """One of so many training examples of each client is held out of the trials."""
+
+LEVEL = 0.05
+"""The largest probability of more than one cluster where more do not help."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +55,30 @@ class ClusterNumber:
         return ClusterNumber(int(metrics["auto.clusters"]), tuple(losses))
 
 
-def choose_cluster_number(simulation: Simulation, engine: Engine) -> ClusterNumber:
+def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
+    """The algorithm with this number of clusters, which begins with `OneShotStart` unless it has a start of its own.
+
+    From random models two groups often end in one cluster, however many clusters there are. One cluster needs no start.
+
+    >>> import shoal
+    >>> with_cluster_number(shoal.IFCA("auto"), 2).name, with_cluster_number(shoal.IFCA("auto"), 1).name
+    ('one-shot-start', 'ifca')
+    """
+    chosen = with_clusters(algorithm, clusters)
+    started = clusters == 1 or any(isinstance(base, InitialisationPhase) for base in with_bases(chosen))
+    return chosen if started else OneShotStart(chosen)
+
+
+def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callable[[int, int], object]) -> ClusterNumber:
     """Train with 1, 2, ... clusters on part of each client's examples, and choose by the losses on the rest.
 
     Each trial has the rounds and the seed of ``simulation``. Clients' hold-out sets are held out where every client has
-    one, and otherwise a fifth of the training examples. The choice is that of `smallest_within_one_error`.
+    one, and otherwise a fifth of the training examples. The choice is that of `smallest_unbeaten`.
 
     Args:
         simulation: whose algorithm leaves the number open, with its data where the engine wants them.
         engine: that trains it.
+        watch: called before each trial, with its number of clusters and the largest number.
 
     Raises:
         InputError: fewer than two clients have examples to hold out.
@@ -67,7 +89,9 @@ def choose_cluster_number(simulation: Simulation, engine: Engine) -> ClusterNumb
     require(len(scored) > 1, "clusters = 'auto' needs at least two clients with two examples each; give a number")
     rows = list[Floats]()
     for clusters in range(1, most + 1):
-        trial = replace(simulation, algorithm=with_clusters(simulation.algorithm, clusters), federation=federation)
+        watch(clusters, most)
+        algorithm = with_cluster_number(simulation.algorithm, clusters)
+        trial = replace(simulation, algorithm=algorithm, federation=federation)
         deployed = train_alone(trial, engine)
         losses = np.empty(len(scored))
         models = deployed.model[scored]
@@ -76,9 +100,7 @@ def choose_cluster_number(simulation: Simulation, engine: Engine) -> ClusterNumb
             losses[users.numpy()] = engine.losses(deployed.models[k][None], held_out.take(scored[users]))[:, 0].numpy()
         rows.append(losses)
         LOG.info("trial with %d clusters: clients' mean held-out loss %.4f", clusters, losses.mean())
-    chosen = smallest_within_one_error(np.stack(rows))
-    LOG.info("'algorithm.clusters': %d of 1 to %d", chosen, most)
-    return ClusterNumber(chosen, tuple(float(row.mean()) for row in rows))
+    return ClusterNumber(smallest_unbeaten(np.stack(rows)), tuple(float(row.mean()) for row in rows))
 
 
 def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation, Shards]:
@@ -105,27 +127,22 @@ def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation
     return replace(federation, clients=first), second
 
 
-def smallest_within_one_error(losses: Floats) -> int:
-    """The smallest number of clusters whose loss is within one standard error of the least.
+def smallest_unbeaten(losses: Floats) -> int:
+    """The smallest number of clusters that no larger number is shown to beat.
 
-    The standard error is that of the paired differences between clients' losses under both numbers. So one model is
-    chosen where more are not shown to help.
+    One beats another where the mean of clients' paired differences of losses is above 0 by a one-sided t test. The
+    tests share `LEVEL` (Bonferroni), so where more do not help, one is chosen with a probability of 95 % or more.
 
     Args:
-        losses: (K, n), each client's held-out loss with 1, 2, ... K clusters.
+        losses: (K, n), each client's held-out loss with 1, 2, ... K clusters; without numbers that have infinite ones.
 
-    Source: Breiman, Friedman, Olshen, Stone 1984, Classification and Regression Trees, section 3.4.3.
-
-    >>> smallest_within_one_error(np.array([[1.0, 2.0, 3.0], [0.5, 1.4, 2.4], [0.4, 1.6, 2.2]]))
+    >>> smallest_unbeaten(np.array([[1.0, 2.0, 3.0], [0.5, 1.4, 2.4], [0.4, 1.6, 2.2]]))
     2
     """
-    finite = np.nan_to_num(losses, nan=np.inf, posinf=np.inf)
-    means = finite.mean(axis=1)
-    if not np.isfinite(means).any():
-        return 1
-    best = finite[means.argmin()]
-    for clusters, own in enumerate(finite, 1):
-        more = own - best
-        if np.isfinite(more).all() and more.mean() <= more.std(ddof=1) / sqrt(len(more)):
-            return clusters
-    return int(means.argmin()) + 1
+    usable = np.flatnonzero(np.isfinite(losses).all(axis=1)).tolist()
+    for place, number in enumerate(usable):
+        gains = losses[number] - losses[usable[place + 1 :]]
+        bound = float(stdtrit(gains.shape[1] - 1, 1 - LEVEL / max(1, len(gains))))
+        if not (gains.mean(axis=1) > bound * gains.std(axis=1, ddof=1) / sqrt(gains.shape[1])).any():
+            return number + 1
+    return 1

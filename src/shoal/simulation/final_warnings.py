@@ -10,7 +10,7 @@ from shoal.audit.measurement import FinishedTraining, measurement
 from shoal.core.errors import quote
 from shoal.data import Federation
 from shoal.metrics.summary import Summary
-from shoal.models.model import cross_entropy
+from shoal.models.model import cross_entropy, squared_error
 
 LOG = logging.getLogger("shoal")
 
@@ -30,12 +30,9 @@ class SmallClusters:
 
     def measure(self, finished: FinishedTraining) -> Summary:
         """``clusters.small``: how many there are; nothing where all clients share one model."""
-        assignment, count = finished.deployed.assignment, len(finished.state.models)
-        if count == 1:
+        if len(finished.state.models) == 1:
             return Summary()
-        small = small_clusters(assignment, self.min_clients)
-        for cluster in small:
-            LOG.warning("%s", small_cluster_warning(finished.federation, assignment, cluster, self.min_clients))
+        small = warn_of_small_clusters(finished.federation, finished.deployed.assignment, self.min_clients)
         return Summary(overall={"clusters.small": len(small)})
 
 
@@ -49,38 +46,48 @@ def small_clusters(assignment: torch.Tensor, min_clients: int) -> list[int]:
     return torch.nonzero((sizes > 0) & (sizes < min_clients)).flatten().tolist()
 
 
-def small_cluster_warning(federation: Federation, assignment: torch.Tensor, cluster: int, min_clients: int) -> str:
-    """The sentence on a cluster of few clients."""
-    inside = torch.nonzero(assignment == cluster).flatten().tolist()
-    names = [str(federation.ids[i].item()) if federation.names is None else federation.names[i] for i in inside]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return (
-        f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
-        f"fewer than 'evaluation.min_clients' = {min_clients}; those clients are the most exposed: their model is "
-        "nearly theirs alone; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
-    )
+def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min_clients: int) -> list[str]:
+    """Log a sentence for each cluster of fewer than ``min_clients`` clients, and return the sentences."""
+    sentences = list[str]()
+    for cluster in small_clusters(assignment, min_clients):
+        inside = torch.nonzero(assignment == cluster).flatten().tolist()
+        names = [str(federation.ids[i].item()) if federation.names is None else federation.names[i] for i in inside]
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        sentences.append(
+            f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
+            f"fewer than 'evaluation.min_clients' = {min_clients}; those clients are the most exposed: their model is "
+            "nearly theirs alone; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
+        )
+        LOG.warning("%s", sentences[-1])
+    return sentences
 
 
 @measurement("learned", "Learning")
 def learning(finished: FinishedTraining) -> Summary:
-    """Warn where the training loss after the last round is no better than that of the classes' frequencies."""
+    """Warn where the last training loss is no better than that of the classes' frequencies, or of the targets' mean."""
     federation, loss = finished.federation, float(finished.losses.mean())
     if finished.state.round < FEW_ROUNDS:
         return Summary()
     if not isfinite(loss):
         LOG.warning("the training loss after the last round is not finite: nothing was learned; %s", _ADVICE)
-    elif federation.classes is not None and finished.training.engine.model.loss is cross_entropy:
-        labels = federation.clients.y[federation.clients.indices]
-        shares = torch.bincount(labels.cpu(), minlength=federation.classes).double() / len(labels)
-        prior = float(torch.special.entr(shares).sum())
-        if loss >= prior > 0:
-            LOG.warning(
-                "the training loss after the last round, %.3f, is no better than that of a model that knows the "
-                "classes' frequencies alone, %.3f: nothing was learned; %s",
-                loss,
-                prior,
-                _ADVICE,
-            )
+        return Summary()
+    labels, measure = federation.clients.y[federation.clients.indices].cpu(), finished.training.engine.model.loss
+    if federation.classes is not None and measure is cross_entropy:
+        shares = torch.bincount(labels, minlength=federation.classes).double() / len(labels)
+        prior, known = float(torch.special.entr(shares).sum()), "classes' frequencies"
+    elif federation.classes is None and measure is squared_error:
+        prior, known = float(labels.double().var(dim=0, correction=0).mean()), "targets' mean"
+    else:
+        return Summary()
+    if loss >= prior > 0:
+        LOG.warning(
+            "the training loss after the last round, %.3f, is no better than that of a model that knows the %s alone, "
+            "%.3f: nothing was learned; %s",
+            loss,
+            known,
+            prior,
+            _ADVICE,
+        )
     return Summary()
 
 

@@ -36,13 +36,12 @@ def round_metrics(
         report: of the round.
         evaluated: whether accuracies, means of the model's metric, are computed; they are NaN otherwise.
     """
-    group = federation.group[report.cohort]
+    shares = federation.group_shares[report.cohort]
     rows = []
     for k, model in enumerate(state.models):
         inside = report.assignment == k
         sizes = federation.clients.sizes[report.cohort[inside]]
-        by_group = torch.bincount(group[inside], minlength=len(federation.groups))
-        mix = by_group.double().numpy()
+        by_group, mix = (shares[inside] > 0).sum(dim=0), shares[inside].sum(dim=0).numpy()
         accuracies = np.array(group_accuracies(model, federation, engine) if evaluated else [nan] * len(mix))
         row: dict[str, float] = {
             "round": state.round,

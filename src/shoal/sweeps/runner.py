@@ -7,11 +7,9 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
 import tomli_w
 from filelock import FileLock
 
@@ -24,10 +22,8 @@ from shoal.core.errors import InputError, ShoalError, file_errors, require
 from shoal.core.processes import SEQUENTIAL, Workers, Workplace
 from shoal.reports.sweep.report_spec import require_shown, said_of
 from shoal.runs.directory import is_finished
-from shoal.runs.files import read_table
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.measure import ROUND_COLUMNS
 from shoal.simulation.play import Watch
 from shoal.sweeps.plan import PlannedRun, SweepProgress, dataset_of, forget_datasets, plan_runs, progress_of
 from shoal.sweeps.results_table import read_results, row_of, write_results
@@ -137,11 +133,17 @@ class FinishedRuns:
             raise ShoalError(f"{name}: failed: {' '.join(reason.split())}")
 
 
-def finish_runs(planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, pages: bool = True) -> FinishedRuns:
+_Work = Callable[[Workplace[Watch], tuple[Config, str]], tuple[str, str | None]]
+
+
+def finish_runs(
+    planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, work: _Work | None = None
+) -> FinishedRuns:
     """Do those of the ``planned`` runs that are not finished in the folder of a workplace.
 
-    ``pages`` says whether each gets its page, which takes a second.
+    ``work`` leaves their pages out. Calls with the same one share worker processes, which take seconds to start.
     """
+    pages = work is None
     failed, runs, watch = dict[str, str](), place.out, place.watch
 
     def now() -> SweepProgress:
@@ -150,7 +152,7 @@ def finish_runs(planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, 
     if watch is not None:
         watch.started(now)
     left = [job for job in planned if not _is_complete(runs / job.digest, pages=pages)]
-    for digest, reason in run_all(left, place, pages=pages):
+    for digest, reason in run_all(left, place, work or run_one):
         if reason is not None:
             failed[digest] = reason
         if watch is not None:
@@ -171,9 +173,9 @@ def finish_runs(planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, 
 
 
 def run_all(
-    planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, pages: bool = True
+    planned: Sequence[PlannedRun], place: Workplace[SweepWatch], work: _Work
 ) -> Iterator[tuple[str, str | None]]:
-    """Do the runs in the folder of ``place``; yields each one's digest as it ends, and the reason if it failed."""
+    """Do the runs in the folder of ``place``; yields the digest of each as it ends, and the reason if it failed."""
     workers, runs, data_dir = place.workers.at_most(len(planned)), place.out, place.data_dir
     items = [(job.config, job.digest) for job in planned]
     # All workers train the reference federations of a run that is alone.
@@ -183,7 +185,7 @@ def run_all(
         forget_datasets()
         runs, data_dir = runs.resolve(), None if data_dir is None else data_dir.resolve()
         items = [(_threads(config, workers.threads), digest) for config, digest in items]
-    yield from workers.unordered(partial(run_one, pages=pages), Workplace(runs, references, data_dir), items)
+    yield from workers.unordered(work, Workplace(runs, references, data_dir), items)
 
 
 def run_one(place: Workplace[Watch], item: tuple[Config, str], *, pages: bool = True) -> tuple[str, str | None]:
@@ -251,11 +253,6 @@ def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str,
     # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
     from shoal.reports.sweep.sweep_page import write_sweep_report  # noqa: PLC0415
 
-    # Several figures draw the same runs.
-    @cache
-    def read_rounds(digest: str) -> pd.DataFrame:
-        return read_table(out / "runs" / digest / "rounds.csv", ROUND_COLUMNS)
-
     algorithms = [run.config.algorithm for run in sweep.runs]
     titles = {algorithm.name: title_of(algorithm.value) for algorithm in algorithms if ":" in algorithm.name}
     return write_sweep_report(
@@ -266,7 +263,6 @@ def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str,
         seeds=sweep.seeds,
         results=read_results(out, sweep.axes),
         missing=missing,
-        read_rounds=read_rounds,
         source=sweep.toml("base.toml"),
     )
 

@@ -15,13 +15,14 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.kinds import require_data
+from shoal.config.named_keys import drop_foreign_keys, names_first
 from shoal.config.schema import Config, parse_config, require_named_parts, with_data_path
 from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml, remove_section
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Count, settings, spell_value
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 
-RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
+RESERVED = ("run", "seed", "key", "mean", "sd", "n")
 """Columns of results.csv and of tables that no axis can have for a name."""
 
 SWITCHED_OFF = "none"
@@ -155,12 +156,10 @@ def _runs(
 ) -> Iterator[SweepPoint]:
     for combination in itertools.product(*(axis.items() for axis in axes.values())):
         place = {name: setting for name, (setting, _) in zip(axes, combination, strict=True)}
-        changes = dict(section.changes)
-        for _, setting in combination:
-            changes |= setting
+        changes = {key: value for _, setting in combination for key, value in setting.items()}
         words = ", ".join(f"{axis} = {value}" for axis, value in place.items())
         for seed in section.seeds:
-            config = _changed(base, changes | {"seed": seed}, f"{where} with {words}")
+            config = _changed(base, section.changes, changes | {"seed": seed}, f"{where} with {words}")
             yield SweepPoint(place, seed, config)
 
 
@@ -219,17 +218,22 @@ def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, Sett
             seen.append((owner, parts))
 
 
-def _changed(base: Mapping[str, Any], changes: SettingChanges, where: str) -> Config:
-    """The configuration that ``changes`` make of the table ``base``; ``where`` names it in error sentences."""
+def _changed(base: Mapping[str, Any], shared: SettingChanges, own: SettingChanges, where: str) -> Config:
+    """The configuration that changes make of the table ``base``; ``where`` names it in error sentences.
+
+    ``shared`` changes are made for all runs, and count as the base's where the run's ``own`` name another algorithm.
+    """
     table = copy.deepcopy(dict(base))
-    for key, value in changes.items():
-        try:
-            if value == SWITCHED_OFF and remove_section(table, key_parts(key)):
-                continue
-            change_key(table, key_parts(key), copy.deepcopy(value))
-        except InputError as error:
-            raise InputError(f"{where}: '{key}': {error}") from error
-    _fill_last_share(table, changes, where)
+    for changes in (shared, own):
+        for key in names_first(changes):
+            try:
+                if changes[key] == SWITCHED_OFF and remove_section(table, key_parts(key)):
+                    continue
+                change_key(table, key_parts(key), copy.deepcopy(changes[key]))
+                drop_foreign_keys(table, key)
+            except InputError as error:
+                raise InputError(f"{where}: '{key}': {error}") from error
+    _fill_last_share(table, {**shared, **own}, where)
     evaluation = table.setdefault("evaluation", {})
     if isinstance(evaluation, dict):
         # A sweep compares its runs with each other, and each baseline would take as long as a run.

@@ -7,6 +7,7 @@ import torch
 
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.wrapper import Derived
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
@@ -42,6 +43,10 @@ class ByGroup(Derived):
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model for each group that has clients."""
+        require(
+            not federation.row_groups,
+            "algorithm 'by-group' needs groups of clients, and clients have examples of several; name another column",
+        )
         present, cluster = torch.unique(federation.group, return_inverse=True)
         model = engine.model.init(stream("model", 0))
         state = State.initial(model.expand(len(present), -1).clone(), len(federation))

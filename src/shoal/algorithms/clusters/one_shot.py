@@ -160,6 +160,8 @@ def k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
     """(n,) int64, the cluster of each of ``vectors`` (n, P), as canonical labels, best of ``starts``; K at most n."""
     from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
 
+    # scikit-learn warns where fewer vectors differ than it is to find clusters.
+    clusters = min(clusters, len(vectors.unique(dim=0)))
     # scikit-learn's hints know n_init only by its default, a word.
     best = KMeans(clusters, n_init=starts, random_state=seed)  # pyright: ignore[reportArgumentType]
     return canonical_labels(torch.from_numpy(best.fit(vectors.cpu().double().numpy()).labels_))

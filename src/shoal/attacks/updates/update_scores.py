@@ -73,7 +73,7 @@ class OwnedRecords:
             x=torch.cat([shards.x[shards.indices.to(shards.x.device)], test.x]),
             y=torch.cat([shards.y[shards.indices.to(shards.y.device)], test.y]),
             client=torch.cat([federation.ids[owners], torch.full((len(test),), NOBODY)]),
-            group=torch.cat([federation.group[owners], test.group]),
+            group=torch.cat([federation.groups_of("clients"), test.group]),
             groups=federation.groups,
         )
 

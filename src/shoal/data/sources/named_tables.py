@@ -130,7 +130,7 @@ NAMED_TABLES = {
         client="hospital",
         label="procedure",
         inputs=("los", "sex", "admit", "age75"),
-        source="Arizona cardiovascular patients 1991; Hilbe, Negative Binomial Regression (2011)",
+        source="Arizona Medpar data 1991, cardiovascular patients; Hilbe, Negative Binomial Regression (2011)",
     ),
     "aids2": NamedTable(
         "MASS",
@@ -150,7 +150,8 @@ NAMED_TABLES = {
         inputs=("gender", "age", "gcsescore"),
         score="score",
         high="high",
-        source="A-level chemistry 1997; Fielding, Yang and Goldstein, Statistical Modelling 3 (2003)",
+        source="A-level chemistry 1997; Yang, Fielding and Goldstein, Multilevel ordinal models for examination "
+        "grades (2002)",
     ),
     "star": NamedTable(
         "mlmRev",
@@ -165,8 +166,8 @@ NAMED_TABLES = {
         within="gr",
         impute="median",
         rows=("gr", "3"),
-        source="Tennessee's Student Teacher Achievement Ratio 1985 to 1989; Word et al., The State of Tennessee's STAR "
-        "Project (1990)",
+        source="Tennessee's Student Teacher Achievement Ratio, a four-year study of class size; HEROS, Inc., "
+        "heros-inc.org/data.htm",
     ),
 }
 """The tables by the names that a configuration gives them as its source."""

@@ -24,6 +24,9 @@ from shoal.data.names import require_group_names
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
 
+LARGEST = 1e100
+"""Numbers from which a column of inputs or targets cannot be standardised: their squares are infinite."""
+
 Task = Literal["classification", "regression"]
 """Labels as classes or as numbers to be predicted. Labels alone do not say which: prices may be integers."""
 
@@ -76,7 +79,8 @@ class Columns:
         client: the column with the names of the clients.
         label: the column of labels, words, codes or integers, which are numbered in sorted order; in Python with
             ``classes`` integers are classes as they are.
-        group: the column with names of groups, one for all rows of a client; None: one group.
+        group: the column with names of groups; None: one group. Where a client has rows of several, such as two sexes,
+            figures by group are of each client's rows of it.
         inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, 2 to 20
             different words. Numbers are standardised by mean and standard deviation of the clients' training rows. In
             Python one column may hold images or lists of one shape, which stay as they are.

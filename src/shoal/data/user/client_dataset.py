@@ -1,7 +1,7 @@
 """Examples that clients have already, as in a table with a client column: split within each client."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
@@ -19,6 +19,7 @@ from shoal.data.federation import Federation
 from shoal.data.names import (
     EVERYBODY,
     NameOf,
+    group_counts,
     groups_of_clients,
     numbered,
     numbered_name,
@@ -43,11 +44,12 @@ class ClientDataset:
             or of words, NaN where a cell is empty.
         labels: (M,) int64, the classes by their numbers; (M, 1) float64, the targets of a regression.
         client: (M,) int64, the client of each example.
-        group: (N,) int64, the group of each client.
+        group: (N,) int64, the group of each client; with ``row_group`` its largest one.
         class_names, client_names, group_names: by number; a regression has no classes.
         impute: what replaces empty cells; None: there are none.
         warnings: sentences for the user before training.
         origin: maps the number of an example to its name in the file or folder.
+        row_group: (M,) int64, the group of each example, where a client has several; None: its client's.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ClientDataset:
     impute: Impute | None = None
     warnings: tuple[str, ...] = ()
     origin: NameOf = str
+    row_group: Tensor | None = field(default=None, compare=False)  # changes no model, so no fingerprint
 
     @property
     def kind(self) -> str:
@@ -88,8 +91,17 @@ class ClientDataset:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each group's fraction of the clients."""
-        return {name: count / len(self.group) for name, count in _counts(self.group_names, self.group)}
+        """Each group's fraction of the clients, or, where groups are of examples, its mean fraction of a client."""
+        if self.row_group is None:
+            return {name: count / len(self.group) for name, count in _counts(self.group_names, self.group)}
+        counts = group_counts(self.client, self.row_group, (len(self.group), len(self.group_names)))
+        shares = (counts / counts.sum(dim=1, keepdim=True)).mean(dim=0)
+        return dict(zip(self.group_names, shares.tolist(), strict=True))
+
+    @property
+    def example_group(self) -> Tensor:
+        """(M,) int64, the group of each example."""
+        return self.group[self.client] if self.row_group is None else self.row_group
 
     @staticmethod
     def from_names(
@@ -108,7 +120,7 @@ class ClientDataset:
         ``labels`` are names of classes, or the targets (M, 1) of a regression.
 
         Raises:
-            InputError: no example, one class only, a client in several groups, or a name that no group can have.
+            InputError: no example, one class only, or a name that no group can have.
         """
         require(len(labels) > 0, f"{name} has no examples; at least one client with a few is needed")
         client, client_names = numbered(clients)
@@ -119,18 +131,20 @@ class ClientDataset:
         )
         require_group_names(group_names)
         named = (("clients", client_names), ("classes", class_names), ("groups", group_names))
+        group, several = groups_of_clients(name, (client, client_names), (example_group, group_names))
         return ClientDataset(
             name=name,
             examples=x,
             labels=y,
             client=client,
-            group=groups_of_clients(name, (client, client_names), (example_group, group_names)),
+            group=group,
             class_names=class_names,
             client_names=client_names,
             group_names=group_names,
             impute=impute,
-            warnings=(*warnings, *(f"{name}: {sentence}" for sentence in similar_names(named))),
+            warnings=(*warnings, *several, *(f"{name}: {sentence}" for sentence in similar_names(named))),
             origin=origin,
+            row_group=example_group if several else None,
         )
 
     def with_at_least(self, examples: int) -> "ClientDataset":
@@ -156,7 +170,7 @@ class ClientDataset:
             self.examples[kept] if isinstance(self.examples, Tensor) else self.examples.iloc[kept.numpy()],
             clients=[self.client_names[i] for i in self.client[kept].tolist()],
             labels=[self.class_names[i] for i in self.labels[kept].tolist()] if self.classes else self.labels[kept],
-            groups=[self.group_names[i] for i in self.group[self.client[kept]].tolist()],
+            groups=[self.group_names[i] for i in self.example_group[kept].tolist()],
             impute=self.impute,
             origin=partial(numbered_name, self.origin, kept),
         )
@@ -173,7 +187,9 @@ class ClientDataset:
         classes = [("classes, by number (examples)", self.class_names, self.labels)] if self.classes else []
         for title, names, numbers in (
             ("clients, by number (examples)", self.client_names, self.client),
-            ("groups (clients)", self.group_names, self.group),
+            ("groups (clients)", self.group_names, self.group)
+            if self.row_group is None
+            else (f"groups ({self.kind})", self.group_names, self.row_group),
             *classes,
         ):
             counted = enumerate(_counts(names, numbers))
@@ -253,7 +269,7 @@ class ClientSplit:
                 f"{data.name} has no training example of the class '{name}', since {only} held out; leave the class "
                 "out, give it more examples, or choose another 'seed'",
             )
-        tested = _counts(data.group_names, data.group[data.client[torch.cat(test)]])
+        tested = _counts(data.group_names, data.example_group[torch.cat(test)])
         without = quote(name for name, count in tested if not count)
         require(
             not without,
@@ -270,26 +286,6 @@ class ClientSplit:
             counts.append(min(left, held_out_count(examples, fraction)))
             left -= counts[-1]
         return counts
-
-
-def class_warnings(data: ClientDataset, indices: PartitionIndices) -> Iterator[str]:
-    """Sentences on classes that have a single example, or no test example."""
-    if data.classes is None:
-        return
-    counts = [_counts(data.class_names, data.labels[rows]) for rows in (slice(None), indices.test)]
-    single, untested = (
-        [name for name, count in part if count == most] for part, most in zip(counts, (1, 0), strict=True)
-    )
-    for names, sentence in (
-        (single, "only one example of the class {}, which no test can be of"),
-        (
-            [name for name in untested if name not in single],
-            "no test example of the class {}, so accuracy is not of it",
-        ),
-    ):
-        if names:
-            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-            yield f"{data.name}: {sentence.format(quote(names[:10]) + more)}"
 
 
 def federation_of_clients(
@@ -322,7 +318,7 @@ def federation_of_clients(
 
     def examples(rows: Tensor) -> GroupedExamples:
         client = data.client[rows]
-        return GroupedExamples(gather(x, rows), y[rows], data.group[client], client)
+        return GroupedExamples(gather(x, rows), y[rows], data.example_group[rows], client)
 
     rows = {"clients": indices.clients.indices, "holdout": indices.holdout.indices, "test": indices.test}
     return Federation(
@@ -338,6 +334,9 @@ def federation_of_clients(
         names=data.client_names,
         origins={part: partial(numbered_name, data.origin, numbers) for part, numbers in rows.items()},
         own_inputs=True,
+        row_groups={}
+        if data.row_group is None
+        else {part: data.row_group[rows[part]] for part in ("clients", "holdout")},
     )
 
 

@@ -1,5 +1,6 @@
 """A user's own tensors as the fields of a federation, checked: the work of `Federation.from_tensors`."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,12 @@ from torch.utils.data import Dataset
 from shoal.core.errors import InputError, describe, integer, quote, read_error, require, suggest
 from shoal.core.formats import shorten
 from shoal.core.settings import MAX_CLASSES, one_of
-from shoal.data.names import EVERYBODY, own_example
+from shoal.data.names import EVERYBODY, class_warnings, own_example
 from shoal.data.preferences import Preferences, per_client
 from shoal.data.shards import GroupedExamples, Shards, to_channels_last
 from shoal.data.user.arrays import Arrays, Examples, Task, group_names, integers_of, require_finite, tensors_of
+
+LOG = logging.getLogger("shoal")
 
 Limits = Tensor | Sequence[float] | float
 """One number for all clients, or one per client."""
@@ -85,8 +88,14 @@ def fields_from_tensors(
     limits: tuple[Limits, Limits],
     classes: int | None,
     task: Task,
+    class_names: Sequence[str] = (),
+    row_groups: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas."""
+    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas.
+
+    ``class_names`` are those in warnings; classes beyond them are called by their numbers. ``row_groups`` are the names
+    of the examples' groups, where clients have several; ``groups`` are then the largest.
+    """
     require(task in get_args(Task), f"'task' must be {one_of(get_args(Task))}; got {task!r}")
     regression = task == "regression"
     require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
@@ -98,15 +107,16 @@ def fields_from_tensors(
         require(classes <= MAX_CLASSES, f"'classes' must be at most {MAX_CLASSES:,}; got {classes!r}")
     held_out = _held_out(holdout, task, shards)
     client_groups = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
-    names = tuple(dict.fromkeys(client_groups))
-    group = torch.tensor([names.index(name) for name in client_groups])
+    names = tuple(dict.fromkeys([*client_groups, *row_groups]))
+    number = {name: g for g, name in enumerate(names)}
+    group, row_group = (torch.tensor([number[name] for name in each]) for each in (client_groups, row_groups))
     require(
         isinstance(test, Examples) or len(names) == 1,
         f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
     )
     tested = _grouped("the test set", test, names, first, task)
     if isinstance(test, Examples) and test.clients is not None:
-        tested = replace(tested, client=_test_clients(test.clients, tested, group))
+        tested = replace(tested, client=_test_clients(test.clients, tested, None if row_groups else group, count))
     require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
     without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
     require(not without, f"the test set has no examples of the group {quote(without)}; each group needs some")
@@ -121,6 +131,11 @@ def fields_from_tensors(
                 _check(name.format(i), examples.x[rows], examples.y[rows], classes)
     for name, examples in (("the test set", tested), ("the shadow set", shadows)):
         _check(name, examples.x, examples.y, classes)
+    if not regression:
+        trained = shards.y[shards.indices]
+        named = [*class_names, *map(str, range(len(class_names), 1 + int(max(trained.max(), tested.y.max()))))]
+        for sentence in class_warnings("the federation", named, trained, tested.y):
+            LOG.warning("%s", sentence)
     threshold, beta = limits
     return {
         "clients": shards,
@@ -138,6 +153,7 @@ def fields_from_tensors(
             "test": "test[{}]".format,
         },
         "own_inputs": True,
+        "row_groups": {"clients": row_group, "holdout": row_group[:0]} if row_groups else {},
     }
 
 
@@ -217,14 +233,14 @@ def _grouped(
     return GroupedExamples(x, y, torch.tensor([index[group] for group in names], dtype=torch.int64))
 
 
-def _test_clients(value: object, tested: GroupedExamples, group: Tensor) -> Tensor:
-    """`Examples.clients` of the test set, for clients of these groups (N,)."""
-    form = f"the 'clients' of the test set must be {len(tested)} integers from -1 to {len(group) - 1}"
+def _test_clients(value: object, tested: GroupedExamples, group: Tensor | None, count: int) -> Tensor:
+    """`Examples.clients` of the test set, for N = ``count`` clients of these groups (N,); None: of several each."""
+    form = f"the 'clients' of the test set must be {len(tested)} integers from -1 to {count - 1}"
     client = integers_of(value, form)
     require(client.shape == (len(tested),), f"{form}; got {describe(value)}")
-    strangers = client[(client < -1) | (client >= len(group))]
+    strangers = client[(client < -1) | (client >= count)]
     require(len(strangers) == 0, f"{form}; got {strangers[:1].sum()}")
-    wrong = torch.nonzero((client >= 0) & (group[client] != tested.group)).flatten()
+    wrong = client[:0] if group is None else torch.nonzero((client >= 0) & (group[client] != tested.group)).flatten()
     require(
         len(wrong) == 0,
         f"the test set has an example of client {client[wrong[:1]].sum()} in another group than the client's",

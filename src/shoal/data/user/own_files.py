@@ -22,7 +22,7 @@ from shoal.core.foreign_files import read_pictures, require_at_most, require_sma
 from shoal.core.settings import one_of, settings
 from shoal.data.names import NameOf, file_row, numbered_name
 from shoal.data.sources.named_tables import NAMED_TABLES
-from shoal.data.user.arrays import Columns, Task, grey_or_rgb, labelled_arrays
+from shoal.data.user.arrays import LARGEST, Columns, Task, grey_or_rgb, labelled_arrays
 from shoal.data.user.client_dataset import ClientDataset, SourceData
 from shoal.data.user.tables import chosen_rows, frame_of, read_rows, require_columns, require_distinct, require_named
 
@@ -190,12 +190,12 @@ def table_dataset(
 def _targets(name: str, column: str, labels: np.ndarray) -> Tensor:
     """The targets (M, 1) float64 of a regression."""
     numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    wrong = np.flatnonzero(~np.isfinite(numbers))
+    wrong = np.flatnonzero(~(np.abs(numbers) < LARGEST))
     first = f"'{labels[wrong[0]]}' in row {wrong[0] + 1}" if len(wrong) else ""
     require(
         len(wrong) == 0,
-        f"{name} has {len(wrong):,} of {len(labels):,} cells in the column '{column}' that are no finite numbers, "
-        f"{first} (without the header); a regression predicts numbers",
+        f"{name} has {len(wrong):,} of {len(labels):,} cells in the column '{column}' that are no numbers, or too "
+        f"large, {first} (without the header); a regression predicts numbers",
     )
     return torch.from_numpy(numbers.copy())[:, None]
 

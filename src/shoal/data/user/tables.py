@@ -17,7 +17,7 @@ from shoal.core.errors import InputError, describe, quote, require, require_inst
 from shoal.core.randomness import Stream
 from shoal.data.datasets import Standardizer
 from shoal.data.names import EVERYBODY, groups_of_clients, numbered, numbered_name, similar_names
-from shoal.data.user.arrays import Arrays, ArrayTable, Columns, Examples, Task, stack_inputs, tensors_of
+from shoal.data.user.arrays import LARGEST, Arrays, ArrayTable, Columns, Examples, Task, stack_inputs, tensors_of
 from shoal.data.user.from_tensors import ClientArrays, Limits, fields_from_tensors
 
 LOG = logging.getLogger("shoal")
@@ -91,13 +91,13 @@ def fields_from_table(
     # With `classes`, integers are classes as they are. A code such as 01 is none.
     as_they_are = classes is not None and all(map(_INTEGER.fullmatch, class_names))
     number = {name: int(name) if as_they_are else i for i, name in enumerate(class_names)}
-    groups, group_names = None, ()
+    groups, several = None, list[str]()
+    example_group, group_names = numbered(trained.groups or ())
     if trained.groups is not None:
-        example_group, group_names = numbered(trained.groups)
-        group = groups_of_clients("the table", (client, clients), (example_group, group_names))
+        group, several = groups_of_clients("the table", (client, clients), (example_group, group_names))
         groups = [group_names[g] for g in group.tolist()]
     named = [("clients", clients), ("classes", class_names), ("groups", group_names)]
-    for sentence in (*trained.warnings, *(f"the table: {warning}" for warning in similar_names(named))):
+    for sentence in (*trained.warnings, *several, *(f"the table: {warning}" for warning in similar_names(named))):
         LOG.warning("%s", sentence)
 
     def pair(rows: TableRows) -> Arrays:
@@ -109,7 +109,8 @@ def fields_from_table(
         x = scale.transform(rows.x) if scale is not None and isinstance(rows.x, pd.DataFrame) else rows.x
         return tensors_of(rows.name, (x, y), task)
 
-    position = {key: i for i, key in enumerate(zip(clients, groups or [EVERYBODY] * len(clients), strict=True))}
+    of_clients = groups if groups and not several else [EVERYBODY] * len(clients)
+    position = {key: i for i, key in enumerate(zip(clients, of_clients, strict=True))}
 
     def examples(name: str, table: ArrayTable) -> Examples:
         frame = frame_of(name, table)
@@ -119,7 +120,8 @@ def fields_from_table(
         rows = read_rows(name, frame, columns, task, of_clients=False)
         x, y = pair(rows)
         row_groups = [EVERYBODY] * len(y) if rows.groups is None else list(rows.groups)
-        owners = [position.get(key, -1) for key in zip(rows.clients, row_groups, strict=True)]
+        keys = zip(rows.clients, [EVERYBODY] * len(y) if several else row_groups, strict=True)
+        owners = [position.get(key, -1) for key in keys]
         return Examples(x, y, row_groups, owners if max(owners, default=-1) >= 0 else None)
 
     x, y = pair(trained)
@@ -133,6 +135,8 @@ def fields_from_table(
         limits=limits,
         classes=classes,
         task=task,
+        row_groups=[group_names[g] for g in example_group[order].tolist()] if several else (),
+        class_names=() if as_they_are else class_names,
     )
     origins = {**fields["origins"], "clients": partial(numbered_name, "table[{}]".format, rows[order])}
     return fields | {"names": tuple(map(str, clients)), "origins": origins}
@@ -365,15 +369,17 @@ def _cells(column: pd.Series) -> np.ndarray:
 
 
 def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
-    """Raise where cells are infinite or, unless cells may be ``empty``, NaN."""
-    infinite = inputs.isin([np.inf, -np.inf])
+    """Raise where cells are infinite, or so large that their squares are, or, unless cells may be ``empty``, NaN."""
+    infinite = inputs.select_dtypes("number").abs().ge(LARGEST).reindex(columns=inputs.columns, fill_value=False)
     wrong = infinite if empty or infinite.any(axis=None) else inputs.isna()
     counts = wrong.sum()
     if counts.any():
         where = [f"'{column}' ({count:,})" for column, count in counts.items() if count]
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
         total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
-        kind, remedy = ("infinite", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', fill")
+        kind, remedy = ("too large", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', fill")
+        if np.isinf(inputs.select_dtypes("number")).any(axis=None):
+            kind = "infinite"
         raise InputError(
             f"{name} has {total:,} {kind} cell{'s' * (total > 1)} in {shown}, the first in row {row} (without the "
             f"header); {remedy} them, or leave these rows out"

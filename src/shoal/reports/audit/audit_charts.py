@@ -1,6 +1,6 @@
 """The figures of an audit's page: what each attack finds, and how exposed single records are."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.audit.finding import Finding, exposure_summary, most_exposed
-from shoal.core.formats import capitalized, decimal, join_words, percent
+from shoal.core.formats import decimal, percent
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
 from shoal.reports.charts import evenly
@@ -27,26 +27,8 @@ def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
     return [name for name in groups if name in exposed]
 
 
-def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> plot.Figure | None:
-    """The balanced accuracy of each attack on each group, with intervals; None where nothing was measured."""
-    shown = {name: [one for one in groups[name] if one.accuracy.known] for name in drawn_groups(groups)}
-    ranked = sorted((one for here in shown.values() for one in here), key=lambda one: one.accuracy.value)
-    if not ranked:
-        return None
-    # An attack's place is that of its highest accuracy.
-    heads = {one.attack: one.head for one in ranked}
-    rows = {
-        attack: plot.short(heads[attack], 24) for attack in reversed(dict.fromkeys(one.attack for one in ranked[::-1]))
-    }
-    deciding: dict[str, list[str]] = {}
-    for name, (first, *_) in shown.items():
-        deciding.setdefault(first.title, []).append(name)
-    title = "; ".join(f"{attack} decides on {join_words(names, 2)}" for attack, names in deciding.items())
-    return _dots("attacks", capitalized(title), rows, shown, len(groups), lambda one: one.attack)
-
-
 def by_view(found: Sequence[Finding]) -> plot.Figure | None:
-    """The balanced accuracy of the attack that decides by view and group; None where nothing was measured.
+    """A dot with its interval for the attack that decides, by view and group; None where nothing was measured.
 
     Args:
         found: one finding per view and group.
@@ -57,28 +39,7 @@ def by_view(found: Sequence[Finding]) -> plot.Figure | None:
     exposed = [*dict.fromkeys(finding.group for finding in most_exposed(found))][:MOST_GROUPS]
     shown = {name: [finding for finding in found if finding.group == name] for name in names if name in exposed}
     title = exposure_summary(found, unasked=False).removesuffix(".")
-    return _dots("views", title, {view: view for view in reversed(VIEWS)}, shown, len(names), lambda one: one.view)
-
-
-def _dots(
-    name: str,
-    title: str,
-    rows: Mapping[str, str],
-    shown: Mapping[str, Sequence[Finding]],
-    groups: int,
-    row_of: Callable[[Finding], str],
-) -> plot.Figure:
-    """A dot with its interval per finding, the groups of a row beside each other.
-
-    Args:
-        name: of the figure.
-        title: above it.
-        rows: the labels of rows by their keys, from the bottom.
-        shown: the findings by group, in the order of their styles.
-        groups: how many there are, also those that are not shown.
-        row_of: the key of a finding's row.
-    """
-    order = [*rows]
+    order = [*reversed(VIEWS)]
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
@@ -87,27 +48,29 @@ def _dots(
         for g, here in enumerate(shown.values()):
             value, low, high = np.array([(one.accuracy.value, one.accuracy.low, one.accuracy.high) for one in here]).T
             reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
-            places = np.array([order.index(row_of(one)) for one in here]) + beside[g]
+            places = np.array([order.index(one.view) for one in here]) + beside[g]
             style = plot.group_style(g).mark
             drawn = axes.errorbar(value, places, xerr=reach, **style, markersize=6, elinewidth=1.5, capsize=3)
             plot.name_points(drawn.lines[0], [*map(_words, here)])
-        filled = {row_of(one) for here in shown.values() for one in here}
+        filled = {one.view for here in shown.values() for one in here}
         for place in [place for place, row in enumerate(order) if row not in filled]:
             axes.text(0.5, place, "  not measured", va="center", color="#555555")
-        axes.set_yticks(range(len(rows)), [*rows.values()])
-        axes.set_ylim(-0.6, len(rows) - 0.4)
+        axes.set_yticks(range(len(order)), order)
+        axes.set_ylim(-0.6, len(order) - 0.4)
         axes.set_xlim(min(0.45, axes.get_xlim()[0]), 1.02)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("balanced accuracy (chance: 0.5, every record: 1)")
-        keys = [plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if groups > 1]
+        keys = [
+            plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if len(names) > 1
+        ]
         plot.legend(figure, [*keys, plot.chance_key()])
 
     caption = "Dots: attacks. Lines: their 95 % intervals, which all groups and views keep at once."
-    if len(shown) < groups:
-        caption += f" The {len(shown)} most exposed of {groups:,} groups are drawn."
+    if len(shown) < len(names):
+        caption += f" The {len(shown)} most exposed of {len(names):,} groups are drawn."
     alt = f"Balanced accuracy. {'; '.join(_words(one) for here in shown.values() for one in here)}."
-    height = 1.25 + len(rows) * max(0.35, 0.18 * len(shown))
-    return plot.draw_figure(name, title, caption, alt, draw, height=height)
+    height = 1.25 + len(order) * max(0.35, 0.18 * len(shown))
+    return plot.draw_figure("views", title, caption, alt, draw, height=height)
 
 
 def _words(finding: Finding) -> str:

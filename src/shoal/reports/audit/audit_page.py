@@ -1,6 +1,6 @@
 """An audit's report: one HTML page that holds everything it shows. The same audit gives the same bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isinf, isnan, log, nan
 from typing import Any
 
@@ -23,14 +23,21 @@ from shoal.audit.finding import (
 )
 from shoal.audit.record_table import AGAINST_CLIENTS, SERVER
 from shoal.core.formats import DASH, capitalized, count, decimal
+from shoal.data.preferences import VIEWS
 from shoal.reports.audit.audit_charts import (
-    accuracy_of_attacks,
     by_view,
     chance_exposure,
     drawn_groups,
     exposure_of_records,
 )
-from shoal.reports.exposure import ATTACKERS, exposure_headlines, exposure_lines, exposure_tile, not_asked
+from shoal.reports.exposure import (
+    ATTACKERS,
+    exposure_headlines,
+    exposure_tile,
+    findings_section,
+    limit_sentence,
+    not_measured,
+)
 from shoal.reports.page import Picture, Section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_table, row
@@ -70,6 +77,7 @@ def audit_page(
     stated: Mapping[str, float],
     pictures: Mapping[str, NDArray[np.uint8]],
     kind_of_data: str = "images",
+    warnings: Sequence[str] = (),
     gates: Sequence[tuple[str, bool]] = (),
     run: str | None = None,
 ) -> str:
@@ -81,6 +89,7 @@ def audit_page(
         stated: "epsilon", "delta" and "bound.*" of differential privacy, where the run has them.
         pictures: (channels, height, width) uint8 of records, by their names; the others are listed without.
         kind_of_data: what a record is, in the plural.
+        warnings: sentences without a full stop, above the answer.
         gates: a sentence for each limit that was set on the figures, and whether it holds.
         run: the address of the run's page; None: there is none.
     """
@@ -91,9 +100,8 @@ def audit_page(
     groups = {name: every for name, every in by_name.items() if every[0].accuracy.known} or everything
     records = audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
-    figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
-    drawn, who = [item for item in figures if item is not None], by_view(found)
-    shape, lines = Markup("<strong>{}:</strong> {}"), exposure_lines(found, audit.omitted, stated)
+    drawn, who = exposure_of_records(grouped, drawn_groups(groups), audit.references), by_view(found)
+    bounds = [limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view]) for view in VIEWS]
     lead: list[tuple[str, str]] = [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
         link = Markup('<a href="{}">The report of the run</a>: its settings, accuracy and clients.')
@@ -102,26 +110,38 @@ def audit_page(
         lead.append(
             ("verdict loud", _CONTRADICTION.format(*map(_epsilon, (audit.empirical_epsilon, stated["epsilon"]))))
         )
+    lead += [("", f"{bound}.") for bound in bounds if bound]
     lead += [("verdict loud", f"Check the scores: {wrong}.") for wrong in [*wrong_sign(audit.figures()).values()][:1]]
+    lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
     scored_by = next((every[0].title for every in everything.values()), "the attack that decides")
     left_out = sum(not every[0].accuracy.known for every in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
+    missing = [f"{capitalized(BY[view])}: {why}" for view, why in not_measured(found, audit.omitted).items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
     sections = (
         None if who is None else Section("by-view", "Who can recognise records", figures=[who]),
+        findings_section(found),
         section_of("by-group", _attacks_by_group(groups, left_out)),
-        Section("figures", "Figures", figures=drawn) if drawn else None,
-        section_of("by-model", _attacks_by_model(every_attack(audit.attacks, "model"))),
-        section_of("by-client", _exposed_clients(every_attack(audit.attacks, "client"), records)),
+        None if drawn is None else Section("figures", "Single records", figures=[drawn]),
+        section_of(
+            "by-model",
+            _most_exposed(
+                every_attack(audit.attacks, "model"),
+                "model",
+                2,
+                lambda one: one.accuracy.value,
+                "The members of a model are the attacked records whose clients trained it.",
+            ),
+        ),
+        section_of("by-client", _exposed_clients(every_attack(audit.attacks, "client"))),
         section_of("guesses", _guesses(audit.guesses)),
         _exposed_records(audit, pictures, scored_by),
         section_of("epsilon", _epsilons(audit, stated)),
-        Section("not-tested", "What was not tested", items=[*omitted, *not_asked(found), *NOT_ASKED, *notes]),
+        Section("not-tested", "What was not tested", items=[*missing, *omitted, *NOT_ASKED, *notes]),
     )
     return render(
         "audit.html.j2", title, lead, _key_metrics(audit, found, groups, stated), sections, style="audit",
         kind=kind_of_data, answers=exposure_headlines(found, run=run is not None),
-        in_full=[("view", shape.format(capitalized(BY[view]), text)) for view, text in lines],
         attackers={name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()},
     )  # fmt: skip
 
@@ -154,14 +174,15 @@ def _key_metrics(
 
 def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str) -> Section:
     """The most exposed records, with their pictures where there are some."""
-    records, top = audit.records, audit.records.head(MOST_ROWS)
+    records = audit.records[audit.records["member"].astype(bool)]
+    top = records.head(MOST_ROWS)
     pictured = top["record"].astype(str).isin(list(pictures))
     if records["exposure"].notna().any():
         certain = int((records["exposure.low"] > 0.5).sum())
         models = f"{audit.references} reference {'model' if audit.references == 1 else 'models'}"
         paragraphs = (
             Markup(
-                "The {} of {:,} records with the largest <em>exposure</em>: the balanced accuracy that tells models "
+                "The {} of {:,} members with the largest <em>exposure</em>: the balanced accuracy that tells models "
                 "trained on the record from other models, by {}. <strong>Of one record this is noisy.</strong> With {} "
                 "and the attacked one, up to 5 in 100 unexposed records would have {} or more by chance. <em>At "
                 "least</em>: a lower end that holds for all records at once at 95 % confidence, above 0.5 for {:,}."
@@ -170,18 +191,18 @@ def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], sc
     else:
         paragraphs = (
             f"Without reference models a record's exposure is unknown. These are the {len(top)} of {len(records):,} "
-            f"records with the highest scores of {scored_by}, non-members among them.",
+            f"members with the highest scores of {scored_by}.",
         )
     shown = [_picture(record, pictures) for record in top[pictured].to_dict("records")]
     return Section(
-        "records", "The most exposed records", paragraphs, pictures=[("", "", shown)] if shown else (),
+        "records", "The most exposed members", paragraphs, pictures=[("", "", shown)] if shown else (),
         table=None if pictured.all() else _records(top[~pictured]),
     )  # fmt: skip
 
 
 def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]]) -> Picture:
-    name, kind = str(record["record"]), "member" if record["member"] else "non-member"
-    remark = f"client {record['client']}, {record['group']}; {kind}; score {_signed(record['score'])}"
+    name = str(record["record"])
+    remark = f"client {record['client']}, {record['group']}; score {_signed(record['score'])}"
     small = (*filter(None, [_at_least(record["exposure.low"])]), remark)
     return Picture(png(pictures[name]), f"Picture of {name}", _exposure(record["exposure"]), name, small)
 
@@ -266,54 +287,27 @@ def _attacks_by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0
     return ReportTable(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
 
 
-def _attacks_by_model(models: Mapping[str, Sequence[Finding]]) -> ReportTable | None:
-    """The attack that decides on each attacked model, the most exposed first; None where there is only one model."""
-    listed = most_exposed(attempts[0] for attempts in models.values())[:MOST_ROWS]
-    if len(models) < 2 or not listed:
+def _most_exposed(
+    parts: Mapping[str, Sequence[Finding]], what: str, least: int, key: Callable[[Finding], float], note: str
+) -> ReportTable | None:
+    """The attack that decides on each of ``parts``, models or clients, the largest ``key`` first; None of too few."""
+    known = [found[0] for found in parts.values() if not isnan(found[0].accuracy.low)]
+    if len(parts) < least or not known:
         return None
-    rows = (
-        row(
-            f"model {finding.group}",
-            finding.head,
-            _value(finding.accuracy),
-            _rate(finding.tpr[0.01]),
-            *_counts(finding),
-        )
-        for finding in listed
-    )
-    columns = (*heads(("model", "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
-    note = "The members of a model are the attacked records whose clients trained it."
-    left_out = f" Of {len(models):,} models these are the {len(listed)} most exposed; all are in audit.csv."
-    return ReportTable(columns, tuple(rows), "By attacked model", note=note + left_out * (len(listed) < len(models)))
+    listed = sorted(known, key=lambda one: -key(one))[:MOST_ROWS]
+    rows = (row(one.group, one.head, _value(one.accuracy), _rate(one.tpr[0.01]), *_counts(one)) for one in listed)
+    if len(listed) < len(known):
+        note += f" Of {len(known):,} {what}s these are {len(listed)}; all are in audit.csv."
+    columns = (*heads((what, "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
+    return ReportTable(columns, tuple(rows), f"The most exposed {what}s", note=note)
 
 
-def _exposed_clients(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -> ReportTable | None:
-    """The clients whose intervals begin highest; None where no client has records of both kinds.
-
-    Args:
-        clients: the findings on each, of the attack that decides.
-        records: `Audit.records`, which has the group of each client.
-    """
-    certain = [one for one in most_exposed(found[0] for found in clients.values()) if not isnan(one.accuracy.low)]
-    if not certain:
-        return None
-    # By the lower end: of many clients with few records each, some have a high figure by chance.
-    listed = sorted(certain, key=lambda finding: -finding.accuracy.low)[:MOST_ROWS]
-    group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
-    rows = (
-        row(finding.group, group.get(finding.group, DASH), finding.head, _value(finding.accuracy), *_counts(finding))
-        for finding in listed
-    )
-    above = sum(finding.accuracy.low > 0.5 for finding in certain)
-    selection = (
-        f"Of {len(certain):,} clients with records of both kinds, the {len(listed)} whose 95 % interval begins highest"
-    )
-    if len(listed) == len(certain):
-        selection = "The clients with records of both kinds, by where their 95 % interval begins"
-    chance = "by chance alone it would for about 1 in 40"
-    note = f"{selection}. It begins above 0.5 for {above:,} of all {len(certain):,}; {chance}."
-    columns = (*heads(("client", "group", "attack that decides")), _ACCURACY, *_COUNTS)
-    return ReportTable(columns, tuple(rows), "The most exposed clients", note=note)
+def _exposed_clients(clients: Mapping[str, Sequence[Finding]]) -> ReportTable | None:
+    """By the lower end: of many clients with few records each, some have a high figure by chance."""
+    known = [found[0].accuracy.low for found in clients.values() if not isnan(found[0].accuracy.low)]
+    above = sum(low > 0.5 for low in known)
+    note = f"By where the 95 % interval begins: above 0.5 for {above:,} of {len(known):,}, by chance for about 1 in 40."
+    return _most_exposed(clients, "client", 1, lambda one: one.accuracy.low, note)
 
 
 def _records(records: pd.DataFrame) -> ReportTable:
@@ -321,13 +315,12 @@ def _records(records: pd.DataFrame) -> ReportTable:
     rows = (
         row(
             *(str(record[name]) for name in ("record", "client", "group")),
-            "yes" if record["member"] else "no",
             Cell(_exposure(record["exposure"]), _at_least(record["exposure.low"])),
             _signed(record["score"]),
         )
         for record in records.to_dict("records")
     )
-    return ReportTable(heads(("record", "client", "group", "member"), ("exposure", "score")), tuple(rows))
+    return ReportTable(heads(("record", "client", "group"), ("exposure", "score")), tuple(rows))
 
 
 def _guesses(guesses: Mapping[str, float]) -> ReportTable | None:

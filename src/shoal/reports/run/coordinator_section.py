@@ -1,16 +1,15 @@
 """The section of a run's page on its coordinator: what it asked of which cluster, and whether that was enough."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from shoal.control import DIRECTIVE_COLUMN, LimitController
-from shoal.core.formats import DASH, capitalized, decimal, percent
+from shoal.core.formats import capitalized, decimal, percent
 from shoal.reports import plotting as plot
 from shoal.reports.charts import RoundPanel, curves_by_cluster, rounds_chart
 from shoal.reports.page import Section
-from shoal.reports.table import ReportTable, heads, row
 
 TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 """The line of the share that a coordinator allows."""
@@ -33,8 +32,10 @@ def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> S
         paragraphs.append("It never asked for anything, so training was that of the algorithm alone.")
     if f"{DIRECTIVE_COLUMN}dp_sgd" in strengths:
         paragraphs.append("No epsilon is stated, since the strength of DP-SGD differs by cluster and round.")
-    table, figure = _requests(rounds, coordinator, [*strengths]), _figure(coordinator, rounds, asked, never)
-    return Section("coordinated", "Coordinator", paragraphs, table=table, figures=[figure])
+    if (unmet := (rounds["limit_unmet"] == 1).groupby(rounds["cluster"]).sum()).any():
+        often = ", ".join(f"cluster {k} in {count} rounds" for k, count in unmet.items() if count)
+        paragraphs.append(f"Limits could not be kept with knobs of this cost: {often}.")
+    return Section("coordinated", "Coordinator", paragraphs, figures=[_figure(coordinator, rounds, asked, never)])
 
 
 def _method(coordinator: LimitController) -> str:
@@ -59,49 +60,6 @@ def directive_name(column: str) -> str:
     'shorter training'
     """
     return column.removeprefix(DIRECTIVE_COLUMN).replace("_", " ")
-
-
-def _requests(rounds: pd.DataFrame, coordinator: LimitController, columns: Sequence[str]) -> ReportTable:
-    """A row per cluster and directive that was ever given to it."""
-    rows = []
-    for k, inside in rounds.groupby("cluster"):
-        shares = inside["over_limit"].dropna()
-        over = percent(float(shares.iloc[-1])) if len(shares) else DASH
-        out_of_reach = ", ".join(f"{begins} to {end or 'the end'}" for begins, end in _spells(inside)) or DASH
-        directives = [*_directives(inside, columns)] or [("nothing", DASH, DASH, DASH)]
-        rows += [row(str(k), *directive, over, out_of_reach) for directive in directives]
-    names = ["first after round", "at most", "at the end", "over their limit", "out of reach in rounds"]
-    note = (
-        "At most, at the end: shares of full strength; the price in nats of loss. Over their limit: members at the "
-        f"last estimate (target {percent(coordinator.target)}). Out of reach: the limits cannot be kept with "
-        f"knobs at the most that a cost of {decimal(coordinator.max_cost)} of held-out accuracy allows."
-    )
-    return ReportTable(heads(["cluster", "asked for"], names), tuple(rows), note=note)
-
-
-def _directives(inside: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """The directives that one cluster was ever given: name, round, largest strength and the last one."""
-    for column in columns:
-        strength = inside.set_index("round")[column].fillna(0.0)
-        given = strength[strength != 0]
-        if len(given):
-            # The directive in the row of the first round may have been given before it.
-            first, most = int(str(given.index[0])), max(given.tolist(), key=abs)
-            begins = str(first) if first > int(inside["round"].iloc[0]) else "the start"
-            yield directive_name(column), begins, f"{most:.2f}", f"{strength.iloc[-1]:.2f}"
-
-
-def _spells(inside: pd.DataFrame) -> Iterator[tuple[int, int | None]]:
-    """The rounds after which a cluster's limits began and ceased to be out of reach; None: they still are."""
-    begins = None
-    for number, unmet in zip(inside["round"].tolist(), inside["limit_unmet"].tolist(), strict=True):
-        if unmet == 1 and begins is None:
-            begins = int(number)
-        elif unmet != 1 and begins is not None:
-            yield begins, int(number)
-            begins = None
-    if begins is not None:
-        yield begins, None
 
 
 def _figure(

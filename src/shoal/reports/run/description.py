@@ -1,21 +1,26 @@
-"""What a run directory says beside its numbers: how the run was made, which updates it holds, and its audit."""
+"""What a run directory says beside its numbers: how the run was made, and which updates it holds."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import pandas as pd
-import tomli_w
+from typing import Any
 
 from shoal.audit.measurement import declared_metrics
 from shoal.config.kinds import RoundAttackSection, name_of, title_of
-from shoal.config.schema import Config
+from shoal.config.schema import Config, parse_config
 from shoal.control import LimitController
 from shoal.core.formats import ACCURACY, one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import example_kind
 from shoal.metrics.metric_table import Metric
+from shoal.models import metric_name, squared_error
+from shoal.models.model import NegativeLoss
+
+
+def metric_of_task(task: str | None) -> str:
+    """What a run by configuration reports as accuracy."""
+    return metric_name(NegativeLoss(squared_error)) if task == "regression" else ACCURACY
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,12 @@ class RunDescription:
         """Of a page: the algorithm, the data by their own name, and the seed."""
         return f"{self.algorithm_title} on {self.data_name or self.dataset}, seed {self.seed}"
 
-    def with_clusters(self, clusters: int) -> "RunDescription":
-        """The description with a number of clusters in the place of "auto"."""
-        table = tomllib.loads(self.settings)
-        section = table["algorithm"]
-        while section.get("clusters") != "auto":
-            section = section["base"]
-        section["clusters"] = clusters
-        return replace(self, settings=tomli_w.dumps(table))
+    def with_algorithm(self, algorithm: Any) -> "RunDescription":  # noqa: ANN401 - any algorithm
+        """The description of the same run with another algorithm."""
+        config = parse_config(tomllib.loads(self.settings), "config.toml")
+        section = replace(config.algorithm, value=algorithm)
+        changed = RunDescription.of(replace(config, algorithm=section))
+        return replace(changed, examples=self.examples)
 
     @staticmethod
     def of(config: Config) -> "RunDescription":
@@ -94,6 +97,7 @@ class RunDescription:
             kind=example_kind(config.data.source),
             data_name="" if partition is not None or config.data.path is None else Path(config.data.path).name,
             metrics=declared_metrics(config.evaluation.own_metrics()),
+            metric=metric_of_task(config.data.task),
             coordinator=None if config.coordinator is None else config.coordinator.coordinator(),
         )
 
@@ -121,22 +125,9 @@ class RecordedUpdates:
         """Which rounds are recorded, and how large they are.
 
         >>> RecordedUpdates((5, 10), 1_250_000).sentence
-        'What the server received from each client is recorded in 2 rounds (5 and 10): 1.2 MB in the folder updates.'
+        'What the server received from each client is recorded in 2 rounds (5 to 10): 1.2 MB in the folder updates.'
         """
-        first, last, count = self.rounds[:-1], self.rounds[-1], len(self.rounds)
-        numbers = f"{first[0]}, {first[1]}, ..., {last}" if count > 4 else f"{', '.join(map(str, first))} and {last}"
-        rounds = f"{count:,} rounds ({numbers})" if count > 1 else f"round {last}"
+        first, last, count = self.rounds[0], self.rounds[-1], len(self.rounds)
+        rounds = f"{count:,} rounds ({first} to {last})" if count > 1 else f"round {last}"
         size = f"{self.size / 1e6:,.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:,.1f} kB"
         return f"What the server received from each client is recorded in {rounds}: {size} in the folder updates."
-
-
-@dataclass(frozen=True, eq=False)
-class RunAudit:
-    """The audit of a run's final models; its page is audit.html, beside the run's.
-
-    Args:
-        attacks: the rows of audit.csv, which are those of `Audit.attacks`.
-    """
-
-    attacks: pd.DataFrame
-    __repr__ = one_line

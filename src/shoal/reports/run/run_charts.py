@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from shoal.core.formats import ACCURACY, capitalized, decimal, join_words, metric_format, name_examples, percent
+from shoal.data.names import EVERYBODY
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
 from shoal.reports.charts import (
@@ -32,9 +33,6 @@ from shoal.reports.run.run_tables import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 MOST_CLUSTERS = 6
 """Clusters whose sizes are in a title."""
 
-FEW = 3
-"""Clients of a cluster that has all but drained."""
-
 SMALLEST = 1e-4
 """The smallest rate on the axes of the ROC figure; held-out sets are too small for less."""
 
@@ -47,13 +45,6 @@ ESTIMATORS = {
 }
 """The red team's estimators of risk, in words."""
 
-
-_KINDS: Mapping[str, Any] = {
-    "group": {"linestyle": "-", "linewidth": 2.0},
-    "population": {"linestyle": (0, (4, 2)), "linewidth": 1.4},
-}
-"""How ROC curves are drawn, by where their non-members are from."""
-
 _STATES = (
     (WITHIN_LIMIT, plot.WITHIN, "within its limit"),
     (UNCERTAIN, plot.UNSURE, "above, not certain"),
@@ -62,17 +53,6 @@ _STATES = (
 """How a client is drawn, by what can be said of its limit."""
 
 _DIAMOND: Any = {"color": "white", "markeredgecolor": "black", "marker": "D", "linestyle": ""}
-
-
-def accuracy_by_cluster(
-    rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY, marks: Mapping[int, str] | None = None
-) -> plot.Figure | None:
-    """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured.
-
-    ``kind`` is what examples are, ``metric`` what the run reports as accuracy, ``marks`` are of `rounds_chart`.
-    """
-    whose = "of each cluster's model, on the mix of groups that trained it. A line breaks where no client chose it."
-    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), whose, marks)
 
 
 def accuracy_by_group(
@@ -84,7 +64,7 @@ def accuracy_by_group(
 ) -> plot.Figure | None:
     """Each group's accuracy with the models that its clients chose; None if never measured.
 
-    ``kind``, ``metric`` and ``marks`` are as in `accuracy_by_cluster`.
+    ``kind`` is what examples are, ``metric`` what the run reports as accuracy; ``marks`` are of `rounds_chart`.
     """
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
@@ -93,29 +73,21 @@ def accuracy_by_group(
             right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
             means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
             curves.append(Curve(plot.short(group), means, plot.group_style(g)))
-    return _accuracy("group", kind, metric, curves, "of a group, each client with the model that it chose.", marks)
+    last = {curve.label: values.iloc[-1] for curve in curves if len(values := curve.values.dropna())}
+    if not last:
+        return None
+    share = metric == ACCURACY
+    name = "Accuracy" if share else f"Mean {metric}"
+    caption = f"{name} on held-out {kind} of a group, each client with the model that it chose."
+    panel = RoundPanel(curves, f"{metric} on held-out {kind}", share=share, least=(0, 1.02) if share else None)
+    title = f"{capitalized(metric)} by group ends at {by_name(last, metric_format(metric))}"
+    return rounds_chart("accuracy", title, caption, [panel], curves[0].values.index.to_series(), marks=marks)
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
     """The rows of rounds with an evaluation; the others would break every line."""
     measured = rounds.filter(regex="^accuracy").notna().any(axis=1)
     return rounds[rounds["round"].isin(rounds.loc[measured, "round"])]
-
-
-def _accuracy(
-    by: str, kind: str, metric: str, curves: Sequence[Curve], whose: str, marks: Mapping[int, str] | None
-) -> plot.Figure | None:
-    last = {curve.label: values.iloc[-1] for curve in curves if len(values := curve.values.dropna())}
-    if not last:
-        return None
-    share = metric == ACCURACY
-    caption = f"{'Accuracy' if share else f'Mean {metric}'} on held-out {kind} {whose}"
-    panel = RoundPanel(
-        curves, f"{metric} on held-out {kind}", share=share, least=(0, 1.02) if share else None
-    )  # fmt: skip
-    title = f"{capitalized(metric)} by {by} ends at {by_name(last, metric_format(metric))}"
-    rounds = curves[0].values.index.to_series()
-    return rounds_chart(f"accuracy-by-{by}", title, caption, [panel], rounds, marks=marks)
 
 
 def risk(
@@ -209,25 +181,13 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
 
     caption = (
         "Bars: clients that trained each cluster's model in a round, coloured by their group. Diamond: clients that "
-        f"chose it after the last round, from the final models; the tables count these. {drained(at_end)}"
+        "chose it after the last round, from the final models; the tables count these."
     )
     sizes = join_words([*map(str, at_end.values())])
     if len(at_end) > MOST_CLUSTERS:
         sizes = f"{span([*at_end.values()], str)} of {sum(at_end.values())}"
     title = f"Clients by cluster after round {last}: {sizes}"
     return plot.draw_figure("sizes", title, caption.strip(), f"{title}. {'; '.join(titles)}.", draw)
-
-
-def drained(at_end: Mapping[int, int]) -> str:
-    """A warning of clusters that end with hardly any client; empty if there are none.
-
-    >>> drained({0: 46, 1: 3, 2: 0})
-    'Clusters that end with at most 3 clients: 1 (3), 2 (0). A model of so few can give them away more easily.'
-    """
-    small = ", ".join(f"{k} ({count})" for k, count in at_end.items() if count <= FEW)
-    if not small:
-        return ""
-    return f"Clusters that end with at most {FEW} clients: {small}. A model of so few can give them away more easily."
 
 
 def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | None:
@@ -239,6 +199,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
     if judged.empty:
         return None
     uncertain = int((judged["limit"] == UNCERTAIN).sum())
+    groups = groups if judged["group"].isin(groups).any() else [EVERYBODY]
 
     def draw(figure: MplFigure) -> None:
         limits, exposure = judged["threshold"], judged["exposure"]
@@ -290,7 +251,7 @@ def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
     ``configured`` says that it is the configured attack, where a page is about others too.
     """
     curves = roc.dropna(subset=["fpr", "tpr"])
-    curves = curves[curves["group"].isin(groups) & curves["non_members"].isin(_KINDS)]
+    curves = curves[curves["group"].isin(groups) & (curves["non_members"] == "group")]
     if curves.empty:
         return None
     measured = {name: curves[curves["group"] == name] for name in groups if (curves["group"] == name).any()}
@@ -302,41 +263,29 @@ def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
         axes = figure.subplots()
         axes.plot([low, 1], [low, 1], **plot.CHANCE_LINE)
         for group, here in measured.items():
-            for kind, line in _KINDS.items():
-                points = here.loc[(here["non_members"] == kind) & (here["tpr"] > 0), ["fpr", "tpr"]].clip(lower=low)
-                axes.plot(points["fpr"], points["tpr"], color=styles[group], **line)
-                points = points.iloc[evenly(len(points))]
-                texts = [
-                    f"{group}, others: {kind}, {percent(t)} at {percent(f)} FPR"
-                    for f, t in points.itertuples(index=False)
-                ]
-                plot.add_named_points(axes, points["fpr"].tolist(), points["tpr"].tolist(), texts)
+            points = here.loc[here["tpr"] > 0, ["fpr", "tpr"]].clip(lower=low)
+            axes.plot(points["fpr"], points["tpr"], color=styles[group], linewidth=2.0)
+            points = points.iloc[evenly(len(points))]
+            texts = [f"{group}, {percent(t)} at {percent(f)} FPR" for f, t in points.itertuples(index=False)]
+            plot.add_named_points(axes, points["fpr"].tolist(), points["tpr"].tolist(), texts)
         axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
         plot.log_percent(axes.xaxis)
         plot.log_percent(axes.yaxis)
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
         keys = [plot.key(plot.short(group), color=color) for group, color in styles.items()]
-        keys += [plot.key(f"others: {kind}", color="#444444", **line) for kind, line in _KINDS.items()]
         plot.legend(figure, [*keys, plot.chance_key("chance")], columns=2)
 
     caption = (
-        "Up: the share of training examples that the attack recognises. Across: the share of other examples that it "
-        "takes for training examples. The left end matters most: a curve above the diagonal there names members with "
-        "few mistakes. Solid: others from the same group. Dashed: others from the whole population."
+        "Up: the share of training examples that the attack recognises. Across: the share of other examples of the "
+        "group that it takes for training examples. A curve above the diagonal at the left names members with few "
+        "mistakes."
     )
     if configured:
         caption += " It is the configured attack, not the one that decides."
     which = "configured" if configured else "run's"
-    title = (
-        f"The {which} attack has AUC {by_name({name: _area(here) for name, here in measured.items()})}; chance is 0.5"
-    )
+    areas = {name: float(np.trapezoid(here["tpr"], here["fpr"])) for name, here in measured.items()}
+    title = f"The {which} attack has AUC {by_name(areas)}; chance is 0.5"
     return plot.draw_figure("roc", title, caption, f"ROC curves on logarithmic axes. {title}.", draw)
-
-
-def _area(curves: pd.DataFrame) -> float:
-    """The area under a group's ROC curve against its own non-members, or against those there are."""
-    own = curves[curves["non_members"] == "group"] if (curves["non_members"] == "group").any() else curves
-    return float(np.trapezoid(own["tpr"], own["fpr"]))
 
 
 def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) -> NDArray[Any]:

@@ -14,7 +14,6 @@ from shoal.core.formats import (
     capitalized,
     count,
     decimal,
-    format_duration,
     join_words,
     metric_format,
     name_examples,
@@ -25,10 +24,10 @@ from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
 from shoal.reports.run.description import RunDescription
-from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_row, metric_table, row
+from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_table, row
 
 BY_GROUP = (
-    "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_population", "mia_auc", "tpr_at_fpr_0.01",
+    "accuracy", "train_accuracy", "gap", "mia", "mia_null_high", "mia_auc", "tpr_at_fpr_0.01",
     "tpr_at_fpr_0.001", "loss_threshold", "exceeded", "violations",
 )  # fmt: skip
 BY_CLUSTER = (
@@ -72,13 +71,8 @@ class RunView:
     @cached_property
     def groups(self) -> list[str]:
         """Those with clients."""
-        present = {*self.clients["group"]}
+        present = {*self.clients["group"], *(name for name, own in self.summary.by_group.items() if "exposure" in own)}
         return [name for name in self.run.groups if name in present]
-
-    @property
-    def others(self) -> list[str]:
-        """Groups without clients, of which there are only non-members."""
-        return [name for name in self.run.groups if name not in self.groups]
 
     @property
     def clusters(self) -> int:
@@ -143,45 +137,52 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
     return clients.assign(over=over, margin=clients["exposure_low"].fillna(exposure) - threshold, limit=limit)
 
 
-def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "") -> str:
+def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "", metric: str = ACCURACY) -> str:
     """What clusters gain over a baseline, in points of accuracy with the 95 % interval; "" without it.
+
+    Where the run reports another ``metric`` than accuracy, the gain is in its unit.
 
     >>> ends = {"baseline.local.low": -0.03, "baseline.local.high": -0.01}
     >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local", " points", "local training")
     'cost 2.0 points against local training (1.0 to 3.0)'
     """
-    mean, low, high = (100 * metrics.get(f"baseline.{baseline}.{end}", nan) for end in ("difference", "low", "high"))
+    scale, digits = (100, ".1f") if metric == ACCURACY else (1, ".3f")
+    ends = [scale * metrics.get(f"baseline.{baseline}.{end}", nan) for end in ("difference", "low", "high")]
+    mean, low, high = ends
     against = f" against {than}" if than else ""
     if isnan(mean):
         return ""
     if low > 0:
-        return f"gain {mean:.1f}{unit}{against.replace('against', 'over')} ({low:.1f} to {high:.1f})"
+        return f"gain {mean:{digits}}{unit}{against.replace('against', 'over')} ({low:{digits}} to {high:{digits}})"
     if high < 0:
-        return f"cost {-mean:.1f}{unit}{against} ({-high:.1f} to {-low:.1f})"
+        return f"cost {-mean:{digits}}{unit}{against} ({-high:{digits}} to {-low:{digits}})"
     if low == high == 0:
         return f"make no difference{against}"
-    return "not decided" + ("" if isnan(low) else f" ({low:+.1f} to {high:+.1f}{unit}{against})")
+    return "not decided" + ("" if isnan(low) else f" ({low:+{digits}} to {high:+{digits}}{unit}{against})")
 
 
-def baseline_table(summary: Summary) -> ReportTable | None:
+def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | None:
     """The alternatives to the run's clusters: accuracy, and what clusters gain over each; None without them."""
+    form = metric_format(metric)
     groups = [name for name, metrics in summary.by_group.items() if "baseline.fedavg.difference" in metrics]
     rows = [
         row(
             Cell(capitalized(title)),
-            percent(summary.overall[f"baseline.{name}.accuracy"]),
-            gain_text(summary.overall, name),
-            *(gain_text(summary.by_group[group], name) for group in groups),
+            form(summary.overall[f"baseline.{name}.accuracy"]),
+            gain_text(summary.overall, name, metric=metric),
+            *(gain_text(summary.by_group[group], name, metric=metric) for group in groups),
         )
         for name, title in BASELINES.items()
         if f"baseline.{name}.accuracy" in summary.overall
     ]
     if rows and (mean := summary.overall.get("baseline.clusters.accuracy")) is not None:
-        rows.insert(0, row(Cell("These clusters", strong=True), percent(mean), *(DASH for _ in range(1 + len(groups)))))
-    columns = ("alternative", "accuracy", "clusters, in points", *(f"on {group}" for group in groups))
+        rows.insert(0, row(Cell("These clusters", strong=True), form(mean), *(DASH for _ in range(1 + len(groups)))))
+    unit = "points" if metric == ACCURACY else f"units of {metric}"
+    columns = ("alternative", metric, f"clusters, in {unit}", *(f"on {group}" for group in groups))
     note = (
-        "Accuracy of each client on its own test examples where these are known, else on its group's. Points with 95 % "
-        "intervals of paired differences over clients, or over examples where clients are not known."
+        f"{capitalized(metric)} of each client on its own test examples where these are known, else on its group's. "
+        f"{capitalized(unit)} with 95 % intervals of paired differences over clients, or over examples where clients "
+        "are not known."
     )
     return (
         ReportTable(heads(columns[:1], columns[1:]), tuple(rows), "Does clustering pay?", note=note) if rows else None
@@ -189,18 +190,13 @@ def baseline_table(summary: Summary) -> ReportTable | None:
 
 
 def group_table(view: RunView) -> ReportTable:
-    """One column per group with clients; the other groups have only non-members."""
+    """One column per group with clients."""
     groups, clients = view.groups, view.clients
     values = [view.summary.by_group.get(group, {}) for group in groups]
     non_members = [view.non_members.get(group, nan) for group in groups]
-    rows = [row("Clients", *(str((clients["group"] == group).sum()) for group in groups))]
-    for metric in _shown(BY_GROUP, values, view):
-        rows.append(_row(metric, metric.meaning, values, view, non_members))
-        for outside in view.others if metric.key == "mia_population" else ():
-            against = view.metric(f"mia_against_{outside}")
-            meaning = f"The same attack, with non-members from {outside}, to which no client belongs."
-            cells = (against.text(metrics.get(against.key)) for metrics in values)
-            rows.append(row(Cell(capitalized(against.name), meaning), *cells))
+    counts = [(clients["group"] == group).sum() for group in groups]
+    rows = [row("Clients", *map(str, counts))] if any(counts) else []  # none where groups are of examples
+    rows += [_row(metric, metric.meaning, values, view, non_members) for metric in _shown(BY_GROUP, values, view)]
     return metric_table("Metrics by group", groups, rows)
 
 
@@ -238,7 +234,7 @@ def cluster_table(view: RunView) -> ReportTable:
         return [str((frame["cluster"] == k).sum()) for k in clusters]
 
     rows = [row(Cell("Clients", METRICS["clients"].of_model), *counts(clients))]
-    if len(view.groups) > 1:
+    if len(view.groups) > 1 and clients["group"].isin(view.groups).any():
         rows += [row(f"… of {group}", *counts(clients[clients["group"] == group])) for group in view.groups]
     values = [view.summary.by_cluster.get(k, {}) for k in clusters]
     non_members = [_effective_non_members(clients[clients["cluster"] == k], view.non_members) for k in clusters]
@@ -250,14 +246,11 @@ def cluster_table(view: RunView) -> ReportTable:
     return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
 
 
-def overall(view: RunView) -> ReportTable:
-    """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees.
-
-    A regression has no fairness between groups, which is of classes; a classification without it is shown dashes.
-    """
+def overall(view: RunView) -> ReportTable | None:
+    """Fairness between the groups, how clusters relate to them, and what differential privacy guarantees; if any."""
     metrics = view.summary.overall
-    fair = view.run.metric == ACCURACY or any(key in metrics for key in FAIRNESS)
-    shown = _shown([*(FAIRNESS if fair else ()), *GROUPING], [metrics], view)
+    fair = any(key in metrics for key in FAIRNESS)
+    shown = _shown([*FAIRNESS, *GROUPING], [metrics], view)
     rows = [_row(metric, metric.meaning, [metrics], view) for metric in shown]
     private = bool({"epsilon", "delta"} & set(metrics))
     if private:
@@ -271,14 +264,14 @@ def overall(view: RunView) -> ReportTable:
         "The three differences are between the groups, each served by the models its clients chose: 0 is fair, 1 is as "
         "unfair as possible."
     )
-    return metric_table(title, ["value"], rows, note * fair)
+    return metric_table(title, ["value"], rows, note * fair) if rows else None
 
 
 def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> list[Metric]:
-    """The metrics of ``keys``, and all that are in no table of metrics: the user's own."""
+    """The metrics of ``keys`` that have a value, and all that are in no table of metrics: the user's own."""
     further = [key for metrics in values for key in metrics if not is_declared(key)]
     shown = [key for key in dict.fromkeys([*keys, *further]) if view.run.metric == ACCURACY or key != "gap"]
-    return [view.metric(key) for key in shown]
+    return [view.metric(key) for key in shown if any(key in metrics for metrics in values)]
 
 
 def _row(
@@ -323,20 +316,6 @@ def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float
     return 1 / spread if spread else nan
 
 
-def time_table(metrics: Metrics) -> ReportTable:
-    """Wall time of a run, in all and of its parts, with their shares and the median of a round where it is known."""
-    # "train" is a sum of three parts, and a part by itself in a run without them.
-    whole = ("seconds.total", "seconds.train") if "seconds.local_training" in metrics else ("seconds.total",)
-    parts = [key for key, metric in METRICS.items() if metric.format == "seconds" and key not in whole]
-    total, rows = metrics.get("seconds.total", 0.0), []
-    for key in ("seconds.total", *(key for key in parts if metrics.get(key))):
-        metric, median = METRICS[key], metrics.get(f"seconds.round.{key.removeprefix('seconds.')}")
-        share = percent(metrics[key] / total) if total and key in metrics else DASH
-        short = DASH if median is None else format_duration(median) if median >= 0.95 else f"{1000 * median:.0f} ms"
-        rows.append(metric_row(metric, metric.text(metrics.get(key)), share, short, family="time, "))
-    return metric_table("Where the time went", ["wall time", "share", "median of a round"], rows)
-
-
 ALL_ROWS = 200
 """The most clients of which all have a row; of more, only those over their limit."""
 
@@ -362,8 +341,6 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
     "view": ("view", None),
     "examples": ("training images", count),
     "accuracy": ("accuracy", percent),
-    "loss": ("loss", decimal),
-    "beta": ("beta", decimal),
     "epsilon": ("epsilon", decimal),
 }
 """The columns of the frame that are shown, their heads, and how numbers are written; None: text."""
@@ -376,7 +353,8 @@ def client_table(view: RunView) -> ReportTable:
     over = clients[clients["limit"].isin([EXCEEDED, UNCERTAIN])]
     shown = (clients if len(clients) <= ALL_ROWS else over).head(MOST_ROWS)
     measured = COLUMNS | {"accuracy": (metric, metric_format(metric))}
-    columns = {name: column for name, column in measured.items() if name in clients}
+    columns = {name: column for name, column in measured.items() if name in clients and clients[name].notna().any()}
+    columns |= {"margin": COLUMNS["margin"]}
     rows = []
     for client in shown.to_dict("records"):
         cells = tuple(_cell(client[name], name, form) for name, (_, form) in columns.items())
@@ -403,9 +381,6 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
         rest = f"the {len(over):,} that are over their limit" if len(over) else "none, as no limit is exceeded"
         part = f", of them the first {len(shown):,}" if len(shown) < len(over) else ""
         sentences.append(f"Of {len(clients):,} clients the table has {rest}{part}; all are in clients.csv.")
-    drawn = int(clients["threshold_drawn"].sum()) if "threshold_drawn" in clients else 0
-    if drawn:
-        sentences.append(f"The limits of {drawn:,} clients were drawn at random, since no client has set one.")
     if "view" in clients:
         sentences.append("View: the attacker that the client's limit, its exposure and what is said of both are about.")
     sentences.append(

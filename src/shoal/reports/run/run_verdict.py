@@ -23,14 +23,16 @@ from shoal.reports.run.run_tables import BASELINES, gain_text, strongest_attacks
 INCOMPLETE = "The metrics of this run are incomplete."
 
 
-def verdict(
+def answer(
     summary: Summary,
     kind: str = "images",
     metric: str = ACCURACY,
     audited: Sequence[Finding] = (),
     title: str = "",
 ) -> str:
-    """A run's accuracy, exposure and violations in a few sentences.
+    """The answer of a run, a line each: whether clusters pay, accuracy, who is exposed, the strongest finding, limits.
+
+    Then what is said of chance, of a property attack and of differential privacy, where there is something to say.
 
     Args:
         summary: of the run.
@@ -42,43 +44,33 @@ def verdict(
     if not _complete(summary):
         return INCOMPLETE
     found = audited or run_findings(summary)
-    exposure = [sentence(one).removesuffix(".") for one in found] or ["No attack was measured"]
-    exceeded = [] if audited else [limits(summary)]
-    rest = (*property_sentences(summary), *exceeded, *_epsilon(summary, found=not audited))
-    accuracy = accuracy_sentence(summary, kind, metric, title)
-    return f"{'. '.join([*_clusters(summary), accuracy, *_chance(summary, kind), *exposure, *rest])}."
-
-
-def answer(
-    summary: Summary,
-    kind: str = "images",
-    metric: str = ACCURACY,
-    audited: Sequence[Finding] = (),
-    title: str = "",
-) -> str:
-    """The answer of a run in at most five lines: accuracy, who is exposed, the strongest finding, limits, and clusters.
-
-    The arguments are those of `verdict`.
-    """
-    if not _complete(summary):
-        return INCOMPLETE
-    found = audited or run_findings(summary)
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
-    pays = ". ".join(_clusters(summary))
+    pays = ". ".join(_clusters(summary, metric))
     lines = [
         f"{pays}." if pays else "",
         f"{accuracy_sentence(summary, kind, metric, title)}.",
         exposure_summary(found, unasked=False) or "No attack was measured.",
         *map(sentence, most_exposed(found)[:1]),
-        f"{limits(summary)}.",
+        *(f"{said}." for said in notes(summary, kind, found=not audited)),
         f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
     ]
     return "\n".join(filter(None, lines))
 
 
-def _clusters(summary: Summary) -> list[str]:
+def notes(summary: Summary, kind: str = "images", *, found: bool = True) -> list[str]:
+    """Sentences on limits, chance, a property attack and differential privacy, without full stops.
+
+    ``found`` is whether the exposure that the run's own attack found stands beside them.
+    """
+    if not _complete(summary):
+        return [INCOMPLETE.removesuffix(".")]
+    exceeded = [limits(summary)] if found else []
+    return [*exceeded, *_chance(summary, kind), *property_sentences(summary), *_epsilon(summary, found=found)]
+
+
+def _clusters(summary: Summary, metric: str) -> list[str]:
     """Whether clusters pay, and how many were chosen; nothing where neither was asked."""
-    return [text for text in (clustering_verdict(summary), cluster_number_text(summary)) if text]
+    return [text for text in (clustering_verdict(summary, metric), cluster_number_text(summary)) if text]
 
 
 def _complete(summary: Summary) -> bool:
@@ -86,7 +78,7 @@ def _complete(summary: Summary) -> bool:
 
 
 def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCURACY, title: str = "") -> str:
-    """A run's accuracy, overall and by group, without a full stop; the arguments are those of `verdict`."""
+    """A run's accuracy, overall and by group, without a full stop; the arguments are those of `answer`."""
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     form, title = metric_format(metric), title or algorithm_title(str(summary.run["algorithm"]))
     accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
@@ -101,8 +93,10 @@ MOST_GROUPS = 3
 """Groups that the sentence on clusters names, those that gain least first."""
 
 
-def clustering_verdict(summary: Summary) -> str:
+def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
     """One sentence on whether clusters pay, for all clients and for each group; "" without baselines.
+
+    Gains are in points of accuracy, or in units of another ``metric``.
 
     >>> figures = {"baseline.fedavg.difference": 0.031, "baseline.fedavg.low": 0.012, "baseline.fedavg.high": 0.05}
     >>> clustering_verdict(Summary(overall=figures))
@@ -112,9 +106,10 @@ def clustering_verdict(summary: Summary) -> str:
     if key not in summary.overall:
         return ""
     by_group = {name: metrics for name, metrics in summary.by_group.items() if key in metrics}
+    unit = " points" if metric == ACCURACY else f" of {metric}"
     least = sorted(by_group, key=lambda name: by_group[name][key])[:MOST_GROUPS]
-    groups = [f"{name}: {gain_text(by_group[name], 'fedavg', ' points')}" for name in least]
-    text = gain_text(summary.overall, "fedavg", " points", BASELINES["fedavg"])
+    groups = [f"{name}: {gain_text(by_group[name], 'fedavg', unit, metric=metric)}" for name in least]
+    text = gain_text(summary.overall, "fedavg", unit, BASELINES["fedavg"], metric)
     said = f"Whether clusters pay is {text}" if text.startswith("not decided") else f"Clusters {text}"
     return said + (f"; {', '.join(groups)}" if groups else "")
 
@@ -142,10 +137,9 @@ def limits(summary: Summary) -> str:
     others = int(overall.get("limits_of_other_views", 0))
     finder = f"by what {BY.get(summary.view, summary.view)} sees"
     finder += f" ({others} limits by what the attacker that they name sees)" if others else ""
-    drawn = "; limits were drawn at random, since no client has set one" if overall.get("thresholds_drawn") else ""
     attack = "attack that decides" if strongest_attacks(summary) else "configured attack"
     point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
-    return f"{subject} at 95 % confidence, {finder}; by the point estimate of the {attack}, {point}{drawn}"
+    return f"{subject} at 95 % confidence, {finder}; by the point estimate of the {attack}, {point}"
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
@@ -154,32 +148,17 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
 
 
 def _chance(summary: Summary, kind: str) -> list[str]:
-    """Groups and models that are not shown to be better than always naming the most frequent class, or are worse."""
-    shares, accuracies = of_groups(summary, "most_frequent_class"), of_groups(summary, "accuracy")
-    if not shares:
-        return []
-    examples, models = of_groups(summary, "test_examples"), summary.by_cluster
+    """Groups that are not shown to be better than always naming the class that is most frequent in training."""
+    shares, accuracies, examples = (
+        of_groups(summary, name) for name in ("most_frequent_class", "accuracy", "test_examples")
+    )
     # The exact interval of a share of a group's test examples, as if one model served the group.
-    compared = {g: (accuracies[g], share, examples.get(g, 0)) for g, share in shares.items()}
-    # A model may serve several groups; below the least of their shares it is worse for any mix of them.
-    fewest, least = min(examples.values(), default=0), min(shares.values())
-    if len(models) > 1:
-        compared |= {
-            f"model {k}": (metrics["accuracy"], least, fewest) for k, metrics in models.items() if "accuracy" in metrics
-        }
-    below, near, frequent = list[str](), list[str](), list[str]()
-    for name, (value, share, size) in compared.items():
-        accuracy = Estimate.of_rate(value, size)
-        if accuracy.among(len(compared)).low <= share:
-            # The share is of the same few examples.
-            wide, most = (one.among(len(compared)) for one in (accuracy, Estimate.of_rate(share, size)))
-            worse = wide.minus(most).high < 0
-            (below if worse else near).append(f"{name} ({accuracy.percent})")
-            frequent.append(f"{percent(share)} of the test {kind} of {name if name in shares else 'some group'}")
-    said = [f"below chance for {', '.join(below)}"] if below else []
-    said += [f"not shown to be above chance for {', '.join(near)}"] if near else []
-    always = f"the class that is most frequent in training makes up {', '.join(dict.fromkeys(frequent))}"
-    return [f"At 95 % confidence, test accuracy is {' and '.join(said)}: {always}"] if said else []
+    measured = {name: Estimate.of_rate(accuracies[name], examples.get(name, 0)).among(len(shares)) for name in shares}
+    near = {name: one for name, one in measured.items() if one.low <= shares[name]}
+    named = ", ".join(f"{name} ({one.percent})" for name, one in near.items())
+    frequent = ", ".join(f"{percent(shares[name])} of the test {kind} of {name}" for name in near)
+    said = f"Test accuracy is not shown to be above chance, at 95 % confidence, for {named}"
+    return [f"{said}: the class that is most frequent in training makes up {frequent}"] if near else []
 
 
 def _epsilon(summary: Summary, *, found: bool) -> list[str]:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -17,7 +16,7 @@ from shoal.audit.finding import attack_title
 from shoal.config.kinds import algorithm_title
 from shoal.config.toml_files import parse
 from shoal.core.errors import InputError, require, suggest
-from shoal.core.settings import Range, settings
+from shoal.core.settings import settings
 from shoal.metrics import summary
 from shoal.metrics.metric_table import METRICS, Metric, is_declared, metric_of
 
@@ -27,23 +26,16 @@ Value = str | int | float | bool
 Axes = Mapping[str, Sequence[Value]]
 """The settings of each axis, in the order of the sweep's file."""
 
-Spread = Literal["sd", "ci"]
-"""Over seeds: the standard deviation, or half the 95 % confidence interval of the mean (Student's t)."""
-
 
 @settings
 class Selection:
-    """The keys that tables and figures share.
-
-    `y` names columns of results.csv; for courses, columns of rounds.csv.
-    """
+    """The keys that tables and figures share; `y` names columns of results.csv."""
 
     y: Annotated[list[str], Field(min_length=1)]
     title: str = ""
     caption: str = ""
     where: dict[str, Value] = field(default_factory=dict)
     average: list[str] = field(default_factory=list)
-    spread: Spread = "sd"
 
 
 @settings
@@ -53,8 +45,6 @@ class TableSpec(Selection):
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     y_in: Literal["rows", "columns"] = "rows"
-    best: Literal["highest", "lowest"] | None = None
-    """Which mean is bold, among those that differ by the columns' axes only."""
 
     @property
     def displayed(self) -> tuple[str, ...]:
@@ -64,21 +54,20 @@ class TableSpec(Selection):
 
 @settings
 class FigureSpec(Selection):
-    """[figures.NAME]: one panel per metric over the axis `x`; courses: one panel per metric and setting of `by`."""
+    """[figures.NAME]: one panel per metric over the axis `x`, with the settings of `by` side by side."""
 
-    kind: Literal["boxes", "bars", "lines", "courses"] = field(kw_only=True)
-    x: str | None = None
+    kind: Literal["boxes", "bars", "lines"] = field(kw_only=True)
+    x: str = field(kw_only=True)
     by: str | None = None
     y_label: str = ""
     """The name of all panels' y axes, which then have one scale."""
-    y_range: Range | None = None
     level: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """A dotted line for comparison, such as 0.5 for chance."""
 
     @property
     def displayed(self) -> tuple[str, ...]:
         """Its axes, `by` before `x`."""
-        return tuple(axis for axis in (self.by, self.x) if axis is not None)
+        return (self.x,) if self.by is None else (self.by, self.x)
 
 
 Displayed = TableSpec | FigureSpec
@@ -108,8 +97,6 @@ def read_report_spec(document: Mapping[str, Any], axes: Axes, where: str) -> Rep
             )
             require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' is too long for a file's name")
             with said_of(f"{where}: '{kind}.{name}'"):
-                if isinstance(displayed, FigureSpec):
-                    _check_figure(displayed)
                 _check_axes(displayed, axes)
     return spec
 
@@ -121,15 +108,6 @@ def said_of(subject: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{subject}: {error}") from error
-
-
-def _check_figure(spec: FigureSpec) -> None:
-    if spec.kind == "courses":
-        require(spec.x is None, "courses run over rounds, so 'x' must be left out")
-    else:
-        require(spec.x is not None, f"'x' is missing: the axis that the {spec.kind} stand over")
-    low, high = spec.y_range or (0, 1)
-    require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got [{low}, {high}]")
 
 
 def _check_axes(spec: Displayed, axes: Axes) -> None:
@@ -227,20 +205,18 @@ def require_shown(shown: ReportSpec, groups: Collection[str], further: Collectio
         for name, spec in specs.items():
             with said_of(f"'{kind}.{name}'"):
                 for key in spec.y:
-                    courses = isinstance(spec, FigureSpec) and spec.kind == "courses"
-                    _require_metric(key, groups, () if courses else further, courses=courses)
+                    _require_metric(key, groups, further)
 
 
-def _require_metric(key: str, groups: Collection[str], further: Collection[str], *, courses: bool) -> None:
+def _require_metric(key: str, groups: Collection[str], further: Collection[str]) -> None:
     names = "|".join(map(re.escape, groups))
     of_model = re.fullmatch(rf"(?:larger|smaller|clusters\.\d+|model\.(?:{names}))\.(.+)", key, re.DOTALL)
     metric, group = (of_model[1], None) if of_model else summary.split_key(key, groups)[:2]
     if key in further or metric in further:
         return
     metric, group = (f"{metric}.{group}", None) if f"{metric}.{group}" in _OF_ALL else (metric, group)
-    declared = [name for name in METRICS if not courses or "round" in METRICS[name].scopes]
-    if metric not in (*declared, *_OF_ALL) and (metric in METRICS or not is_declared(metric)):
-        nearby = suggest(key, [*declared, *_OF_ALL]), suggest(metric, declared)
+    if metric not in _OF_ALL and not is_declared(metric):
+        nearby = suggest(key, [*METRICS, *_OF_ALL]), suggest(metric, METRICS)
         hints = [hint for hint in nearby if hint.startswith("did")]
         raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/configuration.md has them')[0]}")
     require(
@@ -259,12 +235,6 @@ AXES = {
     "data.source": "data",
     "red_team.estimator": "estimator",
 }
-
-SPREADS: Mapping[Spread, str] = {
-    "sd": "one standard deviation",
-    "ci": "half the width of the 95 % confidence interval (Student's t)",
-}
-"""What follows ±, and how far error bars and bands reach."""
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, isnan, nan
-from statistics import NormalDist
+from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from shoal.metrics.intervals import mean_interval, seeds_needed
-from shoal.reports.exposure import MOST_SEEDS
-from shoal.reports.sweep.report_spec import Axes, Displayed, Spread, format_value
+from shoal.metrics.intervals import mean_interval
+from shoal.reports.sweep.report_spec import Axes, Displayed, format_value
 
 SeedValues = NDArray[np.float64]
 
@@ -78,18 +75,16 @@ class SeedStatistics:
         return self.results.reindex(columns=spec.y).to_numpy(dtype=float)
 
 
-def estimate(values: SeedValues, spread: Spread) -> SeedMeans:
-    """The means of ``values`` (seeds, ...) over seeds, NaN left out, and their spread, which is NaN below two seeds.
+def estimate(values: SeedValues) -> SeedMeans:
+    """The means of ``values`` (seeds, ...) over seeds, NaN left out, and their standard deviation, NaN below two seeds.
 
-    >>> result = estimate(np.array([1.0, 3.0, np.nan]), "sd")
+    >>> result = estimate(np.array([1.0, 3.0, np.nan]))
     >>> float(result.mean), float(result.spread), int(result.n)
     (2.0, 1.4142135623730951, 2)
     """
     frame = pd.DataFrame(values.reshape(len(values), -1))
-    n, deviation = frame.count(), frame.std()
-    if spread == "ci":
-        deviation = deviation * stdtrit(n - 1, 0.975) / np.sqrt(n)
-    mean, deviation, n = (series.to_numpy().reshape(values.shape[1:]) for series in (frame.mean(), deviation, n))
+    columns: list[pd.Series] = [frame.mean(), frame.std(), frame.count()]
+    mean, deviation, n = (series.to_numpy().reshape(values.shape[1:]) for series in columns)
     return SeedMeans(mean, deviation, n)
 
 
@@ -106,14 +101,14 @@ LEAST_ALIKE = 6
 class Difference(NamedTuple):
     """The mean over n seeds of (setting - other setting), with Student's 95 % interval for ``tests`` of them at once.
 
-    Without a second seed its ends are NaN.
+    Without a second seed its ends are NaN. ``same``: no seed differs.
     """
 
     key: str
     mean: float
     low: float
     high: float
-    deviation: float
+    same: bool
     n: int
     tests: int
 
@@ -122,13 +117,8 @@ class Difference(NamedTuple):
         """The difference of the metric ``key`` in values (seeds,), NaN where a setting has none."""
         known = by_seed[~np.isnan(by_seed)]
         n, mean = len(known), float(known.mean()) if len(known) else nan
-        deviation = float(known.std(ddof=1)) if n > 1 else nan
-        return Difference(key, mean, *mean_interval(known, 1 - 0.05 / tests), deviation, n, tests)
-
-    @property
-    def same(self) -> bool:
-        """Whether no seed differs."""
-        return self.mean == 0 and self.deviation == 0
+        same = n > 1 and not known.any()
+        return Difference(key, mean, *mean_interval(known, 1 - 0.05 / tests), same, n, tests)
 
     @property
     def shown(self) -> bool:
@@ -136,46 +126,20 @@ class Difference(NamedTuple):
         return (self.low > 0 or self.high < 0) and (self.low < self.high or self.n >= LEAST_ALIKE)
 
     @property
-    def more(self) -> str:
-        """How many more seeds would show it, were it the true difference and its deviation the true one.
-
-        In all ((z_a + z_0.8) s / d)^2 + z_a^2 / 2 of them, in four of five experiments, where d and s are the mean and
-        the standard deviation of the paired differences, and z_a is for two sides at 95 %, 1.96 for one difference.
-
-        Source: Guenther 1981, The American Statistician 35:243-244, for Student's t.
-        """
-        if self.n <= 2:
-            return f"how many more seeds it takes cannot be told from {'one' if self.n == 1 else 'two'}"
-        if self.deviation == 0 and not self.same:
-            needed = float(LEAST_ALIKE)
-        else:
-            correction = NormalDist().inv_cdf(1 - 0.025 / self.tests) ** 2 / 2
-            needed = seeds_needed(self.mean, self.deviation, self.tests) + correction
-        if not needed - self.n <= MOST_SEEDS:
-            return f"more than {MOST_SEEDS} more seeds"
-        further = max(1, ceil(needed) - self.n)
-        return f"about {further} more seed{'s' * (further > 1)}"
-
-    @property
     def interval(self) -> str:
         """Its ends; empty where there are none."""
-        return (
-            ""
-            if isnan(self.low)
-            else f"{signed_difference(self.low, self.key)} to {signed_difference(self.high, self.key)}"
-        )
+        ends = [] if isnan(self.low) else [self.low, self.high]
+        return " to ".join(signed_difference(end, self.key) for end in ends)
 
     @property
     def text(self) -> str:
-        """Within a cell: the difference with its interval, or that it is not decided and what it would take."""
+        """Within a cell: the difference with its interval, or that it is not decided."""
         if self.n == 0:
             return ""
         if self.same:
             return f"the same in {self.n} seed{'s' * (self.n > 1)}"
-        if self.shown:
-            return f"{signed_difference(self.mean, self.key)} ({self.interval})"
-        few = "too few seeds" if self.n <= 2 else self.more.removeprefix("about ")
-        return f"{signed_difference(self.mean, self.key)}, not decided: {few}"
+        end = f" ({self.interval})" if self.shown else ", not decided"
+        return signed_difference(self.mean, self.key) + end
 
 
 class Best(NamedTuple):

@@ -15,10 +15,10 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from shoal.core.formats import DASH
+from shoal.core.formats import DASH, capitalized
 from shoal.reports import plotting as plot
 from shoal.reports.charts import span
-from shoal.reports.sweep.report_spec import SPREADS, FigureSpec, Labels, format_value, metric_at, reason
+from shoal.reports.sweep.report_spec import FigureSpec, Labels, format_value, metric_at, reason
 from shoal.reports.sweep.seed_statistics import Best, SeedMeans, SeedStatistics, SeedValues, estimate
 
 T = TypeVar("T")
@@ -41,11 +41,10 @@ _SEED: dict[str, Any] = {
     "linestyle": "", "marker": "o", "color": "black", "markeredgecolor": "white", "markeredgewidth": 0.5,
     "markersize": 3.4, "zorder": 4,
 }  # fmt: skip
-NOTE: dict[str, Any] = {
+_NOTE: dict[str, Any] = {
     "fontsize": 8.5, "ha": "center", "va": "top",
     "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
 }  # fmt: skip
-"""The style of small text in a panel, legible over lines."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +77,10 @@ class FigureData:
         done = (self.statistics.rows(self.spec) >= 0).all(axis=2).any(axis=0)
         return np.array([np.where(done, reason(key), "no run") for key in self.spec.y])
 
-    def caption(self, reading: str, n: Iterable[int], values: SeedValues) -> str:
-        """The file's own caption, how to read the figure, and what is held, averaged over, missing or cut off.
+    def caption(self, reading: str, n: Iterable[int]) -> str:
+        """The file's own caption, how to read the figure, and what is held, averaged over or missing.
 
-        ``n`` are the seeds behind the figure's places, ``values`` the numbers that it shows.
+        ``n`` are the seeds behind the figure's places.
         """
         spec, n = self.spec, list(n)
         sentences = [spec.caption, reading, *self.labels.selection(spec, self.statistics.axes)]
@@ -92,10 +91,6 @@ class FigureData:
             )
         if 0 in n:
             sentences.append("A labelled gap is a place without a value of any seed.")
-        if spec.y_range:
-            measured, (low, high) = values[~np.isnan(values)], spec.y_range
-            outside = int(((measured < low) | (measured > high)).sum())
-            sentences += [f"Outside the axis and not drawn: {outside} of {len(measured)} values."] * (outside > 0)
         return " ".join(filter(None, sentences))
 
 
@@ -155,8 +150,6 @@ def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
             axes.set_title(panel.title)
             if column == 0 or not spec.y_label:
                 axes.set_ylabel(fill(panel.y_label, 22))
-    for axes in scales.values():
-        axes.set_ylim(spec.y_range)
     for handle in handles:
         handle.set_label(fill(str(handle.get_label()), 40))
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
@@ -187,7 +180,7 @@ class Chart:
         by_seed = data.statistics.metrics_by_seed(data.spec)
         shape = (len(data.settings(data.spec.by)), len(data.settings(data.spec.x)))
         values = by_seed.reshape(len(by_seed), *shape, -1).transpose(0, 3, 1, 2)
-        result = estimate(values, data.spec.spread)
+        result = estimate(values)
         few = np.where(result.n < len(values), np.char.add("n = ", result.n.astype(str)), "")
         notes = np.where(result.n == 0, data.missing().reshape(-1, *shape), few)
         return cls(data, np.moveaxis(values, 0, -1), result, notes)
@@ -196,6 +189,15 @@ class Chart:
     def width(self) -> float:
         """The width of a panel in inches."""
         return 3.2 if self.data.spec.kind == "lines" else min(max(3.2, 0.75 + 0.23 * self.notes[0].size), 9.6)
+
+
+def sweep_figure(name: str, data: FigureData) -> plot.Figure:
+    """The figure that ``data`` describe."""
+    content = chart_content(data)
+    title = f"{data.spec.title}: {content.finding}" if data.spec.title else capitalized(content.finding)
+    size = (content.columns * content.width, len(content.rows) * HEIGHT)
+    alt, draw = f"{title}. {content.description}", partial(paint, content=content, data=data)
+    return plot.figure_files(alt, draw, size, name=name, title=title, caption=content.caption)
 
 
 def chart_content(data: FigureData) -> Content:
@@ -208,12 +210,11 @@ def chart_content(data: FigureData) -> Content:
         y_label = spec.y_label or title.partition(",")[0]
         named = "" if y_label == title else y_label
         panels.append(Panel(fill(title, int(10 * chart.width)), named, spec.y_label or key, partial(draw, chart, p)))
-    values = chart.result.mean if spec.kind == "lines" else chart.values
     return Content(
         rows=in_rows(panels, int(9.7 / chart.width)),
         width=chart.width,
         handles=_handles(data),
-        caption=data.caption(_reading(data), chart.result.n.ravel().tolist(), values),
+        caption=data.caption(_reading(data), chart.result.n.ravel().tolist()),
         description=_description(chart),
         finding=_finding(chart),
     )
@@ -265,7 +266,7 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
 
 def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
     """Means joined by lines, which break where there is no mean, over a scale of numbers or over categories."""
-    settings, notes = chart.data.statistics.axes[chart.data.spec.x or ""], chart.notes[p]
+    settings, notes = chart.data.statistics.axes[chart.data.spec.x], chart.notes[p]
     words = any(isinstance(place, str | bool) for place in settings)
     x = np.array(range(len(settings)) if words else settings, dtype=float)
     log = not words and bool(x.min() > 0 and x.max() > 20 * x.min())
@@ -304,14 +305,14 @@ def _name_settings(axes: Axes, chart: Chart, x: SeedValues, scale: str = "") -> 
     style: dict[str, Any] = {} if beside else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(x, names, **style)
     axes.minorticks_off()
-    axes.set_xlabel(fill(chart.data.labels.axis(chart.data.spec.x or "") + scale, int(10 * chart.width)))
+    axes.set_xlabel(fill(chart.data.labels.axis(chart.data.spec.x) + scale, int(10 * chart.width)))
 
 
 def _write_notes(axes: Axes, x: SeedValues, notes: NDArray[np.str_]) -> None:
     if any(notes):
         axes.margins(y=0.15)
     for place, text in zip(x, notes, strict=True):
-        axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **NOTE) if text else None
+        axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **_NOTE) if text else None
 
 
 def _handles(data: FigureData) -> list[Artist]:
@@ -325,7 +326,7 @@ def _handles(data: FigureData) -> list[Artist]:
 
 
 def _reading(data: FigureData) -> str:
-    spread = f"error bars: {SPREADS[data.spec.spread]} each way"
+    spread = "error bars: one standard deviation each way"
     return {
         "boxes": f"Boxes: {data.seeds}, from the first to the third quartile; red line: the median; diamond: the mean; "
         "whiskers: to the furthest seed within 1.5 box heights; dots: single seeds.",
@@ -337,7 +338,7 @@ def _reading(data: FigureData) -> str:
 def _finding(chart: Chart) -> str:
     """Of the first metrics, which setting of `by`, or else of `x`, is shown to be best, or that it is not decided."""
     data, said = chart.data, []
-    axis = data.spec.by or data.spec.x or ""
+    axis = data.spec.by or data.spec.x
     for values, key in zip(chart.values[:MOST_FOUND], data.spec.y, strict=False):
         name, better = data.labels.key(key), metric_at(key).better
         # (settings of `by`, settings of `x`, seeds): a mean over `x` only of seeds that are whole.
@@ -366,4 +367,4 @@ def _description(chart: Chart) -> str:
             texts = [f"{note if np.isnan(mean) else format_value(mean, key)} at {x}" for mean, note, x in means]
             series.append(f"{name} {', '.join(texts)}".strip())
         sentences.append(f"{data.labels.key(key)}: {'; '.join(series)}.")
-    return f"Means over seeds by {data.labels.axis(data.spec.x or '')}. {' '.join(sentences)}"
+    return f"Means over seeds by {data.labels.axis(data.spec.x)}. {' '.join(sentences)}"

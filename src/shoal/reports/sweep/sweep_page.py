@@ -23,8 +23,7 @@ from shoal.reports.sweep.report_spec import (
     require_shown,
 )
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
-from shoal.reports.sweep.sweep_charts import FigureData
-from shoal.reports.sweep.sweep_courses import ReadRounds, sweep_figure
+from shoal.reports.sweep.sweep_charts import FigureData, sweep_figure
 from shoal.reports.sweep.sweep_tables import (
     Settings,
     default_figure,
@@ -32,7 +31,7 @@ from shoal.reports.sweep.sweep_tables import (
     sweep_headlines,
     sweep_table,
 )
-from shoal.reports.table import Cell, ReportTable, TableRow, heads, latex, markdown, row, table_csv
+from shoal.reports.table import Cell, ReportTable, TableRow, heads, markdown, row, table_csv
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
 """Runs that are not finished: their settings and seed, and why."""
@@ -47,7 +46,6 @@ def write_sweep_report(
     seeds: Sequence[int],
     results: pd.DataFrame,
     missing: Missing,
-    read_rounds: ReadRounds,
     source: str,
 ) -> Path:
     """Write tables, figures and report.html of a sweep into its directory; returns the path of the page.
@@ -66,9 +64,9 @@ def write_sweep_report(
         spec = replace(spec, figures=spec.figures or default_figure(Settings.of(statistics, spec, labels)))
         tables = [sweep_table(name, wanted, statistics, labels) for name, wanted in spec.tables.items()]
         data = {name: FigureData(wanted, statistics, labels) for name, wanted in spec.figures.items()}
-        figures = [sweep_figure(name, figure, read_rounds) for name, figure in data.items()]
+        figures = [sweep_figure(name, figure) for name, figure in data.items()]
     page = sweep_page(title, spec, statistics, tables, figures, missing=missing, source=source)
-    formats = {".md": markdown, ".csv": table_csv, ".tex": latex}
+    formats = {".md": markdown, ".csv": table_csv}
     texts = {table.name + ending: form(table).encode() for table in tables for ending, form in formats.items()}
     _replace(out / "tables", texts, formats)
     drawn = {f"{figure.name}.{form}": getattr(figure, form) for figure in figures for form in ("svg", "pdf")}
@@ -116,7 +114,7 @@ def sweep_page(
                 f"table-{table.name}",
                 table.title,
                 table=table,
-                note=_links("tables", table.name, ("md", "csv", "tex")),
+                note=_links("tables", table.name, ("md", "csv")),
             )
             for table in tables
         ),

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from shoal.audit.finding import BY, MOST_NAMES, VERDICTS, Estimate, Verdict
 from shoal.core.formats import capitalized, join_words
 from shoal.reports.charts import MOST_NAMED
 from shoal.reports.exposure import Headline
 from shoal.reports.sweep.report_spec import (
-    SPREADS,
     FigureSpec,
     Labels,
     ReportSpec,
@@ -124,7 +122,7 @@ def default_figure(settings: Settings) -> dict[str, FigureSpec]:
     if settings.axis is None:
         return {}
     y = [key for key in settings.keys if key.startswith(("accuracy.", "mia."))][:MOST_PANELS]
-    figure = FigureSpec(y=y, kind="bars", x=settings.axis, average=settings.further, spread="ci")
+    figure = FigureSpec(y=y, kind="bars", x=settings.axis, average=settings.further)
     return {"settings": figure} if y else {}
 
 
@@ -167,15 +165,12 @@ def _said(best: Best, key: str) -> str:
     leads = f"{best.setting} has the {'lowest' if low else 'highest'} mean, {value}, {gap}"
     seeds = f"{lead.n} seed{'s' * (lead.n != 1)}" + ", all differences at once" * (lead.tests > 1)
     if not lead.interval:
-        return f"Not decided: {leads}, in one seed. {capitalized(lead.more)}."
+        return f"Not decided: {leads}, in one seed."
     interval = f"95 % interval {lead.interval}; {seeds}"
     if lead.shown:
         return f"{leads}, the next. The difference is shown ({interval})."
-    more = f"{capitalized(lead.more)}."
-    if lead.n > 2:
-        more = f"To show it, were it the true lead, takes {lead.more} (power 80 %)."
     either = f" Also within the margin of error: {join_words(untold, MOST_NAMES)}." if untold else ""
-    return f"Not decided: {leads}, but the interval covers 0 ({interval}). {more}{either}"
+    return f"Not decided: {leads}, but the interval covers 0 ({interval}).{either}"
 
 
 def _exposed(settings: Settings) -> str:
@@ -211,7 +206,7 @@ def _verdict(run: Mapping[Hashable, Any], group: str, groups: int) -> Verdict:
 
 
 def settings_table(settings: Settings) -> ReportTable:
-    """A row for each setting: means, and below them the difference to the first setting or what would settle it."""
+    """A row for each setting: means, and below them the difference to the first setting."""
     labels, rows = settings.labels, []
     conditions = [*product(*(settings.statistics.axes[axis] for axis in settings.further))]
     if not settings.further:
@@ -230,7 +225,7 @@ def settings_table(settings: Settings) -> ReportTable:
 
 
 def _rows(settings: Settings, by_seed: SeedValues) -> Iterator[TableRow]:
-    result, seeds = estimate(by_seed, "ci"), len(settings.statistics.seeds)
+    result, seeds = estimate(by_seed), len(settings.statistics.seeds)
     for i, name in enumerate(settings.names):
         cells = [Cell(name)]
         for m, key in enumerate(settings.keys):
@@ -247,13 +242,12 @@ def _rows(settings: Settings, by_seed: SeedValues) -> Iterator[TableRow]:
 
 def _settings_note(settings: Settings) -> str:
     """How to read the table."""
-    sentences = ["Means over seeds ± half their 95 % interval (Student's t)."]
+    sentences = ["Means over seeds ± one standard deviation."]
     if settings.axis:
         sentences.append(
             f"Below: the difference to {called(settings.names[0])}, paired by seed, with its 95 % interval; bold "
-            "where that leaves out 0, not decided where it does not, with the seeds that would decide it if the "
-            "difference is as found (power 80 %). Each stands by itself: of twenty true zeros, one is expected to look "
-            "like a difference."
+            "where that leaves out 0. Each stands by itself: of twenty true zeros, one is expected to look like a "
+            "difference."
         )
     sentences += [about_views(settings.statistics)]
     return " ".join(filter(None, sentences))
@@ -271,9 +265,8 @@ def about_views(statistics: SeedStatistics) -> str:
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> ReportTable:
     """The table that ``spec`` describes.
 
-    Its stubs say what a row is about, and are faded where they and all to their left repeat the row above; the strong
-    cells are the best of those that differ by the columns' axes only. Its ``values`` have a row per cell, in reading
-    order: the settings, ``key``, ``mean``, ``sd`` or ``ci``, and ``n``.
+    Its stubs say what a row is about, and are faded where they and all to their left repeat the row above. Its
+    ``values`` have a row per cell, in reading order: the settings, ``key``, ``mean``, ``sd`` and ``n``.
     """
     # A single metric needs no row or column of its own.
     key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
@@ -289,9 +282,9 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
     elif len(spec.y) > 1 or not spec.columns:
         keys = map(labels.key, columns["key"])
         names = [": ".join(filter(None, pair)) for pair in zip(names, keys, strict=True)]
-    estimates = values[["mean", spec.spread, "n", "key"]].itertuples(index=False)
+    estimates = values[["mean", "sd", "n", "key"]].itertuples(index=False)
     texts = [format_estimate(*result, seeds=len(statistics.seeds)) for result in estimates]
-    cells = np.array([Cell(text, strong=best) for text, best in zip(texts, _best(values, spec), strict=True)])
+    cells = np.array([*map(Cell, texts)])
     above = [None, *stubs[:-1]]
     stub_cells = [
         [Cell(stub[i], faded=over is not None and stub[: i + 1] == over[: i + 1]) for i in range(len(stub))]
@@ -315,38 +308,23 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
 def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -> tuple[pd.DataFrame, int]:
     """`ReportTable.values`, and how many cells a row of the table has."""
     axes, by = statistics.axes, spec.displayed
-    result = estimate(statistics.metrics_by_seed(spec), spec.spread)
+    result = estimate(statistics.metrics_by_seed(spec))
     values = pd.DataFrame([*product(*(axes[axis] for axis in by), spec.y)], columns=[*by, "key"], dtype=object)
     values = values.assign(**spec.where)[[*by, *spec.where, "key"]]
-    values = values.assign(**{"mean": result.mean.ravel(), spec.spread: result.spread.ravel(), "n": result.n.ravel()})
+    values = values.assign(**{"mean": result.mean.ravel(), "sd": result.spread.ravel(), "n": result.n.ravel()})
     columns, keys = int(np.prod([len(axes[axis]) for axis in spec.columns])), len(spec.y)
     if not key_in_rows:
         return values, columns * keys
     return values.iloc[np.arange(len(values)).reshape(-1, columns, keys).transpose(0, 2, 1).ravel()], columns
 
 
-def _best(values: pd.DataFrame, spec: TableSpec) -> NDArray[np.bool_]:
-    """(cells,) whether a cell is the best of several of its row and metric; those that read the same are all best."""
-    if spec.best is None:
-        return np.zeros(len(values), dtype=bool)
-    means = values.groupby([*spec.rows, "key"], sort=False)["mean"]
-    best = means.transform("max" if spec.best == "highest" else "min").where(means.transform("count") > 1)
-    texts = [
-        [format_value(*pair) for pair in zip(means, values["key"], strict=True)] for means in (values["mean"], best)
-    ]
-    return np.equal(*map(np.array, texts)) & best.notna().to_numpy() & values["mean"].notna().to_numpy()
-
-
 def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
     metric = f"{labels.key(spec.y[0])}: " if len(spec.y) == 1 and spec.title and spec.columns else ""
     seeds = len(statistics.seeds)
-    many = f"mean ± {SPREADS[spec.spread]} over {seeds} seeds, or over n where that is given."
+    many = f"mean ± one standard deviation over {seeds} seeds, or over n where that is given."
     sentences = [metric + ("one seed." if seeds == 1 else many), *labels.selection(spec, statistics.axes)]
     if any(OF_A_VIEW.match(key) for key in spec.y) and about_views(statistics):
         sentences.append(about_views(statistics))
-    if spec.best and spec.columns:
-        axes = " and ".join(map(labels.axis, spec.columns))
-        sentences.append(f"Bold: the {spec.best} of those that differ by {axes} only.")
     for key, lacking in zip(spec.y, statistics.undefined(spec).sum(axis=0).tolist(), strict=True):
         if lacking:
             runs = "all runs" if lacking == (statistics.rows(spec) >= 0).sum() else f"{lacking} of its runs"

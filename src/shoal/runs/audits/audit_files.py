@@ -85,6 +85,7 @@ class AboutAudited:
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.
         kind: what a record is, in the plural.
+        warnings: sentences at the top of the page.
         run, rounds: directory of the audited run, and rounds of its training; None: unknown.
     """
 
@@ -93,6 +94,7 @@ class AboutAudited:
     seconds: Mapping[str, float] = field(default_factory=dict)
     pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     kind: str = "examples"
+    warnings: Sequence[str] = ()
     run: Path | None = None
     rounds: int | None = None
     __repr__ = one_line
@@ -130,6 +132,7 @@ def write_audit(
         stated=about.stated,
         pictures=about.pictures,
         kind_of_data=about.kind,
+        warnings=about.warnings,
         gates=[gate.judged(flat) for gate in request.gates],
         run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
     )

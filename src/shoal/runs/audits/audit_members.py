@@ -16,6 +16,7 @@ from shoal.core.errors import path_of, require
 from shoal.core.processes import Workers, Workplace
 from shoal.core.randomness import Stream
 from shoal.data.shards import to_pixels
+from shoal.data.swap_pairs import OTHER_CLIENTS
 from shoal.engine import Engine
 from shoal.replay.attack_inputs import join_scores, records_of_run, site_figures
 from shoal.replay.reference_federations import AttackedRun
@@ -26,8 +27,16 @@ from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditFiles, Audi
 from shoal.runs.audits.gate import CONFIDENCE, MOST, looks, parse_gates, require_measurable
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import apply_release
+from shoal.simulation.final_warnings import warn_of_small_clusters
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
+
+OTHERS_OF_UPDATES = (
+    "attacks on recorded updates compare with test examples of the same group and label, whosever they are: where "
+    "clients have inputs of their own kind, they tell clients apart and figures are too high, so they call no record "
+    "exposed unless an attack is exact"
+)
+"""Note of updates of clients whose inputs may differ."""
 
 PICTURED_RECORDS = 20
 """Records that the page shows as pictures."""
@@ -61,6 +70,8 @@ def audit_members(
     state = apply_release(simulation.release, simulation.on(engine), progress.state)
     attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
     warn_of_records(attacked)
+    clustered = (simulation.federation, attacked.deployed.assignment, simulation.min_clients)
+    small = warn_of_small_clusters(*clustered) if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
         "an attack is measured on at least two members; of the examples that could be exchanged only "
@@ -94,6 +105,7 @@ def audit_members(
             notes=(*alone.notes, *spans.notes),
         )
         audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
+        audit = audit.with_others(OTHER_CLIENTS) if OTHER_CLIENTS in attacked.notes else audit
         spent = round(sum(scores.seconds for scores in trained), 3)
         if recorded is None:
             return records, replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS}), spent
@@ -110,6 +122,7 @@ def audit_members(
         seconds={**about.seconds, "seconds.references": spent},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
+        warnings=small,
     )
     return write_audit(place.out, audit, about, request, records)
 
@@ -202,7 +215,9 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
         known = trace.knowledge(engine)
         exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
     audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
-    return replace(audit, omitted={**audit.omitted, **omitted})
+    audit = replace(audit, omitted={**audit.omitted, **omitted})
+    others = trace.simulation is not None and trace.simulation.federation.own_inputs
+    return audit.with_others(OTHERS_OF_UPDATES) if others else audit
 
 
 def _until_decided(
@@ -226,7 +241,7 @@ def _watch_of_all(watch: AuditWatch, most: int, done: int, _: int) -> None:
 def _non_members(attacked: AttackedRun) -> dict[str, int]:
     """The number of non-members of each group."""
     records, federation = attacked.records, attacked.simulation.federation
-    group = federation.group[records.client[: len(records)]]
+    group = records.group[: len(records)]
     return {federation.groups[g]: int((group == g).sum()) for g in group.unique().tolist()}
 
 

@@ -67,8 +67,9 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
             "dataset": about.dataset,
             "seed": about.seed,
             "rounds": int(summary.run["rounds"]),
-            "clients": {name: int((result.clients["group"] == name).sum()) for name in about.groups_with_clients},
+            "clients": {str(name): int(n) for name, n in result.clients["group"].value_counts(sort=False).items()},
             "training_examples": int(result.clients["examples"].sum()),
+            "metric": about.metric,
             "accuracy": {name: value for name, value in _accuracies(result).items() if isfinite(value)},
             "sha256": {"examples": about.examples} | _hashes(run),
         },
@@ -99,7 +100,7 @@ def _exposure(run: Path, result: Result) -> dict[str, Any]:
     if audit is None:
         return {"asked": False, "command": command}
     flat = read_json(run / "audit.json")
-    found, models = findings(audit.attacks), every_attack(audit.attacks, "model")
+    found, models = findings(audit), every_attack(audit, "model")
     return {
         "asked": True,
         "command": command,
