@@ -43,7 +43,7 @@ def test_events_and_methods_are_read_written_and_read_again():
         ([{"round": 5, "leave": [1]}], r"events: the round of a leave must be in \[1, 4\]; got 5"),
         ([{"round": 1, "join": [1]}], r"events: the round of a join must be in \[2, 4\]; got 1"),
         ([{"round": 2, "leave": [9]}], "events: client '9' is not in the federation; known: 0, 1, 2, 3"),
-        ([{"round": 2, "leave": [1, 1]}], "client '1' leaves twice"),
+        ([{"round": 2, "leave": [1, 1]}], "client '1' left for good in round 2"),
         ([{"round": 2, "leave": [1]}, {"round": 3, "join": [1]}], "left for good in round 2"),
         ([{"round": 2, "leave": [1], "join": [1]}], "left for good in round 2"),
         ([{"round": 2, "join": [1]}, {"round": 3, "join": [1]}], "joins twice"),

@@ -60,28 +60,24 @@ class Presence:
         """The presence of a federation's clients in a run of ``rounds`` rounds.
 
         Raises:
-            InputError: an unknown client, a client that leaves or joins twice or joins after it left, a round in which
-                nobody is there, or a round outside the run.
+            InputError: a client that is unknown, leaves or joins twice, or joins after it left; or a round without
+                clients, or outside the run.
         """
         first = torch.ones(len(federation), dtype=torch.int64)
         last = torch.full_like(first, LAST)
         with located("events"):
             for event in sorted(events, key=lambda event: event.round):
-                number = event.round
-                least = 2 if event.join else 1
-                require(
-                    least <= number <= rounds,
-                    f"the round of a {'join' if event.join else 'leave'} must be in [{least}, {rounds}]; got {number}",
-                )
-                for name, client in zip(event.leave, federation.positions(event.leave).tolist(), strict=True):
-                    require(
-                        int(last[client]) == LAST, f"client '{name}' leaves twice; it left in round {last[client] + 1}"
-                    )
-                    last[client] = number - 1
-                for name, client in zip(event.join, federation.positions(event.join).tolist(), strict=True):
-                    left, joined = last[client] != LAST, first[client] > 1
-                    require(not left, f"client '{name}' left for good in round {last[client] + 1}; it cannot join")
-                    require(not joined, f"client '{name}' joins twice; it joined in round {first[client]}")
+                number, least = event.round, 2 if event.join else 1
+                within = f"the round of a {'join' if event.join else 'leave'} must be in [{least}, {rounds}]"
+                require(least <= number <= rounds, f"{within}; got {number}")
+                for name in (*event.leave, *event.join):
+                    (client,) = federation.positions([name]).tolist()
+                    left = f"client '{name}' left for good in round {last[client] + 1}"
+                    require(int(last[client]) == LAST, f"{left}; it can neither leave nor join again")
+                    if name in event.leave:
+                        last[client] = number - 1
+                        continue
+                    require(int(first[client]) == 1, f"client '{name}' joins twice; it joined in round {first[client]}")
                     first[client] = number
             presence = Presence(first, last)
             for number in sorted({1, *(event.round for event in events)}):

@@ -15,8 +15,7 @@ class Continue:
     Example:
         >>> import shoal.toy
         >>> events = [shoal.Event(round=3, leave=(0,))]
-        >>> toy = shoal.toy.one_group()
-        >>> federation, model, local = toy
+        >>> federation, model, local = shoal.toy.one_group()
         >>> simulation = shoal.Simulation(federation, model, shoal.FedAvg(), local, rounds=4, events=events)
         >>> result = shoal.Run(simulation).train()
         >>> result.clients["client"].tolist(), result.summary.overall["forgetting.client_rounds"]
@@ -31,4 +30,4 @@ class Continue:
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
         """The state as it is."""
-        return leaving.state, leaving.report(self.name, leaving.state)
+        return leaving.state, leaving.departure(self.name, leaving.state)

@@ -68,8 +68,8 @@ def _whole(name: str, leaving: Leaving) -> tuple[State, Departure]:
     for after, report in without.rounds(state, now.round):
         state = after
         cohorts.append(report.cohort)
-    rounds = float(sum(map(len, cohorts)))
-    return state, leaving.report(name, state, clusters=len(state.models), client_rounds=rounds, cohorts=tuple(cohorts))
+    spent = float(sum(map(len, cohorts)))
+    return state, leaving.departure(name, state, client_rounds=spent, cohorts=tuple(cohorts))
 
 
 def _by_cluster(name: str, leaving: Leaving) -> tuple[State, Departure]:
@@ -98,15 +98,10 @@ def _by_cluster(name: str, leaving: Leaving) -> tuple[State, Departure]:
         if bool(moves.any()):
             state, _, _ = training.round_of(state, clients[moves], choice[moves])
             cohorts.append(clients[moves])
-    after, departure = leaving.departure(
-        name,
-        torch.where(again[:, None], state.models, now.models),
-        choices=choices,
-        changed_choices=changed,
-        client_rounds=float(sum(map(len, cohorts))),
-        cohorts=tuple(cohorts),
-        megabytes=size / 1e6,
-    )
     trained = now.trained.clone()
     trained[:, again] = state.trained[:, again]
-    return replace(after, trained=trained), departure
+    after = replace(leaving.with_models(torch.where(again[:, None], state.models, now.models)), trained=trained)
+    spent, told = float(sum(map(len, cohorts))), {"choices": choices, "changed_choices": changed}
+    return after, leaving.departure(
+        name, after, client_rounds=spent, cohorts=tuple(cohorts), megabytes=size / 1e6, **told
+    )

@@ -88,23 +88,19 @@ class FedEraser:
                 step = old if not begun[k] else _calibrated(old, moved[k] - built[k], layout)
                 built[k] += step
                 begun[k] = True
-        return leaving.departure(
-            self.name,
-            torch.where(wanted[:, None], built, now.models),
-            client_rounds=share * sum(map(len, cohorts)),
-            cohorts=tuple(cohorts),
-            megabytes=size / 1e6,
+        after = leaving.with_models(torch.where(wanted[:, None], built, now.models))
+        spent = share * sum(map(len, cohorts))
+        return after, leaving.departure(
+            self.name, after, client_rounds=spent, cohorts=tuple(cohorts), megabytes=size / 1e6
         )
 
 
 def _shortened(local: LocalSGD, ratio: float) -> tuple[LocalSGD, float]:
     """Local training of about ``ratio`` of the epochs or steps, and the share of them that it is."""
-    if local.steps is not None:
-        steps = ceil(ratio * local.steps)
-        return replace(local, steps=steps), steps / local.steps
-    assert local.epochs is not None
-    epochs = ceil(ratio * local.epochs)
-    return replace(local, epochs=epochs), epochs / local.epochs
+    whole = local.steps or local.epochs or 1
+    part = ceil(ratio * whole)
+    short = replace(local, epochs=part) if local.steps is None else replace(local, steps=part)
+    return short, part / whole
 
 
 def _mean_update(report: RoundReport, cluster: int, here: Tensor) -> Tensor:

@@ -103,7 +103,8 @@ class ProjectedGradientAscent:
                 spent += self._local(training).steps_of(examples) / training.local.steps_of(examples)
         # The leaver keeps its last model of each cluster.
         size = BYTES * len(sent) * models.shape[1]
-        return leaving.departure(self.name, models, client_rounds=spent, megabytes=size / 1e6)
+        after = leaving.with_models(models)
+        return after, leaving.departure(self.name, after, client_rounds=spent, megabytes=size / 1e6)
 
     def _local(self, training: Training) -> LocalSGD:
         """The leaver's own steps, without the run's defences."""

@@ -202,50 +202,36 @@ def measure_final(
     spent = add_seconds(spent, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
-    run = Summary(run=identity, overall=seconds | presence_figures(everyone, now))
-    return replace(result, summary=result.summary | run, presence=presence_table(everyone, now))
+    figures, presence = presence_figures(everyone, now)
+    run = Summary(run=identity, overall=seconds | figures)
+    return replace(result, summary=result.summary | run, presence=presence)
 
 
-def presence_figures(simulation: Simulation, now: SimulationState) -> dict[str, float]:
-    """How many clients left and joined, by keys of summary.json, and what forgetting took; nothing without events.
+def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict[str, float], pd.DataFrame | None]:
+    """How many clients left and joined and what forgetting took, by keys of summary.json; and `presence.csv`, one row
+    per client that left or joined. Nothing without events. Figures of several departures are added up.
 
-    Figures of several departures are added up.
-    """
-    presence, figures = simulation.presence, dict[str, float]()
-    if presence is not None:
-        figures |= {"left": int((presence.last < LAST).sum()), "joined": int((presence.first > 1).sum())}
-    for name in FORGETTING_FIGURES if now.departures else ():
-        figures[f"forgetting.{name}"] = round(sum(getattr(each, name) for each in now.departures), 3)
-    return figures
-
-
-def presence_table(simulation: Simulation, now: SimulationState) -> pd.DataFrame | None:
-    """One row per client that left or joined, as in `presence.csv`; None without events.
-
-    ``cluster`` is what it trained last, -1 where it trained nothing, and ``method`` how the models forgot it.
+    ``cluster`` is what a client trained last, -1 where it trained nothing, and ``method`` how the models forgot it.
     """
     presence, federation = simulation.presence, simulation.federation
     if presence is None:
-        return None
-    method = {client: left.method for left in now.departures for client in left.clients.tolist()}
-    rows = []
-    for client in torch.nonzero((presence.last < LAST) | (presence.first > 1)).flatten().tolist():
-        number, left, cluster = (
-            int(federation.ids[client]),
-            int(presence.last[client]),
-            int(now.state.assignment[client]),
-        )
-        rows.append(
-            {
-                "client": number,
-                "name": str(number) if federation.names is None else federation.names[client],
-                "first_round": int(presence.first[client]),
-                "last_round": left if left < LAST else None,
-                "cluster": cluster,
-                "method": method.get(client),
-            }
-        )
-    return pd.DataFrame(rows, columns=PRESENCE_COLUMNS).astype({"last_round": "Int64"})
+        return {}, None
+    left, joined = presence.last < LAST, presence.first > 1
+    figures = {"left": float(left.sum()), "joined": float(joined.sum())}
+    for name in FORGETTING_FIGURES if now.departures else ():
+        figures[f"forgetting.{name}"] = round(sum(getattr(each, name) for each in now.departures), 3)
+    changed = torch.nonzero(left | joined).flatten()
+    method = {client: each.method for each in now.departures for client in each.clients.tolist()}
+    ids = federation.ids.tolist()
+    table = {
+        "client": federation.ids[changed].tolist(),
+        "name": [str(ids[i]) if federation.names is None else federation.names[i] for i in changed.tolist()],
+        "first_round": presence.first[changed].tolist(),
+        "last_round": pd.array([last if last < LAST else None for last in presence.last[changed].tolist()], "Int64"),
+        "cluster": now.state.assignment[changed].tolist(),
+        "method": [method.get(i) for i in changed.tolist()],
+    }
+    return figures, pd.DataFrame(table, columns=PRESENCE_COLUMNS)
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:

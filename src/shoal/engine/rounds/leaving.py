@@ -32,7 +32,7 @@ class Leaving:
         seconds: wall time of `history`, by the name "history".
 
     Example:
-        >>> import torch, shoal.toy
+        >>> import shoal.toy
         >>> from shoal.engine import Forgetting, Leaving
         >>> federation, model, local = shoal.toy.one_group()
         >>> presence = shoal.Presence.from_events([shoal.Event(round=3, leave=(0,))], federation, rounds=4)
@@ -95,29 +95,26 @@ class Leaving:
         if not state.models.equal(self.state.models):
             LOG.warning("the past rounds, trained again, differ from the run, as on another machine")
 
-    def departure(self, method: str, models: Tensor, **figures: Any) -> tuple[State, Departure]:  # noqa: ANN401
-        """The present state with other ``models`` (K, P), of which no risk is known where they changed; and the report.
-
-        ``figures`` are further fields of `Departure`.
-        """
-        changed = (models != self.state.models).any(dim=1)
-        risks = torch.where(changed, UNKNOWN_RISK, self.state.risks)
-        intervals = torch.where(changed[:, None], torch.nan, self.state.risk_intervals)
-        after = replace(self.state, models=models, risks=risks, risk_intervals=intervals)
-        return after, self.report(method, after, clusters=int(changed.sum()), **figures)
-
-    def report(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
-        """The report of a method that ends at the state ``after``."""
-        whole = float(sum(len(self.staying(number)) for number in self.past_rounds))
+    def departure(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
+        """The report of a method that ends at the state ``after``; ``figures`` are further fields of `Departure`."""
+        same = after.models.shape == self.state.models.shape
         return Departure(
             round=self.state.round + 1,
             clients=self.leavers,
             before=self.state.models,
             after=after.models,
             method=method,
-            full_client_rounds=whole,
+            full_client_rounds=float(sum(len(self.staying(number)) for number in self.past_rounds)),
+            clusters=int((after.models != self.state.models).any(dim=1).sum()) if same else len(after.models),
             **figures,
         )
+
+    def with_models(self, models: Tensor) -> State:
+        """The present state with other ``models`` (K, P); no risk is known of those that changed."""
+        changed = (models != self.state.models).any(dim=1)
+        risks = torch.where(changed, UNKNOWN_RISK, self.state.risks)
+        intervals = torch.where(changed[:, None], torch.nan, self.state.risk_intervals)
+        return replace(self.state, models=models, risks=risks, risk_intervals=intervals)
 
 
 @runtime_checkable
@@ -130,9 +127,7 @@ class Forgetting(Protocol):
         ...
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Raise `InputError` where it cannot forget in runs of this algorithm, local training (with all defences) and
-        release.
-        """
+        """Raise `InputError` where it cannot forget in runs of these; ``local`` is with all defences."""
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
