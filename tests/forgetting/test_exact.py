@@ -111,3 +111,6 @@ def test_a_method_without_leavers_and_an_unknown_one_are_refused():
         trained(shoal.FedAvg(), ())
     with pytest.raises(InputError, match="'forgetting' must be a Forgetting"):
         trained(shoal.FedAvg(), forgetting="exact")
+    for events in (3, ["leave"]):
+        with pytest.raises(InputError, match="'events' must be"):
+            trained(shoal.FedAvg(), events)

@@ -331,6 +331,7 @@ class Simulation:
                 "that epsilon does not count; give a number of clusters",
             )
         accounting.check_accountable(self.federation, self.rounds, local)
+        require_instance("events", self.events, Sequence, "such as [Event(round=5, leave=('north',))]")
         self._set("events", tuple(self.events))
         check_events(self, local.rounds[0])
 
