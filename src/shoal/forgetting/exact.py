@@ -19,9 +19,11 @@ class Exact:
     **By cluster**, where a model depends on its own clients alone: FedAvg, FedProx, IFCA and its rules of choice, and
     one model per group, without a coordinator and without a release. In each past round the clients that stay train the
     models that they chose then; other clusters stay bit for bit. Replayed choices are all that can tell of the leaver
-    then: how many would have been others is counted, and where it is none, the result is the run that never had the
-    leaver. **The whole federation** otherwise: all past rounds, with choices of their own and new random draws; nothing
-    is replayed.
+    then. How many would be others without it, at the risks that were offered, is counted. Where clients choose by loss
+    alone and it is none, the result is the run that never had the leaver.
+
+    **The whole federation** otherwise: all past rounds, with choices of their own and new random draws; nothing is
+    replayed.
 
     Where clients add noise it is drawn anew, since one noise on two models would cancel in their difference. The past
     is trained once more to know it (`Departure.history_seconds`), also what earlier leavers made of it, so the time
@@ -63,9 +65,10 @@ def _whole(name: str, leaving: Leaving) -> tuple[State, Departure]:
     """All past rounds without those who are gone."""
     training, now, presence = leaving.training, leaving.state, leaving.training.presence
     assert presence is not None
-    without = replace(new_draws(training, now), presence=presence.without(leaving.gone))
-    state, cohorts = training.start(), list[Tensor]()
-    for after, report in without.rounds(state, now.round):
+    without = replace(training, presence=presence.without(leaving.gone))
+    # The same first models: no client has a part in them.
+    state, cohorts = without.start(), list[Tensor]()
+    for after, report in new_draws(without, now).rounds(state, now.round):
         state = after
         cohorts.append(report.cohort)
     spent = float(sum(map(len, cohorts)))
